@@ -29,10 +29,10 @@ from typing import Any, Final
 from benchmarks.command_line import run_benchmark
 from kvscope_engine.policy.allocation.allocators import make_allocation
 from kvscope_engine.policy.kv_cache.block_pool import BlockPool
-from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.scheduler import Scheduler, SchedulerConfig
+from kvscope_engine.policy.step_plan import Scheduled, StepPlan
 from kvscope_engine.simulator.costs.cost_model import PRESETS
 from kvscope_engine.simulator.simulated_mover import SimulatedMover
 from kvscope_engine.text_table import table

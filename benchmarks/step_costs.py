@@ -20,8 +20,8 @@ import msgspec
 
 from benchmarks.command_line import run_benchmark
 from kvscope_engine.command_parser import whole_number
-from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.step_plan import Scheduled, StepPlan
 from kvscope_engine.simulator.costs.cost_file import CostFile, save_costs
 from kvscope_engine.simulator.costs.cost_fit import Fit, ModelSizes, Sample, fit_costs
 from kvscope_engine.text_table import table

@@ -195,7 +195,7 @@ def test_an_event_kind(recipe: Recipe) -> None:
     ),
     EventKind("aborted"''',
     )
-    causes = "engine/kvscope_engine/policy/scheduling/causes.py"
+    causes = "engine/kvscope_engine/policy/scheduling/request_events.py"
     recipe.write(
         causes,
         (ROOT / causes).read_text(encoding="utf-8")
@@ -226,7 +226,7 @@ def test_an_event_kind(recipe: Recipe) -> None:
         from kvscope_app.views.timeline.request_lanes import RequestLanes
         from kvscope_app.session.time_span import TimeSpan
         from kvscope_app.window.main_window import MainWindow
-        from kvscope_engine.policy.scheduling.causes import migrated
+        from kvscope_engine.policy.scheduling.request_events import migrated
         from kvscope_telemetry.exports.comparison.alignment import moments
         from kvscope_telemetry.exports.export import ExportTarget, export
         from kvscope_telemetry.playback.playback_source import PlaybackSource

@@ -62,10 +62,10 @@ from kvscope_engine.model.verification.ready_to_run import make_ready_to_run
 from kvscope_engine.policy.allocation.allocators import fitting_model_len, make_allocation, make_pool
 from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_engine.policy.kv_cache.cache_log import CacheLog
-from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.policy.scheduling.scheduler import Scheduler, SchedulerConfig
 from kvscope_engine.policy.spec_decode.drafter import Drafter
 from kvscope_engine.policy.state_pool import StatePool, max_recorded_tokens
+from kvscope_engine.policy.step_plan import StepPlan, StepResult
 from kvscope_engine.roofline.device_limits import device_limits
 from kvscope_engine.roofline.model_costs import model_work
 from kvscope_engine.roofline.step_costs import ModelWork
@@ -94,7 +94,7 @@ SAVE_PREFIXES_TIMEOUT_S = 5.0
 """Maximum seconds that closing an engine spends writing cached blocks to a KV file that outlives it."""
 
 
-NO_ROOM_FOR_PIECES: Final = (
+NO_MEMORY_FOR_PIECEWISE_GRAPHS: Final = (
     "no CUDA graphs for steps with prefills, which run slower: they would leave too little of the GPU's memory for the"
     " KV cache"
 )
@@ -259,17 +259,17 @@ def build_components(
         leader = lead_ranks(config)
         if leader is not None:
             undo.callback(leader.close)
-        config = _as_it_runs(config_of_rank(config, leader))
+        config = _without_unsupported_graphs(config_of_rank(config, leader))
         threads = CpuThreads(config.num_threads or (default_num_threads() if config.deterministic else None))
         register = GpuRegister()
         undo.callback(register.close)
         model = _ready_model(config, leader, progress, undo, register)
         asked = config
-        config = _as_model_allows(config, model.loaded.module)
+        config = _limited_by_model(config, model.loaded.module)
         size = _agreed_size(config, model, leader, progress)
         if size.plan is not None:
             register.publish(size.plan.needed - size.plan.weights + max(size.plan.kv, 0))
-        loaded, bent = bent_to_allocator(config, model.loaded, size.num_blocks)
+        loaded, allocator_notes = adapt_to_allocator(config, model.loaded, size.num_blocks)
         states = _build_states(config, loaded, size, undo)
         cache = _build_cache(config, loaded, size, states, model.fingerprint, cache_log, undo, leader)
         scheduler = _build_scheduler(config, loaded, cache, states)
@@ -279,13 +279,13 @@ def build_components(
         has_pieces = config.wants_piecewise_graphs
         if has_pieces and size.plan is not None and not size.plan.reserves.piecewise_graphs:
             has_pieces = False
-            notes.append(NO_ROOM_FOR_PIECES)
+            notes.append(NO_MEMORY_FOR_PIECEWISE_GRAPHS)
         notes += [
             *loaded.notes,
             *filter(None, (model.products, describe_own_table(loaded.device))),
             *expanded_notes(loaded.module),
             *_notes_on_bias(loaded.module),
-            *bent,
+            *allocator_notes,
             *(streamed.notes if streamed is not None else ()),
             *cache.notes(config),
             *_notes_on_own_forward(asked, loaded),
@@ -362,15 +362,15 @@ class _Cache:
     expanded: Sequence[LayerShape]
     """Shape of each layer's keys and values if no layer stored MLA latents; empty if unknown."""
 
-    def shown_groups(self, states: tuple[KVGroup, ...]) -> tuple[KVGroup, ...]:
+    def published_groups(self, states: tuple[KVGroup, ...]) -> tuple[KVGroup, ...]:
         """Return the KV groups for telemetry, followed by `states`.
 
         Empty if a single group keeps the full keys and values of all layers, which needs no description.
         """
-        shown = (*map(self._shown, self.groups), *states)
+        shown = (*map(self._published_group, self.groups), *states)
         return () if len(shown) == 1 and shown[0].kind == "full" else shown
 
-    def _shown(self, group: LayerGroup) -> KVGroup:
+    def _published_group(self, group: LayerGroup) -> KVGroup:
         layers, rule = [self.storage.layers[number] for number in group.layers], group.rule
         is_latent = bool(layers) and all(layer.latent_dim for layer in layers)
         kind, block_size, dtype = "latent" if is_latent else "full", self.pool.block_size, self.storage.dtype
@@ -396,7 +396,7 @@ class _Cache:
         return found
 
 
-def _as_it_runs(config: EngineConfig) -> EngineConfig:
+def _without_unsupported_graphs(config: EngineConfig) -> EngineConfig:
     """Disable CUDA graphs for streamed weights and deterministic tiles, which do not support them.
 
     Done first, because the memory reserved for graphs depends on it.
@@ -404,7 +404,7 @@ def _as_it_runs(config: EngineConfig) -> EngineConfig:
     return replace(config, enforce_eager=True) if config.cpu_offload_gb or config.deterministic else config
 
 
-def _as_model_allows(config: EngineConfig, module: torch.nn.Module) -> EngineConfig:
+def _limited_by_model(config: EngineConfig, module: torch.nn.Module) -> EngineConfig:
     """Disable CUDA graphs that the model does not support.
 
     All graphs are disabled if the model runs through transformers' own forward, if a layer adds a bias to attention
@@ -430,7 +430,7 @@ def _ready_model(
     def await_turn(device: torch.device) -> None:
         if device.type == "cuda":
             uuids = gpu_uuids(config.tensor_parallel_size)
-            if not register.await_turn(uuids, lambda whom: progress(Progress(stage=WAIT, detail=whom))):
+            if not register.await_turn(uuids, lambda holder: progress(Progress(stage=WAIT, detail=holder))):
                 progress(Progress(stage=WAIT, detail="no longer, and plan with what it has left so far"))
 
     loaded = load_model(config, progress, rank_of(leader), await_turn)
@@ -445,12 +445,12 @@ def _ready_model(
     tiles = proven_tiles(loaded) if config.deterministic else ()
     lora = LoraAdapters(config, loaded, adapters, leader) if config.has_lora else None  # before memory is measured
 
-    def tell(tried: str) -> None:
+    def report(tried: str) -> None:
         progress(Progress(stage="warm up", detail=tried))
 
-    attention = attention_choice(config, loaded, tell)
+    attention = attention_choice(config, loaded, report)
     is_chosen = not (config.cpu_offload_gb or config.deterministic)
-    products = choose_products(loaded.module, tell) if is_chosen else ""
+    products = choose_products(loaded.module, report) if is_chosen else ""
     check_fused(fused.layers, loaded.num_layers, loaded.rank, loaded.info.name)
     return _ReadyModel(loaded, fused, attention, products, fingerprint, lora, tiles)
 
@@ -757,7 +757,7 @@ def _hello(
     attention: LibraryChoice,
 ) -> Hello:
     storage, pool, virtual = cache.storage, cache.pool, cache.virtual
-    groups = cache.shown_groups(_group_of_states(loaded, states))
+    groups = cache.published_groups(_group_of_states(loaded, states))
     return Hello(
         epoch=epoch,
         time_ns=time.monotonic_ns(),
@@ -836,7 +836,7 @@ def _workspace_bytes(use: AllocatorUse, weights_bytes: int, kv_bytes: int) -> in
     return max(0, use.reserved - weights_bytes - kv_bytes) if use.reserved >= 0 else -1
 
 
-def bent_to_allocator(config: EngineConfig, loaded: LoadedModel, num_blocks: int) -> tuple[LoadedModel, list[str]]:
+def adapt_to_allocator(config: EngineConfig, loaded: LoadedModel, num_blocks: int) -> tuple[LoadedModel, list[str]]:
     """Adapt defaults to an allocator other than `paged`. Explicitly set options are refused elsewhere, not changed.
 
     Returns the model with a `max_model_len` that the pool can reserve contiguously, and a note for each change.

@@ -17,29 +17,26 @@ from types import TracebackType
 from typing import Final, Self
 
 import msgspec
-import torch
 
 from kvscope_engine.cache_events import make_cache_events
 from kvscope_engine.completion import Completion, collect
 from kvscope_engine.components import EngineComponents, build_components
+from kvscope_engine.engine_pauses import EnginePauses
 from kvscope_engine.fingerprints import FingerprintRecorder, recorded_request
 from kvscope_engine.inputs import prompt_token_ids
 from kvscope_engine.interventions import Interventions
 from kvscope_engine.model.device_memory.torch_allocator import allocator_map
-from kvscope_engine.model.executor.leader import Leader
-from kvscope_engine.model.kv_cache.kv_offload.tier_stats import TierStats
 from kvscope_engine.outputs import OutputStream
 from kvscope_engine.policy.adapter import Adapter
 from kvscope_engine.policy.kv_cache.block_contents import block_content
 from kvscope_engine.policy.kv_cache.cache_log import CacheLog
 from kvscope_engine.policy.kv_cache.measured_attention import store_attention, store_skips
-from kvscope_engine.policy.plan import StepPlan, StepResult, keep_emitted
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.reduced_limits import ReducedLimits
+from kvscope_engine.policy.step_plan import StepPlan, StepResult, keep_emitted
 from kvscope_engine.roofline.weights_line import weights_line
 from kvscope_engine.step_loop import CompletedStep, OverlapCounts, StepLoop
 from kvscope_engine.step_recorder import StepRecorder
-from kvscope_engine.stops import EngineStops
 from kvscope_engine.structured_output.structured_output_manager import always_wanted, matcher_for, prepare_prompt
 from kvscope_engine.submission import child_requests
 from kvscope_engine.tokenization.tokenizer import Tokenizer
@@ -131,16 +128,20 @@ class Engine:
         )
         self._reduced_limits = ReducedLimits(self.components.scheduler.limits)
         self._next_failure_ns = 0
-        self._untold_failures = 0
+        self._num_unreported_failures = 0
         self.interventions = Interventions(
-            self.components.pool, self.components.scheduler, self._record_idle, self._settle, self.components.lora
+            self.components.pool,
+            self.components.scheduler,
+            self._record_idle,
+            self._finish_in_flight,
+            self.components.lora,
         )
-        self.stops = EngineStops(self.components.scheduler, self._record_idle)
+        self.pauses = EnginePauses(self.components.scheduler, self._record_idle)
         self.streams: dict[int, OutputStream] = {}
-        self._spoken: dict[int, OutputStream] = {}
+        self._streams_with_output: dict[int, OutputStream] = {}
         """Streams with outputs to return, so that a step does not visit thousands of waiting requests."""
         self._clients: dict[str, list[Request]] = {}
-        self._num_noted = len(self.components.notes)
+        self._num_published_notes = len(self.components.notes)
         self._copied_s = self.components.copied_seconds
         self._next_number = 1
         self._ran_nothing = False
@@ -162,7 +163,7 @@ class Engine:
         ids = prompt_token_ids(submit, loaded.tokenizer, loaded.info.vocab_size, self.components.limits.max_model_len)
         return prepare_prompt(ids, submit.sampling.structured, self.components.structured_output, is_wanted)
 
-    def has_form(self, submit: Submit) -> bool:
+    def has_grammar(self, submit: Submit) -> bool:
         """Whether the grammar of `submit` is compiled, or it needs none. Thread-safe."""
         spec, structured_output = submit.sampling.structured, self.components.structured_output
         return spec is None or structured_output is None or structured_output.is_compiled(spec)
@@ -197,7 +198,7 @@ class Engine:
         for request in self._clients.get(request_id, ()):
             if not request.is_finished:
                 self.components.scheduler.abort(request, now_ns)
-                stream = self._spoken[request.number] = self.streams[request.number]
+                stream = self._streams_with_output[request.number] = self.streams[request.number]
                 stream.finish("abort", now_ns)
 
     def record_aborted(self, submit: Submit) -> None:
@@ -223,16 +224,16 @@ class Engine:
         self._check_open()
         self.step_started_ns = time.monotonic_ns()
         if self.components.guard is not None:
-            self.components.guard.look(self._settle)
+            self.components.guard.poll(self._finish_in_flight)
         if self.components.structured_output is not None:
             self.components.structured_output.await_masks(is_idle=self._ran_nothing)
-        ran = self._loop.next(self.step_count + 1, ahead=ahead)
-        self._ran_nothing = ran is None
-        if ran is None:
+        completed = self._loop.next(self.step_count + 1, ahead=ahead)
+        self._ran_nothing = completed is None
+        if completed is None:
             return self._idle()
-        self._write_down(ran)
+        self._commit_and_record(completed)
         self.step_started_ns = 0
-        return self._take_outputs()
+        return self._drain_outputs()
 
     def while_idle(self) -> bool:
         """Do deferred maintenance, which may take as long as several steps. No request may be unfinished.
@@ -242,20 +243,20 @@ class Engine:
         self._check_open()
         guard = self.components.guard
         if guard is not None:
-            guard.look(self._settle)
+            guard.poll(self._finish_in_flight)
         has_more = self.components.runner.do_idle_work()
-        self._note(self._reduced_limits.update(time.monotonic_ns()))
-        if self._tell_notes(time.monotonic_ns()):
+        self._add_note(self._reduced_limits.update(time.monotonic_ns()))
+        if self._publish_notes(time.monotonic_ns()):
             self._record_idle()
         if self.components.lora is not None:
             self.components.lora.release_unused(())
         return has_more or self._reduced_limits.is_reduced or (guard is not None and guard.is_lowered)
 
-    def settle(self) -> list[Tokens | Finished]:
+    def finish_in_flight(self) -> list[Tokens | Finished]:
         """Wait for the step in flight, commit it and return its outputs. No step is in flight afterwards."""
         self._check_open()
-        self._settle()
-        return self._take_outputs()
+        self._finish_in_flight()
+        return self._drain_outputs()
 
     def generate(self, prompts: Sequence[str | Submit], sampling: SamplingParams | None = None) -> Iterator[Completion]:
         """Run prompts together and yield completions in the order of the prompts.
@@ -278,7 +279,7 @@ class Engine:
         contents = (block_content(block, pool, scheduler.requests, scheduler.prefix_of) for block in blocks)
         return tuple(with_text(content, self.tokenizer) for content in contents)
 
-    def take_ended(self) -> list[RecordedText]:
+    def drain_ended(self) -> list[RecordedText]:
         """Return the requests that ended since the last call, with their tokens and options. The first call starts
         collecting and returns none.
 
@@ -300,24 +301,6 @@ class Engine:
         return self.components.memory_breakdown()
 
     @property
-    def tier_stats(self) -> TierStats | None:
-        """Transfer counters of the lower tiers since the start; None without lower tiers."""
-        mover = self.components.mover
-        return None if mover is None else mover.stats
-
-    def drain_tiers(self) -> bool:
-        """Wait until all writes to the disk tier have reached the drive; returns whether they have. Needed only by
-        measurements.
-        """
-        mover = self.components.mover
-        return mover is None or mover.drain()
-
-    @property
-    def ranks(self) -> Leader | None:
-        """Connection to the other tensor-parallel ranks; None without any."""
-        return self.components.leader
-
-    @property
     def failure(self) -> str:
         """Reason why the engine cannot continue: a lost rank, or blocks that could not be copied. Empty if it can."""
         leader, mover = self.components.leader, self.components.mover
@@ -328,10 +311,6 @@ class Engine:
     def overlaps(self) -> OverlapCounts:
         """Counts of steps that overlapped, and reasons of those that did not."""
         return self._loop.counts
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.components.loaded.dtype
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -348,11 +327,6 @@ class Engine:
     def weights(self) -> str:
         """One-line description of the weights: quantization, fusion, and the bytes that a step reads."""
         return weights_line(self.components.loaded, self.components.runner.fused, self.components.work)
-
-    @property
-    def attention(self) -> str:
-        """One-line description of the attention library that runs prompts on a GPU, with the reason; empty on a CPU."""
-        return self.components.hello.device.attention
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -381,7 +355,7 @@ class Engine:
             return
         self.is_closed = True
         self.streams.clear()
-        self._spoken.clear()
+        self._streams_with_output.clear()
         self._clients.clear()
         self._close_cache_events()
         self._loop.close()
@@ -443,79 +417,85 @@ class Engine:
         running_time = self.components.scheduler.running_time
         return OutputStream(request, submit.request_id, detokenizer, loaded.eos_token_ids, token_text, running_time)
 
-    def _settle(self) -> None:
+    def _finish_in_flight(self) -> None:
         """Commit and record the step in flight, if any. Its outputs are returned with those of the next step."""
-        ran = self._loop.settle()
-        if ran is not None:
-            self._write_down(ran)
+        completed = self._loop.finish_in_flight()
+        if completed is not None:
+            self._commit_and_record(completed)
 
-    def _write_down(self, ran: CompletedStep) -> None:
+    def _commit_and_record(self, completed: CompletedStep) -> None:
         """Commit and record a completed step, and launch the next one in between where possible."""
         self.step_count += 1
-        self.stops.notice()  # suspensions must be known before latencies are measured
+        self.pauses.record_suspensions()  # suspensions must be known before latencies are measured
         if self.components.threads is not None:
             self.components.threads.refresh()
         if self.components.guard is not None:
-            self.components.guard.ran(ran.plan, ran.result)
-        if ran.result.block_shares is not None:
-            store_attention(self.components.pool, ran.plan, ran.result.block_shares, self.step_count)
-        if ran.result.block_skips is not None:
-            store_skips(self.components.pool, ran.plan, ran.result.block_skips)
-        ended = self._end_or_restart(ran)
-        if ran.failure:
-            self._tell_failure(ran, ended)
-        self._note(
-            self._reduced_limits.update(ran.ended_ns, ran.fitting_tokens, "failed" if ran.failure else "had no memory")
+            self.components.guard.ran(completed.plan, completed.result)
+        if completed.result.block_shares is not None:
+            store_attention(self.components.pool, completed.plan, completed.result.block_shares, self.step_count)
+        if completed.result.block_skips is not None:
+            store_skips(self.components.pool, completed.plan, completed.result.block_skips)
+        ended = self._end_or_restart(completed)
+        if completed.failure:
+            self._report_failure(completed, ended)
+        self._add_note(
+            self._reduced_limits.update(
+                completed.ended_ns, completed.fitting_tokens, "failed" if completed.failure else "had no memory"
+            )
         )
-        self._tell_notes(ran.ended_ns)
-        self.components.scheduler.prefill_rate.observe(ran.plan, ran.result.forward_ns / 1e9)
-        plan, result = self._commit(ran.plan, ran.result, ran.ended_ns)
+        self._publish_notes(completed.ended_ns)
+        self.components.scheduler.prefill_rate.observe(completed.plan, completed.result.forward_ns / 1e9)
+        plan, result = self._commit(completed.plan, completed.result, completed.ended_ns)
         committed_ns = time.monotonic_ns()
-        schedule_ns, launch_ns = self._loop.begin(self.step_count)
+        schedule_ns, launch_ns = self._loop.launch_next(self.step_count)
         begun_ns = time.monotonic_ns()
         timings = Timings(
-            schedule_ns=ran.schedule_ns + schedule_ns,
-            run_ns=ran.run_ns + launch_ns,
-            forward_ns=ran.result.forward_ns,
-            commit_ns=committed_ns - ran.ended_ns,
+            schedule_ns=completed.schedule_ns + schedule_ns,
+            run_ns=completed.run_ns + launch_ns,
+            forward_ns=completed.result.forward_ns,
+            commit_ns=committed_ns - completed.ended_ns,
             record_ns=self._record_ns,
         )
         copied_s, before_s = self.components.copied_seconds, self._copied_s
         self._copied_s = copied_s
-        work = self.components.work_of(ran.plan, ran.result, copied_s - before_s)
-        self.step_recorder.record(plan, result, timings, self.step_count, ran.ended_ns, work)
-        self._tell_cache_events()
+        work = self.components.work_of(completed.plan, completed.result, copied_s - before_s)
+        self.step_recorder.record(plan, result, timings, self.step_count, completed.ended_ns, work)
+        self._publish_cache_events()
         self._record_ns = time.monotonic_ns() - begun_ns
-        self._loop.wrote_down(ran.ended_ns)
+        self._loop.step_recorded(completed.ended_ns)
 
-    def _end_or_restart(self, ran: CompletedStep) -> int:
+    def _end_or_restart(self, completed: CompletedStep) -> int:
         """Queue the requests that failed again where possible, and finish the others. Returns the number finished."""
         ended = 0
-        for request, reason in zip(ran.failed, ran.reasons, strict=True):
-            if not self.components.scheduler.restart(request, reason, ran.ended_ns):
-                self._finish(request, self.streams[request.number], "error", ran.ended_ns, reason)
+        for request, reason in zip(completed.failed, completed.reasons, strict=True):
+            if not self.components.scheduler.restart(request, reason, completed.ended_ns):
+                self._finish(request, self.streams[request.number], "error", completed.ended_ns, reason)
                 ended += 1
         return ended
 
-    def _tell_failure(self, ran: CompletedStep, num_ended: int) -> None:
+    def _report_failure(self, completed: CompletedStep, num_ended: int) -> None:
         """Add a note about a step in which a library failed, at most once per `FAILURE_NS`."""
-        if ran.ended_ns < self._next_failure_ns:
-            self._untold_failures += 1
+        if completed.ended_ns < self._next_failure_ns:
+            self._num_unreported_failures += 1
             return
-        again = f"{len(ran.failed)} of its requests begin again" if ran.failed else "was run again"
+        again = f"{len(completed.failed)} of its requests begin again" if completed.failed else "was run again"
         ended = f"{num_ended} of its requests ended" if num_ended else again
-        more = f"; so did {self._untold_failures} since the last such note" if self._untold_failures else ""
-        self._note(f"a step failed and {ended}: {ran.failure}{more}")
-        self._untold_failures, self._next_failure_ns = 0, ran.ended_ns + FAILURE_NS
+        more = (
+            f"; so did {self._num_unreported_failures} since the last such note"
+            if self._num_unreported_failures
+            else ""
+        )
+        self._add_note(f"a step failed and {ended}: {completed.failure}{more}")
+        self._num_unreported_failures, self._next_failure_ns = 0, completed.ended_ns + FAILURE_NS
 
-    def _note(self, what: str) -> None:
-        if what:
-            self.components.notes.append(what)
+    def _add_note(self, note: str) -> None:
+        if note:
+            self.components.notes.append(note)
 
-    def _tell_notes(self, now_ns: int) -> bool:
+    def _publish_notes(self, now_ns: int) -> bool:
         """Publish notes added since the last call as events. Returns whether there were any."""
-        new_notes = self.components.notes[self._num_noted :]
-        self._num_noted += len(new_notes)
+        new_notes = self.components.notes[self._num_published_notes :]
+        self._num_published_notes += len(new_notes)
         for note in new_notes:
             self.components.scheduler.changes.record_notice(note, now_ns)
             self._on_note(note)
@@ -530,7 +510,9 @@ class Engine:
         num_emitted: list[int] = []
         ends: list[tuple[Request, FinishReason, str]] = []
         for item, token_ids, details in zip(plan.scheduled, result.token_ids, logprobs, strict=True):
-            count, reason, error = self._say(item.request, token_ids, details, now_ns) if token_ids else (0, None, "")
+            count, reason, error = (
+                self._emit_tokens(item.request, token_ids, details, now_ns) if token_ids else (0, None, "")
+            )
             num_emitted.append(count)
             if reason is not None:
                 ends.append((item.request, reason, error))
@@ -545,14 +527,14 @@ class Engine:
             self._finish(request, self.streams[request.number], reason, now_ns, error)
         return plan, result
 
-    def _say(
+    def _emit_tokens(
         self, request: Request, token_ids: tuple[int, ...], details: tuple[TokenLogprobs, ...], now_ns: int
     ) -> tuple[int, FinishReason | None, str]:
         """Add a request's sampled tokens to its stream until one ends it.
 
         Returns the number of tokens emitted, the finish reason if the request ends, and the error if it failed.
         """
-        stream = self._spoken[request.number] = self.streams[request.number]
+        stream = self._streams_with_output[request.number] = self.streams[request.number]
         for num_emitted, (token_id, token_logprobs) in enumerate(zip_longest(token_ids, details), 1):
             error = ""
             try:
@@ -569,24 +551,24 @@ class Engine:
         self, request: Request, stream: OutputStream, reason: FinishReason, now_ns: int, error: str = ""
     ) -> None:
         self.components.scheduler.finish(request, reason, now_ns)
-        self._spoken[request.number] = stream  # its last message is due even if it sampled nothing
+        self._streams_with_output[request.number] = stream  # its last message is due even if it sampled nothing
         stream.finish(reason, now_ns, error)
 
     def _idle(self) -> list[Tokens | Finished]:
         self._record_idle()
         self.step_started_ns = 0
-        return self._take_outputs()
+        return self._drain_outputs()
 
     def _record_idle(self) -> None:
-        self.stops.notice()
+        self.pauses.record_suspensions()
         self.step_recorder.record_idle(self.step_count, time.monotonic_ns())
-        self._tell_cache_events()
+        self._publish_cache_events()
 
     @property
     def _cache_log(self) -> CacheLog | None:
         return self.cache_events.log if self.cache_events is not None else None
 
-    def _tell_cache_events(self) -> None:
+    def _publish_cache_events(self) -> None:
         if self.cache_events is not None:
             self.cache_events.publish()
 
@@ -594,19 +576,19 @@ class Engine:
         if self.cache_events is not None:
             self.cache_events.close()
 
-    def _take_outputs(self) -> list[Tokens | Finished]:
+    def _drain_outputs(self) -> list[Tokens | Finished]:
         outputs: list[Tokens | Finished] = []
-        spoken, self._spoken = self._spoken, {}
-        for number, stream in spoken.items():
+        streams, self._streams_with_output = self._streams_with_output, {}
+        for number, stream in streams.items():
             outputs += stream.drain()
             if stream.request.is_finished:
                 if self._ended is not None:
                     self._ended.append(stream.request)
                 del self.streams[number]
-                self._forget(stream)
+                self._release_request_id(stream)
         return outputs
 
-    def _forget(self, stream: OutputStream) -> None:
+    def _release_request_id(self, stream: OutputStream) -> None:
         """Free the client's request id once all its completions ended and their outputs were returned."""
         requests = self._clients.get(stream.client_id, [])
         if all(request.is_finished and request.number not in self.streams for request in requests):

@@ -13,8 +13,8 @@ from typing import Final
 import torch
 
 from kvscope_engine.model.kv_cache.kv_storage import KVStorage
-from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult
 from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.step_plan import Scheduled, StepPlan, StepResult
 from kvscope_telemetry.block_texts.block_texts import AskedRequest, RecordedText
 from kvscope_telemetry.ledger import pack_u4, pack_u8
 from kvscope_telemetry.messages.sampling_params import SamplingParams

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Interventions:
     """Carries out interventions on one engine.
 
-    `record` publishes changes made without a step. `settle` completes the step in flight.
+    `record` publishes changes made without a step. `finish_in_flight` completes the step in flight.
     """
 
     def __init__(
@@ -35,15 +35,15 @@ class Interventions:
         pool: BlockPool,
         scheduler: Scheduler,
         record: Callable[[], None],
-        settle: Callable[[], None] = lambda: None,
+        finish_in_flight: Callable[[], None] = lambda: None,
         lora: LoraAdapters | None = None,
     ) -> None:
         self._pool = pool
         self._scheduler = scheduler
         self._record = record
-        self._settle = settle
+        self._finish_in_flight = finish_in_flight
         self._lora = lora
-        self._most = (scheduler.limits.max_num_seqs, scheduler.limits.max_num_batched_tokens)
+        self._max_limits = (scheduler.limits.max_num_seqs, scheduler.limits.max_num_batched_tokens)
 
     @property
     def limits(self) -> tuple[int, int]:
@@ -66,7 +66,7 @@ class Interventions:
 
     def preempt(self, number: int, how: str, by: str) -> str:
         """Preempt a running request by "swap" or "recompute", or "" to let the engine choose."""
-        self._settle()
+        self._finish_in_flight()
         request = self._running(number)
         if how == "swap" and not self._pool.num_host:
             raise BadInput(f"request {number} cannot be swapped out: this engine has no lower tier to swap to")
@@ -76,9 +76,9 @@ class Interventions:
                 f"request {number} was not swapped out: nothing is computed, or the lower tiers have no room"
             )
         self._record()
-        went = "moved to a lower tier" if record.is_swapped else "to be computed again"
+        outcome = "moved to a lower tier" if record.is_swapped else "to be computed again"
         moved = f"{counted(record.num_tokens, 'token')} in {counted(record.num_blocks, 'block')}"
-        return f"request {number} was preempted: {moved} {went}"
+        return f"request {number} was preempted: {moved} {outcome}"
 
     def pin(self, blocks: Sequence[int], by: str, *, with_prefix: bool) -> list[int]:
         """Protect cached blocks from eviction, with `with_prefix` also the blocks before them in their prefix.
@@ -96,14 +96,14 @@ class Interventions:
         if len(self._pool.pinned | set(pinnable)) > MAX_PINNED:
             raise BadInput(refusal_of_many(len(pinnable)))
         self._scheduler.pin(pinnable)
-        self._note(f"{by} pinned {counted(len(pinnable), 'block')}")
+        self._record_notice(f"{by} pinned {counted(len(pinnable), 'block')}")
         return pinnable
 
     def unpin(self, blocks: Sequence[int], by: str) -> None:
-        gone = [block for block in blocks if block in self._pool.pinned]
-        self._pool.unpin(gone)
-        if gone:
-            self._note(f"{counted(len(gone), 'block')} pinned by {by} may be evicted again")
+        unpinned = [block for block in blocks if block in self._pool.pinned]
+        self._pool.unpin(unpinned)
+        if unpinned:
+            self._record_notice(f"{counted(len(unpinned), 'block')} pinned by {by} may be evicted again")
 
     def evict(self, blocks: Sequence[int], by: str) -> str:
         """Evict those of `blocks` that are cached, unused and not pinned."""
@@ -115,29 +115,31 @@ class Interventions:
         self._record()
         parts = [counted(len(evictable), "block") + (" was" if len(evictable) == 1 else " were") + " evicted"]
         parts += [f"{num_offloaded} moved to host memory"] if num_offloaded else []
-        left = len(wanted) - len(evictable)
-        parts += [f"{left} others are in use, pinned or free"] if left else []
+        num_left = len(wanted) - len(evictable)
+        parts += [f"{num_left} others are in use, pinned or free"] if num_left else []
         return "; ".join(parts)
 
     def set_limits(self, max_num_seqs: int, max_num_batched_tokens: int, by: str) -> str:
         """Change the limits of the following steps; 0 keeps a limit."""
         now = self.limits
         wanted = (max_num_seqs or now[0], max_num_batched_tokens or now[1])
-        for name, value, most in zip(("max_num_seqs", "max_num_batched_tokens"), wanted, self._most, strict=True):
-            if value > most:
-                raise BadInput(f"{name}={value} is not accepted: 1 to {most}, as this engine was started with")
+        for name, value, maximum in zip(
+            ("max_num_seqs", "max_num_batched_tokens"), wanted, self._max_limits, strict=True
+        ):
+            if value > maximum:
+                raise BadInput(f"{name}={value} is not accepted: 1 to {maximum}, as this engine was started with")
         self._scheduler.limits.set(*wanted)
-        words = f"max_num_seqs is {wanted[0]}, max_num_batched_tokens {wanted[1]}"
-        self._note(f"{by} changed the limits of the batch: {words}")
+        text = f"max_num_seqs is {wanted[0]}, max_num_batched_tokens {wanted[1]}"
+        self._record_notice(f"{by} changed the limits of the batch: {text}")
         running = self._scheduler.num_running
-        return words + (f"; {running} run and end first" if running > wanted[0] else "")
+        return text + (f"; {running} run and end first" if running > wanted[0] else "")
 
     def load_adapter(self, name: str, path: str, by: str) -> str:
         self._loader().load(name, path)
         self._forget_unused()
-        what = f"LoRA adapter {name!r} was loaded from {path!r}"
-        self._note(f"{what} by {by}")
-        return what
+        text = f"LoRA adapter {name!r} was loaded from {path!r}"
+        self._record_notice(f"{text} by {by}")
+        return text
 
     def unload_adapter(self, name: str, by: str) -> str:
         """Unload a LoRA adapter. Unfinished requests that use it continue."""
@@ -145,9 +147,9 @@ class Interventions:
         self._forget_unused()
         requests = self._scheduler.requests.values()
         num_left = sum(request.adapter is not None and request.adapter.name == name for request in requests)
-        what = f"LoRA adapter {name!r} was unloaded"
-        self._note(f"{what} by {by}")
-        return what + (f"; {num_left} requests that have it go on" if num_left else "")
+        text = f"LoRA adapter {name!r} was unloaded"
+        self._record_notice(f"{text} by {by}")
+        return text + (f"; {num_left} requests that have it go on" if num_left else "")
 
     def _loader(self) -> LoraAdapters:
         if self._lora is None:
@@ -196,8 +198,8 @@ class Interventions:
             return f"{_named(blocks)} in use: only cached blocks that no request holds can be evicted"
         return f"{_named(blocks)} not cached: there is nothing to evict"
 
-    def _note(self, what: str) -> None:
-        self._scheduler.changes.record_notice(what, time.monotonic_ns())
+    def _record_notice(self, text: str) -> None:
+        self._scheduler.changes.record_notice(text, time.monotonic_ns())
         self._record()
 
 

@@ -16,9 +16,9 @@ from kvscope_engine.model.device_memory.gpu_holders import describe_holders, gro
 from kvscope_engine.model.device_memory.memory_plan import gib
 from kvscope_engine.model.device_memory.memory_watch import Level, MemoryWatch, StepCosts
 from kvscope_engine.model.device_memory.paging import PagingWatch
-from kvscope_engine.policy.plan import StepPlan, StepResult
+from kvscope_engine.policy.step_plan import StepPlan, StepResult
 
-LOOK_S: Final = 2.0
+POLL_S: Final = 2.0
 """Minimum seconds between two polls."""
 SLACK_BYTES: Final = 128 << 20
 """Growth of other memory since the start that is always tolerated: the engine's own driver also loads some kernels
@@ -71,24 +71,29 @@ class MemoryGuard:
         costs: StepCosts,
         steps: CappedSteps,
         graphs: KeptGraphs,
-        note: Callable[[str], object],
+        add_note: Callable[[str], object],
         *,
         others: int | None = None,
         pages: Callable[[], int] = lambda: 0,
         promise: Callable[[int], object] = lambda num_bytes: None,
         paging: PagingWatch | None = None,
         clock_s: Callable[[], float] = time.monotonic,
-        beside: Callable[[Callable[[], object]], object] | None = None,
+        run_in_background: Callable[[Callable[[], object]], object] | None = None,
     ) -> None:
-        self._memory, self._steps, self._graphs, self._note = memory, steps, graphs, note
-        self._pages, self._promise, self._clock_s, self._beside = pages, promise, clock_s, beside or _in_a_thread
+        self._memory, self._steps, self._graphs, self._add_note = memory, steps, graphs, add_note
+        self._pages, self._promise, self._clock_s, self._run_in_background = (
+            pages,
+            promise,
+            clock_s,
+            run_in_background or _in_a_thread,
+        )
         self._paging = paging
         self._planned = planned
         self._total = memory.total_bytes
         self._top = costs.levels[0]
         self._graph_nodes = 0
         self._release_s = 0.0
-        free, ours = self._read()
+        free, ours = self._free_and_own_bytes()
         now = self._total - free - ours
         others = now if others is None else others
         self._watch = MemoryWatch(costs, max(others + SLACK_BYTES, self._total - self._planned))
@@ -96,36 +101,36 @@ class MemoryGuard:
         ours += self._graph_nodes
         self._before = {h.pid: h.num_bytes or 0 for h in memory.holders.others()}
         self._promise(max(0, self._planned - ours))
-        self._next_s = clock_s() + LOOK_S
+        self._next_s = clock_s() + POLL_S
 
-    def look(self, settle: Callable[[], object]) -> None:
-        """Poll before a step, at most every `LOOK_S`. `settle` completes the step in flight."""
+    def poll(self, finish_in_flight: Callable[[], object]) -> None:
+        """Poll before a step, at most every `POLL_S`. `finish_in_flight` completes the step in flight."""
         now_s = self._clock_s()
         if now_s < self._next_s:
             return
-        self._next_s = now_s + LOOK_S
-        free, ours = self._read()
+        self._next_s = now_s + POLL_S
+        free, ours = self._free_and_own_bytes()
         self._promise(max(0, self._planned - ours))
         if self._paging is not None and (words := self._paging.check(self._total, free, ours, now_s)):
-            self._note(words)
+            self._add_note(words)
         before, was_lowered, others = self._watch.level, self._watch.is_lowered, max(0, self._total - free - ours)
         if not self._watch.update(others, now_s):
             if free < LOW_BYTES and now_s >= self._release_s:
-                self._give_back(free, now_s, settle)
+                self._release_unused(free, now_s, finish_in_flight)
             return
         level = self._watch.level
         if level[1:] != before[1:] or not was_lowered:
-            settle()
+            finish_in_flight()
         if not was_lowered:
             self._memory.empty_cache()
         self._steps.cap_tokens(level.max_tokens if level != self._top else None)
         if level[1:] != before[1:]:
             self._graphs.keep_graphs(of_decodes=level.has_graphs, of_prefills=level.has_piecewise_graphs)
         if not self._watch.is_lowered:
-            self._note(f"the GPU's memory is free again: {self._words(level)}, as planned")
+            self._add_note(f"the GPU's memory is free again: {self._words(level)}, as planned")
             return
         is_down, missing = level < before, self._watch.missing(others)
-        self._beside(lambda: self._note(self._change(level, missing, is_down=is_down)))
+        self._run_in_background(lambda: self._add_note(self._change(level, missing, is_down=is_down)))
 
     def ran(self, plan: StepPlan, result: StepResult) -> None:
         """Report a completed step, whose time may reveal paging."""
@@ -149,18 +154,18 @@ class MemoryGuard:
         """
         return describe_holders(grown(self._memory.holders.others(), self._before))
 
-    def _give_back(self, free: int, now_s: float, settle: Callable[[], object]) -> None:
+    def _release_unused(self, free: int, now_s: float, finish_in_flight: Callable[[], object]) -> None:
         """Release torch's unused memory if it is large. If that freed little (CUDA graphs may hold it), wait longer
         before the next time.
         """
         if self._memory.reserved_bytes() - self._memory.held_bytes() < UNUSED_BYTES:
             return
-        settle()
+        finish_in_flight()
         self._memory.empty_cache()
         was_of_use = self._memory.free_bytes() - free >= UNUSED_BYTES // 2
         self._release_s = now_s + (RELEASE_S if was_of_use else 10 * RELEASE_S)
 
-    def _read(self) -> tuple[int, int]:
+    def _free_and_own_bytes(self) -> tuple[int, int]:
         """Return the GPU's free bytes and this process's bytes: torch's, pages, and the driver's for graphs as far as
         planned.
         """

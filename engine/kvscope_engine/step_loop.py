@@ -11,8 +11,8 @@ is scheduled. With overlap at most one further step is in flight:
 - Step n+1 is scheduled without knowing these tokens (`Scheduler.schedule_ahead`). Drafts, forks, a lack of blocks and
   reserving allocators prevent that (`overlap_blocker`). Ends by length are known and respected.
 - A step that was prevented is launched as soon as the previous one is committed, before that is recorded and published
-  (`begin`), so that the device waits only for commit and scheduling. Exceptions: reserving allocators, and requests
-  whose grammar is still computing its next mask.
+  (`launch_next`), so that the device waits only for commit and scheduling. Exceptions: reserving allocators, and
+  requests whose grammar is still computing its next mask.
 - A step in which a grammar or penalties depend on the tokens of step n is launched up to its logits. Its sampling is
   launched once step n is committed (`Launched.sample`), while the device computes the forward pass. A request whose
   mask is not ready by then is removed from the step as if it had not run.
@@ -21,14 +21,14 @@ is scheduled. With overlap at most one further step is in flight:
 - Blocks of an ended request may be reallocated immediately. All steps, copies on write and tier transfers run on one
   stream in launch order, so the dropped row's writes precede the new owner's. Memory is unmapped only by allocators
   that never overlap.
-- Between two calls one step may be in flight. Callers that change running requests call `settle` first.
+- Between two calls one step may be in flight. Callers that change running requests call `finish_in_flight` first.
 
 A step that runs out of memory, or in which a library fails, is retried, then retried without CUDA graphs, then in
 halves down to one token. Rerunning a plan is safe: it writes the same keys and values, and the runner makes a plan's
 copies once. With recurrent layers, whose state each token changes, a step is tried once; its requests are recomputed in
 smaller steps. What did not run is not committed, so its blocks never enter the prefix cache. The engine fails on errors
-that no library raised, on a device that no longer computes (`StepRunner.is_well`), and after `MOST_BARREN` consecutive
-steps in which nothing ran.
+that no library raised, on a device that no longer computes (`StepRunner.is_well`), and after
+`MAX_CONSECUTIVE_FAILED_STEPS` consecutive steps in which nothing ran.
 
 Owns the step in flight. Commits nothing and knows no tensors.
 
@@ -45,10 +45,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from kvscope_engine.model.device_memory.out_of_memory import clear_traceback, is_library_error, is_out_of_memory
-from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult, to_run_again, without_ended
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.in_flight_step import RESERVED
 from kvscope_engine.policy.scheduling.scheduler import MAX_RESTARTS_WITHOUT_PROGRESS, Scheduler
+from kvscope_engine.policy.step_plan import Scheduled, StepPlan, StepResult, to_run_again, without_ended
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.commands import TokenLogprobs
 from kvscope_telemetry.plural import counted
@@ -56,7 +56,7 @@ from kvscope_telemetry.plural import counted
 Explain = Callable[[StepPlan], str]
 """Function that returns why there is no memory for a plan and what would help; an empty string if unknown."""
 
-MOST_BARREN: Final = 8
+MAX_CONSECUTIVE_FAILED_STEPS: Final = 8
 """Number of consecutive steps with nothing run because of library errors at which the error is raised.
 
 More cannot be the fault of single requests. Multiplied by `MAX_RESTARTS_WITHOUT_PROGRESS + 1` for recurrent models,
@@ -92,24 +92,26 @@ class OverlapCounts:
     steps: int = 0
     overlapped: int = 0
     """Steps during which the next one was launched."""
-    begun: int = 0
-    """Number of times the next step was launched after a commit and before the step was recorded (`StepLoop.begin`)."""
+    launched_early: int = 0
+    """Number of times the next step was launched after a commit and before the step was recorded
+    (`StepLoop.launch_next`).
+    """
     void: int = 0
     """Steps whose requests had all ended, or whose grammar masks were not ready in time."""
-    beside_ns: int = 0
+    overlap_ns: int = 0
     """Nanoseconds of host work (schedule, launch, commit, record) while the device had a step to run."""
-    why_not: Counter[str] = field(default_factory=Counter)
+    blockers: Counter[str] = field(default_factory=Counter)
     """Reasons why steps that might have overlapped did not, with their counts."""
 
     def summary(self) -> str:
-        others = "".join(f"; {count} not: {reason}" for reason, count in self.why_not.most_common())
-        begun = f", {self.begun} times it was begun before their record" if self.begun else ""
-        shared = f", the host worked {self.beside_ns / 1e6 / max(1, self.steps):.2f} ms a step beside the device"
-        return f"while {self.overlapped} of {self.steps} steps ran the next was begun{begun}{shared}{others}"
+        others = "".join(f"; {count} not: {reason}" for reason, count in self.blockers.most_common())
+        early = f", {self.launched_early} times it was begun before their record" if self.launched_early else ""
+        shared = f", the host worked {self.overlap_ns / 1e6 / max(1, self.steps):.2f} ms a step beside the device"
+        return f"while {self.overlapped} of {self.steps} steps ran the next was begun{early}{shared}{others}"
 
 
 @dataclass(frozen=True, slots=True)
-class _Flight:
+class _InFlight:
     plan: StepPlan
     launched: Launched | None
     """The launched step; None if launching failed: it runs once the previous step is complete."""
@@ -132,34 +134,36 @@ class StepLoop:
         self._runner = runner
         self._explain = explain
         self._overlaps = overlaps
-        self._flight: _Flight | None = None
-        self._begun_ns = 0
-        self._may_begin = False
-        self._num_barren = 0
+        self._flight: _InFlight | None = None
+        self._launched_ns = 0
+        self._may_launch_next = False
+        self._num_failed_steps = 0
         self.counts = OverlapCounts()
 
-    def begin(self, step: int) -> tuple[int, int]:
+    def launch_next(self, step: int) -> tuple[int, int]:
         """Launch the next step, if it could not be launched earlier. Call it once step number `step`, the last one
         returned, is committed.
 
         Scheduling changes are attributed to step `step`, whose frame reports them. Returns the nanoseconds spent on
         scheduling and on launching.
         """
-        if not self._may_begin or any(request.awaits_grammar_mask for request in self._scheduler.requests.values()):
+        if not self._may_launch_next or any(
+            request.awaits_grammar_mask for request in self._scheduler.requests.values()
+        ):
             return 0, 0
         started_ns = time.monotonic_ns()
         plan = self._scheduler.schedule(step, started_ns)
         scheduled_ns = time.monotonic_ns()
         if plan.scheduled:
             self._flight = self._launched(plan)
-            self.counts.begun += 1
-        self._begun_ns = time.monotonic_ns()
-        return scheduled_ns - started_ns, self._begun_ns - scheduled_ns
+            self.counts.launched_early += 1
+        self._launched_ns = time.monotonic_ns()
+        return scheduled_ns - started_ns, self._launched_ns - scheduled_ns
 
-    def wrote_down(self, ended_ns: int) -> None:
+    def step_recorded(self, ended_ns: int) -> None:
         """Report that the step returned last, which ended at `ended_ns`, was committed and recorded."""
         if self._flight is not None and self._flight.launched is not None:
-            self.counts.beside_ns += time.monotonic_ns() - max(ended_ns, self._begun_ns)
+            self.counts.overlap_ns += time.monotonic_ns() - max(ended_ns, self._launched_ns)
 
     def next(self, step: int, *, ahead: bool) -> CompletedStep | None:
         """Run step number `step` to its end; returns None if there is nothing to run.
@@ -167,21 +171,21 @@ class StepLoop:
         With `ahead`, the step after it may be in flight on return.
         """
         clock = _Clock()
-        overlaps, self._may_begin = self._overlaps and ahead, False
-        flight = self._take_flight()
+        overlaps, self._may_launch_next = self._overlaps and ahead, False
+        flight = self._pop_in_flight()
         if flight is None:
             plan = self._scheduler.schedule(step, clock.started_ns)
             clock.scheduled()
             if not plan.scheduled:
                 return None
-            flight = self._launched(plan) if overlaps else _Flight(plan, None)
+            flight = self._launched(plan) if overlaps else _InFlight(plan, None)
         if overlaps and flight.launched is not None:
-            self._flight = self._launch_beside(flight.plan, flight.launched, clock)
+            self._flight = self._launch_ahead(flight.plan, flight.launched, clock)
         return self._finish(flight, clock)
 
-    def settle(self) -> CompletedStep | None:
+    def finish_in_flight(self) -> CompletedStep | None:
         """Wait for the step in flight and return it; None if there is none. Nothing is in flight afterwards."""
-        flight, self._may_begin = self._take_flight(), False
+        flight, self._may_launch_next = self._pop_in_flight(), False
         return None if flight is None else self._finish(flight, _Clock())
 
     def close(self) -> None:
@@ -191,7 +195,7 @@ class StepLoop:
             with contextlib.suppress(Exception):  # errors were reported before, or no longer matter
                 flight.launched.result()
 
-    def _take_flight(self) -> _Flight | None:
+    def _pop_in_flight(self) -> _InFlight | None:
         flight, self._flight = self._flight, None
         if flight is None:
             return None
@@ -204,50 +208,50 @@ class StepLoop:
         self.counts.void += 1
         return None
 
-    def _launch_beside(self, running: StepPlan, launched: Launched, clock: _Clock) -> _Flight | None:
+    def _launch_ahead(self, running: StepPlan, launched: Launched, clock: _Clock) -> _InFlight | None:
         """Schedule and launch the step after the running one; None if that is impossible or it would be empty."""
         started_ns = time.monotonic_ns()
-        why_not = self._scheduler.overlap_blocker(running)
-        if why_not:
-            self.counts.why_not[why_not] += 1
-            self._may_begin = why_not != RESERVED  # which may unmap memory while a step runs
+        blocker = self._scheduler.overlap_blocker(running)
+        if blocker:
+            self.counts.blockers[blocker] += 1
+            self._may_launch_next = blocker != RESERVED  # which may unmap memory while a step runs
             return None
         plan = self._scheduler.schedule_ahead(running, started_ns)
         clock.scheduled(since_ns=started_ns)
         if not plan.scheduled:
             return None
         flight = self._launched(plan, launched)
-        self.counts.beside_ns += time.monotonic_ns() - started_ns
+        self.counts.overlap_ns += time.monotonic_ns() - started_ns
         self.counts.overlapped += 1
         return flight
 
-    def _launched(self, plan: StepPlan, after: Launched | None = None) -> _Flight:
+    def _launched(self, plan: StepPlan, after: Launched | None = None) -> _InFlight:
         """Launch a plan. If that fails, defer it: the previous step may still run."""
         try:
-            return _Flight(plan, self._runner.launch(plan, after))
+            return _InFlight(plan, self._runner.launch(plan, after))
         except Exception as error:
-            return self._put_off(plan, error)
+            return self._defer(plan, error)
 
-    def _sampled(self, plan: StepPlan, launched: Launched) -> _Flight:
+    def _sampled(self, plan: StepPlan, launched: Launched) -> _InFlight:
         """Launch the sampling of a step that waited for the previous commit. If that fails, defer the whole step."""
         try:
-            return _Flight(launched.sample(), launched)
+            return _InFlight(launched.sample(), launched)
         except Exception as error:
-            return self._put_off(plan, error)
+            return self._defer(plan, error)
 
-    def _put_off(self, plan: StepPlan, error: Exception) -> _Flight:
+    def _defer(self, plan: StepPlan, error: Exception) -> _InFlight:
         if not is_survived(self._runner, error):
             raise error
         clear_traceback(error)
-        return _Flight(plan, None, None if is_out_of_memory(error) else error)
+        return _InFlight(plan, None, None if is_out_of_memory(error) else error)
 
-    def _finish(self, flight: _Flight, clock: _Clock) -> CompletedStep:
+    def _finish(self, flight: _InFlight, clock: _Clock) -> CompletedStep:
         self.counts.steps += 1
         failure = flight.error
         if flight.launched is not None:
             try:
                 plan, result = without_ended(flight.plan, flight.launched.result())
-                self._num_barren = 0
+                self._num_failed_steps = 0
                 return clock.ran(plan, result)
             except Exception as error:
                 if flight.plan.changes_states or not is_survived(self._runner, error):
@@ -260,11 +264,13 @@ class StepLoop:
         plan = to_run_again(flight.plan)
         outcome = run_with_shortages(self._runner, plan, self._explain)
         if outcome.plan.scheduled:
-            self._num_barren = 0
+            self._num_failed_steps = 0
         elif outcome.error is not None:
-            self._num_barren += 1
-        most_barren = MOST_BARREN * (MAX_RESTARTS_WITHOUT_PROGRESS + 1 if plan.changes_states else 1)
-        if outcome.error is not None and self._num_barren >= most_barren:
+            self._num_failed_steps += 1
+        max_failed_steps = MAX_CONSECUTIVE_FAILED_STEPS * (
+            MAX_RESTARTS_WITHOUT_PROGRESS + 1 if plan.changes_states else 1
+        )
+        if outcome.error is not None and self._num_failed_steps >= max_failed_steps:
             raise outcome.error
         return clock.ran(outcome.plan, outcome.result, replace(outcome, error=outcome.error or failure))
 

@@ -13,11 +13,11 @@ from dataclasses import fields
 from typing import Final
 
 from kvscope_engine.policy.kv_cache.block_pool import BlockPool
-from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduler_totals import SchedulerTotals
-from kvscope_engine.policy.scheduling.changes import RequestChanges
+from kvscope_engine.policy.scheduling.change_log import RequestChanges
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
+from kvscope_engine.policy.step_plan import StepPlan, StepResult
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import (
     NO_WORK,

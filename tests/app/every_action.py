@@ -93,7 +93,7 @@ def _one_window(app, desktop, folder, problems):
                 problems.append(f"{name}: {traceback.format_exc()}")
         triggered.append(name)
         _close_what_was_opened(app, desktop, window)
-    window.layouts.forget("of a test")
+    window.layouts.delete("of a test")
     desktop.themes.settings.change(zoom_percent=100, palette="usual")
     ratio = window.devicePixelRatioF()
     for name in LEAVES[:1]:

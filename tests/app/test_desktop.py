@@ -139,7 +139,7 @@ def test_closed_desktop_does_not_look_for_history_of_crashed_sessions(desktop, m
     desktop.close()
     looked = []
     monkeypatch.setattr(crashed_histories, "find_left_rings", lambda: looked.append(1))
-    offer.begin()
+    offer.start()
     assert not looked
     assert is_at_rest(offer)
 

@@ -63,7 +63,7 @@ BESIDE: Final = {
     "engine/kvscope_engine/policy/kv_cache/free_list.py": "which block is handed out next",
     "engine/kvscope_engine/policy/kv_cache/move_log.py": "blocks that changed places",
     "engine/kvscope_engine/policy/ranked_queue.py": "requests that run and wait are counted",
-    "engine/kvscope_engine/policy/scheduling/changes.py": "requests and events of the same frame",
+    "engine/kvscope_engine/policy/scheduling/change_log.py": "requests and events of the same frame",
     "engine/kvscope_engine/policy/scheduling/waiting_forks.py": "requests that wait are counted",
     "engine/kvscope_engine/policy/scheduling/scheduler.py": "requests and events of the same frame",
     "engine/kvscope_engine/policy/waiting_queue.py": "requests that run and wait are counted",

@@ -14,10 +14,10 @@ from kvscope_engine.policy.adapter import Adapter
 from kvscope_engine.policy.allocation.address_space import AddressSpace, address_space, page_range
 from kvscope_engine.policy.allocation.allocators import make_allocation, make_pool
 from kvscope_engine.policy.kv_groups import ONE_GROUP, GroupRule
-from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult, without_ended
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.scheduler import Scheduler, SchedulerConfig
 from kvscope_engine.policy.state_pool import StatePool
+from kvscope_engine.policy.step_plan import Scheduled, StepPlan, StepResult, without_ended
 from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling

@@ -409,8 +409,7 @@ def test_generate_runs_alone(make_engine: Make) -> None:
 
 def test_tiers_say_what_they_did(make_engine: Make) -> None:
     plain = make_engine()
-    assert plain.tier_stats is None
-    assert plain.drain_tiers()
+    assert plain.components.mover is None
     block_bytes = plain.hello.cache.block_bytes
     engine = make_engine(
         num_gpu_blocks_override=8, host_kv_memory_bytes=8 * block_bytes, disk_kv_memory_bytes=64 * 2 * block_bytes
@@ -418,8 +417,8 @@ def test_tiers_say_what_they_did(make_engine: Make) -> None:
     for seed in range(3):  # each takes the pool: what was there goes to host memory, and what was there to disk
         engine.submit(submit_of(str(seed), prompt_of(seed, 20)))
         run_to_end(engine)
-    assert engine.drain_tiers()
-    stats, counters = engine.tier_stats, engine.snapshot().counters
+    assert engine.components.mover.drain()
+    stats, counters = engine.components.mover.stats, engine.snapshot().counters
     assert stats is not None
     assert stats.saved_bytes == counters.offloaded_blocks * block_bytes > 0
     assert stats.offloaded_bytes > 0

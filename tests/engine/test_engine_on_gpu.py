@@ -232,7 +232,7 @@ def test_tokens_with_adapters_are_those_of_merged_weights(device: str, folder: s
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
 def test_tokens_of_transformers_through_swaps(device: str, folder: str, check: Any, enforce_eager: bool) -> None:
     found, engine = serve(folder, device, enforce_eager=enforce_eager, **SWAPPING)
-    stats = engine.tier_stats
+    stats = engine.components.mover.stats
     assert stats is not None
     assert stats.saved_bytes > 0, "something was swapped out"
     assert stats.loaded_bytes > 0, "and came back"
@@ -247,7 +247,7 @@ def test_tokens_of_transformers_through_a_file(
     found, engine = serve(
         folder, device, **SWAPPING | {"host_kv_memory_bytes": 6 * 8192, "disk_kv_memory_bytes": 16 << 20}
     )
-    stats = engine.tier_stats
+    stats = engine.components.mover.stats
     assert stats is not None
     assert stats.offloaded_bytes > 0
     check(found, "float32")

@@ -20,7 +20,7 @@ from kvscope_engine.model.kv_cache.kv_offload import tier_builder
 from kvscope_engine.model.kv_cache.kv_offload.block_copies import HostBlockCopier
 from kvscope_engine.model.kv_cache.kv_offload.staged_copies import StagedBlockCopier
 from kvscope_engine.model.layers.fused.int8_linear import can_round
-from kvscope_engine.policy.plan import StepPlan, StepResult
+from kvscope_engine.policy.step_plan import StepPlan, StepResult
 from kvscope_telemetry.errors import EngineDead
 from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.messages.commands import Finished, Submit, Tokens

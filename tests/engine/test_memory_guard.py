@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from kvscope_engine.memory_guard import LOOK_S, RELEASE_S, MemoryGuard
+from kvscope_engine.memory_guard import POLL_S, RELEASE_S, MemoryGuard
 from kvscope_engine.model.device_memory.gpu_holders import GpuHolders
 from kvscope_engine.model.device_memory.memory_watch import RAISE_AFTER_S, StepCosts
 from kvscope_engine.model.device_memory.paging import PagingWatch
-from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult
+from kvscope_engine.policy.step_plan import Scheduled, StepPlan, StepResult
 from kvscope_telemetry.messages.devices import Gpu, GpuProcess
 
 GIB = 1 << 30
@@ -76,7 +76,7 @@ class Driver:
     def keep_graphs(self, *, of_decodes: bool, of_prefills: bool) -> None:
         self.done.append(("graphs", of_decodes, of_prefills))
 
-    def settle(self) -> None:
+    def finish_in_flight(self) -> None:
         self.done.append("settled")
 
 
@@ -94,15 +94,15 @@ class Setting:
             others=planned_others,
             promise=self.promised.append,
             clock_s=lambda: self.now_s,
-            beside=lambda work: work(),
+            run_in_background=lambda work: work(),
             **options,
         )
 
-    def look(self, others_gib: float, after_s: float = LOOK_S) -> list[Any]:
+    def look(self, others_gib: float, after_s: float = POLL_S) -> list[Any]:
         """What was done, when others had so much."""
         self.driver.others, self.now_s = int(others_gib * GIB), self.now_s + after_s
         self.driver.done.clear()
-        self.guard.look(self.driver.settle)
+        self.guard.poll(self.driver.finish_in_flight)
         return list(self.driver.done)
 
 
@@ -145,8 +145,8 @@ def test_steps_become_smaller_and_then_graphs_go_and_all_comes_back(setting: Set
 
 
 def test_it_looks_now_and_then(setting: Setting) -> None:
-    assert setting.look(5.0, LOOK_S / 2) == []
-    assert setting.look(5.0, LOOK_S / 2) != []
+    assert setting.look(5.0, POLL_S / 2) == []
+    assert setting.look(5.0, POLL_S / 2) != []
 
 
 def test_what_others_had_when_it_began_is_theirs() -> None:
@@ -171,7 +171,7 @@ def test_what_the_driver_took_for_graphs_is_ours() -> None:
 def test_a_full_gpu_gets_back_what_torch_keeps_unused() -> None:
     """Nothing that steps need is missing, and a browser finds no memory: now and then it gets some."""
     setting = Setting()
-    for after_s, done in ((LOOK_S, ["settled", "unused"]), (LOOK_S, []), (RELEASE_S, ["settled", "unused"])):
+    for after_s, done in ((POLL_S, ["settled", "unused"]), (POLL_S, []), (RELEASE_S, ["settled", "unused"])):
         setting.driver.ours, setting.driver.unused = 20 * GIB, GIB
         assert setting.look(4.0, after_s) == done
     setting.driver.ours, setting.driver.unused = 20 * GIB, GIB // 4

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from kvscope_engine.policy.plan import Scheduled, StateSave, StepPlan, StepResult
 from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.step_plan import Scheduled, StateSave, StepPlan, StepResult
 from kvscope_engine.step_loop import run_with_shortages
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling

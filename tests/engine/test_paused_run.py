@@ -48,12 +48,12 @@ def paused_run(make_engine: Callable[..., Engine]) -> list[TelemetryMessage]:
         engine.submit(submit(number))
     for _ in range(12):
         engine.step()
-    engine.settle()
-    engine.stops.pause("Ada")
+    engine.finish_in_flight()
+    engine.pauses.pause("Ada")
     time.sleep(PAUSE_S / 2)
     engine.submit(submit(8))
     time.sleep(PAUSE_S / 2)
-    engine.stops.resume("resumed by Ada")
+    engine.pauses.resume("resumed by Ada")
     while engine.has_unfinished:
         engine.step()
     return messages

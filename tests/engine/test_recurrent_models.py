@@ -17,8 +17,8 @@ from kvscope_engine import Engine, EngineConfig, SamplingParams
 from kvscope_engine.model.hf_config import read_config
 from kvscope_engine.model.layers.forward import Forward
 from kvscope_engine.model.loader.model_loader import random_model
-from kvscope_engine.policy.plan import StepPlan
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
+from kvscope_engine.policy.step_plan import StepPlan
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
 from kvscope_telemetry.messages.request_state import RequestState

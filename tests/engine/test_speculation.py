@@ -171,7 +171,7 @@ def test_nothing_is_lost_whatever_happens_in_between(
         assert reason == "abort" or (len(said), reason) == (len(tokens), end)
     assert set(run.reasons) == {(name, i) for name, job in run.job_of.items() for i in range(jobs[job].sampling.n)}
     assert run.engine.components.scheduler.totals.accepted_tokens > 0
-    assert run.engine.overlaps.why_not["drafts of what follows the tokens"] > 0
+    assert run.engine.overlaps.blockers["drafts of what follows the tokens"] > 0
     assert not any(run.engine.snapshot().blocks.ref_count)
 
 

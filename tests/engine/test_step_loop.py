@@ -13,9 +13,9 @@ import torch
 
 from kvscope_engine import Engine, SamplingParams, step_loop
 from kvscope_engine.model.layers.sampling.sampler import Sampler
-from kvscope_engine.policy.plan import StepPlan
 from kvscope_engine.policy.scheduling.in_flight_step import SHARED, TURN
-from kvscope_engine.step_loop import MOST_BARREN
+from kvscope_engine.policy.step_plan import StepPlan
+from kvscope_engine.step_loop import MAX_CONSECUTIVE_FAILED_STEPS
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessage
@@ -100,10 +100,10 @@ def test_tokens_are_those_of_steps_that_take_turns(
     engine.components.scheduler.check_integrity()
     counts = engine.overlaps
     if room == "virtual":
-        assert (counts.overlapped, set(counts.why_not)) == (0, {"an allocator that reserves"})
+        assert (counts.overlapped, set(counts.blockers)) == (0, {"an allocator that reserves"})
     else:
         assert counts.overlapped > 0
-        assert not any("form" in reason or "penalties" in reason for reason in counts.why_not)
+        assert not any("form" in reason or "penalties" in reason for reason in counts.blockers)
 
 
 class Storm:
@@ -137,7 +137,7 @@ class Storm:
             elif dice < 0.6:
                 self.engine.reset_prefix_cache()
             elif dice < 0.65:
-                self.hear(self.engine.settle())
+                self.hear(self.engine.finish_in_flight())
             else:
                 self.hear(self.engine.step(ahead=dice < 0.95))
             self.check()
@@ -196,7 +196,7 @@ def test_nothing_is_lost_whatever_happens_in_between(
     assert set(run.reasons) == {(name, i) for name, job in run.job_of.items() for i in range(jobs[job].sampling.n)}
     counts = run.engine.overlaps
     assert counts.overlapped > 5, "prompts, forms and forks keep most of a storm's steps apart"
-    assert counts.why_not[TURN] * 10 < counts.steps, "turns of clients do not"
+    assert counts.blockers[TURN] * 10 < counts.steps, "turns of clients do not"
     assert run.engine.step_count == counts.steps
     snapshot = run.engine.snapshot()
     assert not any(snapshot.blocks.ref_count)
@@ -244,10 +244,10 @@ def test_after_settling_nothing_is_in_flight(make_engine: Make) -> None:
     engine = make_engine(async_scheduling=True)
     submit(engine, "a")
     assert len(tokens_of(engine.step())) == 1
-    assert len(tokens_of(engine.settle())) == 1, "the step that was begun ahead"
-    assert engine.settle() == []
+    assert len(tokens_of(engine.finish_in_flight())) == 1, "the step that was begun ahead"
+    assert engine.finish_in_flight() == []
     assert len(tokens_of(engine.step(ahead=False))) == 1
-    assert engine.settle() == []
+    assert engine.finish_in_flight() == []
     assert engine.step_count == 3
 
 
@@ -394,7 +394,7 @@ def test_a_step_that_had_to_wait_is_begun_before_the_last_is_recorded(make_engin
 
     def hear(message: TelemetryMessage) -> None:
         if isinstance(message, Frame):
-            begun.append(engine.overlaps.begun)
+            begun.append(engine.overlaps.launched_early)
 
     engine = make_engine(async_scheduling=True, publish=hear)
     submit(engine, "a", n=3, temperature=1.0, seed=1)
@@ -403,9 +403,9 @@ def test_a_step_that_had_to_wait_is_begun_before_the_last_is_recorded(make_engin
     submit(engine, "b", n=3, temperature=1.0, seed=1)
     list(until_done(engine))
     counts = engine.overlaps
-    assert 0 < counts.begun == counts.why_not["completions that share their prompt"] + counts.why_not[SHARED]
-    assert counts.begun + counts.overlapped <= counts.steps
-    assert set(begun) == set(range(counts.begun + 1)), "a frame is told after the next step was begun"
+    assert 0 < counts.launched_early == counts.blockers["completions that share their prompt"] + counts.blockers[SHARED]
+    assert counts.launched_early + counts.overlapped <= counts.steps
+    assert set(begun) == set(range(counts.launched_early + 1)), "a frame is told after the next step was begun"
     assert "before their record" in counts.summary()
 
 
@@ -414,7 +414,7 @@ def test_host_time_beside_a_step_is_counted(make_engine: Make) -> None:
         engine = make_engine(async_scheduling=overlaps)
         submit(engine, "a")
         list(until_done(engine))
-        assert (engine.overlaps.beside_ns > 0) == overlaps
+        assert (engine.overlaps.overlap_ns > 0) == overlaps
 
 
 @pytest.mark.parametrize("overlaps", [False, True], ids=["in turn", "a step ahead"])
@@ -519,12 +519,14 @@ def test_where_nothing_can_be_run_any_more_the_engine_ends(make_engine: Make, mo
         raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED")
 
     monkeypatch.setattr(engine.components.runner, "launch", broken)
-    for number in range(MOST_BARREN + 3):
+    for number in range(MAX_CONSECUTIVE_FAILED_STEPS + 3):
         submit(engine, f"r{number}")
     outputs: list[Tokens | Finished] = []
     with pytest.raises(RuntimeError, match="NOT_INITIALIZED"):
         outputs.extend(until_done(engine))
-    assert [one.finish_reason for one in outputs if isinstance(one, Finished)] == ["error"] * (MOST_BARREN - 1)
+    assert [one.finish_reason for one in outputs if isinstance(one, Finished)] == ["error"] * (
+        MAX_CONSECUTIVE_FAILED_STEPS - 1
+    )
     engine.components.scheduler.check_integrity()
 
 
@@ -543,7 +545,7 @@ def test_bad_requests_among_good_ones_end_no_engine(
 
     monkeypatch.setattr(runner, "launch", picky)
     poison = Submit(request_id="-", prompt_token_ids=POISON, sampling=SamplingParams(temperature=0.0, max_tokens=9))
-    for number in range(MOST_BARREN + 2):
+    for number in range(MAX_CONSECUTIVE_FAILED_STEPS + 2):
         (bad,) = engine.generate([poison])
         assert bad.finish_reason == "error"
         submit(engine, f"good {number}", max_tokens=3)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvscope_engine.policy.plan import StepPlan, StepResult
+from kvscope_engine.policy.step_plan import StepPlan, StepResult
 from kvscope_engine.step_recorder import StepRecorder
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.request_state import RequestState

@@ -97,13 +97,13 @@ def test_one_among_others_takes_no_overlap_from_them(engine: Engine) -> None:
     """As many steps begin ahead as of the same requests without a form: all but the first."""
     counts = []
     for form in (None, DATE):
-        overlapped, why_not = engine.overlaps.overlapped, engine.overlaps.why_not.copy()
+        overlapped, why_not = engine.overlaps.overlapped, engine.overlaps.blockers.copy()
         engine.submit(asked("first", "When was that?", form, max_tokens=10, ignore_eos=form is None))
         for number in range(7):
             engine.submit(asked(f"r{number}", "Count.", None, max_tokens=10, ignore_eos=True))
         run(engine)
         counts.append(engine.overlaps.overlapped - overlapped)
-        assert not engine.overlaps.why_not - why_not
+        assert not engine.overlaps.blockers - why_not
     assert min(counts) >= 9 if engine.components.overlaps else counts == [0, 0]  # a mask that is late takes one more
 
 

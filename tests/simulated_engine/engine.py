@@ -20,9 +20,9 @@ from kvscope_engine.interventions import Interventions
 from kvscope_engine.outputs import OutputStream
 from kvscope_engine.policy.allocation.allocators import make_allocation
 from kvscope_engine.policy.kv_cache.block_pool import BlockPool
-from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.scheduler import Scheduler, SchedulerConfig
+from kvscope_engine.policy.step_plan import Scheduled, StepPlan, StepResult
 from kvscope_engine.simulator.costs.cost_model import PRESETS
 from kvscope_engine.simulator.simulated_mover import SimulatedMover
 from kvscope_engine.step_recorder import StepRecorder

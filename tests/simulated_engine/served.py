@@ -12,9 +12,9 @@ from tests.simulated_engine.allocator_map import simulated_allocator_map
 from tests.simulated_engine.engine import MAX_REQUEST_TOKENS, SimulatedEngine
 from tests.simulated_engine.words import text_of, tokens_of
 
+from kvscope_engine.engine_pauses import EnginePauses
 from kvscope_engine.policy.kv_cache.block_contents import block_content
 from kvscope_engine.policy.request import Request
-from kvscope_engine.stops import EngineStops
 from kvscope_engine.submission import SubmissionLimits, child_requests
 from kvscope_telemetry.block_texts.block_texts import RecordedText
 from kvscope_telemetry.errors import BadInput
@@ -41,7 +41,7 @@ class ServedSimulation:
         """Held while a step runs."""
         self.hello = engine.hello
         self.interventions = engine.interventions
-        self.stops = EngineStops(engine.scheduler, engine.record_idle)
+        self.pauses = EnginePauses(engine.scheduler, engine.record_idle)
         self.failure: Final = ""
         self.step_started_ns: Final = 0
         self._step_s = 1 / rate
@@ -76,7 +76,7 @@ class ServedSimulation:
         texts = [str(message.content) for message in submit.messages or ()] + [submit.prompt or ""]
         return tokens_of("\n".join(texts))
 
-    def has_form(self, submit: Submit) -> bool:
+    def has_grammar(self, submit: Submit) -> bool:
         """No answer has a form."""
         return True
 
@@ -112,7 +112,7 @@ class ServedSimulation:
         with self.between_steps:
             now_s = time.monotonic()
             if not ahead or (not self.is_held and now_s >= self._due_s):
-                self.stops.notice()
+                self.pauses.notice()
                 self.engine.advance()
                 self._due_s = max(self._due_s + self._step_s, now_s - MAX_BEHIND_S)
             else:
@@ -123,7 +123,7 @@ class ServedSimulation:
         """Nothing is put off."""
         return False
 
-    def settle(self) -> list[Tokens | Finished]:
+    def finish_in_flight(self) -> list[Tokens | Finished]:
         """Return what clients are to be told; no step is ever in flight."""
         outputs, self.engine.outputs = self.engine.outputs, []
         for request_id in {output.request_id for output in outputs if isinstance(output, Finished)}:
@@ -135,7 +135,7 @@ class ServedSimulation:
         """Return the whole state after the last frame."""
         return self.engine.snapshot(tag)
 
-    def take_ended(self) -> list[RecordedText]:
+    def drain_ended(self) -> list[RecordedText]:
         """The server does not record."""
         return []
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tests.simulated_engine.hello import BLOCK_BYTES, BLOCK_TOKENS, FLOPS_PER_S, READ_BYTES_PER_S
 
-from kvscope_engine.policy.plan import StepPlan
+from kvscope_engine.policy.step_plan import StepPlan
 from kvscope_telemetry.messages.telemetry import Work
 
 _TOKEN_BYTES = BLOCK_BYTES // BLOCK_TOKENS

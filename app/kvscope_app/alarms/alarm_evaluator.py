@@ -80,7 +80,7 @@ class AlarmEvaluator(QObject):
         self._on_settings()
 
     @property
-    def own_words(self) -> str:
+    def command_line_text(self) -> str:
         """Sentence that lists what was given on the command line for this run, empty if nothing was."""
         parts = [", ".join(rule.name for rule in self._own_rules), "the webhook" if self._own_url else ""]
         given = " and ".join(part for part in parts if part)

@@ -69,7 +69,7 @@ def offer_undo(window: SessionWindow) -> None:
     def push_undo(removed: list[Bookmark]) -> None:
         if not window.undo.is_at_work:
             words = "deleting the bookmark" if len(removed) == 1 else f"deleting {len(removed)} bookmarks"
-            window.undo.did(words, partial(bookmarks.restore, removed), partial(bookmarks.delete, removed))
+            window.undo.push_done(words, partial(bookmarks.restore, removed), partial(bookmarks.delete, removed))
 
     bookmarks.deleted.connect(push_undo)
     window.closing.connect(lambda _: bookmarks.deleted.disconnect(push_undo))

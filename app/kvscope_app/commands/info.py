@@ -29,8 +29,8 @@ _MAX_IN_JSON: Final = 1_000
 def add_info_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "info",
-        help="show what is in a recording",
-        description="Shows a recording's engine, pool, length, peaks, and what is missing or damaged.",
+        help="summarize a recording",
+        description="Show a recording's engine, pool, length and peaks, and what is missing or damaged.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -98,7 +98,7 @@ def _goals_as_text(goodput: GoalsKept) -> list[str]:
         lines.append(f"{'missed':<12} #{each.history.info.number} {'; '.join(each.missed)}")
         lines += [f"{'':<14} {printable(link)}" for link in each.chain]
     more = goodput.num_missed - len(goodput.missed)
-    return [*lines, *([f"{'':<12} {more:,} more missed a goal; --json has them"] if more else [])]
+    return [*lines, *([f"{'':<12} {more:,} more missed a goal; --json lists them"] if more else [])]
 
 
 def _as_json(recording: Recording, digest: Digest) -> dict[str, object]:

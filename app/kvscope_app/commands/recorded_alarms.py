@@ -38,7 +38,7 @@ class RecordedAlarms:
         """Bookmarks of ongoing alarms as last written to the current file, by id."""
         self._has_failed = False
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Evaluate the seconds that are complete, and report alarms that started or ended."""
         overview = self._writer.overview
         while overview:
@@ -71,12 +71,12 @@ class RecordedAlarms:
         standing = {made.bookmark_id: made for made in map(bookmark_of, self._engine.standing)}
         for key, made in standing.items():
             if self._written.get(key) != made:
-                self._writer.mark(made)
+                self._writer.write_bookmark(made)
         self._written = standing
 
     def _report(self, alarm: Alarm) -> None:
         if alarm.until_ns:
-            self._writer.mark(bookmark_of(alarm))
+            self._writer.write_bookmark(bookmark_of(alarm))
         what = f"{alarm.name} is over" if alarm.until_ns else rule_text(alarm.rule)
         how = alarm_text(alarm)
         self._report_line(f"alarm: {what}" + (f" ({how})" if how else ""))

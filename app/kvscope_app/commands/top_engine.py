@@ -132,7 +132,7 @@ class WatchedEngine:
             self._refusal = str(error)
 
     @property
-    def has_settled(self) -> bool:
+    def has_full_span(self) -> bool:
         """Whether waiting longer adds nothing: a full second can be reported, or the engine refused us or ended."""
         if self._source is None:
             return True

@@ -24,28 +24,31 @@ _BEGIN_MS: Final = 1500
 """Delay after the start, so that the search does not slow it down."""
 
 
-class LeftRings(QObject):
+class CrashedHistories(QObject):
     """Searches on a thread and makes a single offer."""
 
     def __init__(
-        self, parent: QObject, windows: Callable[[], Sequence[SessionWindow]], show: Callable[[Recording], object]
+        self,
+        parent: QObject,
+        windows: Callable[[], Sequence[SessionWindow]],
+        open_recording: Callable[[Recording], object],
     ) -> None:
         super().__init__(parent)
-        self._windows, self._show = windows, show
+        self._windows, self._show = windows, open_recording
         self._finding: Background[TidiedRings] | None = None
         self._opening: Background[Recording] | None = None
         self._window: SessionWindow | None = None
         self._clock = QTimer(self, interval=_POLL_MS)
         self._clock.timeout.connect(self._poll)
         self._is_over = False
-        QTimer.singleShot(_BEGIN_MS, self, self.begin)
+        QTimer.singleShot(_BEGIN_MS, self, self.start)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Cancel the offer, because the windows are closed."""
         self._is_over = True
         self._clock.stop()
 
-    def begin(self) -> None:
+    def start(self) -> None:
         if self._finding is None and not self._is_over:
             self._finding = find_left_rings()
             self._clock.start()
@@ -60,7 +63,7 @@ class LeftRings(QObject):
             else:
                 self._offer(found)
 
-    def _offer(self, found: TidiedRings) -> None:
+    def _offer(self, tidied: TidiedRings) -> None:
         """Show the offer once a window shows something and its banner is free.
 
         An offer made earlier would disappear with the banner about the engine's start.
@@ -70,18 +73,18 @@ class LeftRings(QObject):
             return
         self._clock.stop()
         self._window = window
-        if not found.kept:
+        if not tidied.kept:
             window.banner.show_message(
-                "Old session histories deleted", _deleted(found.discarded), is_offer=True, is_temporary=True
+                "Old session histories deleted", _deleted(tidied.discarded), is_offer=True, is_temporary=True
             )
             return
-        rings = found.kept
+        rings = tidied.kept
         ring, more = rings[0], len(rings) - 1
         discard = "Delete all" if more else "Delete"
         window.banner.show_message(
             f"{plural(len(rings), 'session')} ended unexpectedly" if more else "A session ended unexpectedly",
             _text(ring, "The newest" if more else "Recovered session")
-            + (f". {_deleted(found.discarded)}" if found.discarded else ""),
+            + (f". {_deleted(tidied.discarded)}" if tidied.discarded else ""),
             (
                 ("Open the newest" if more else "Open", lambda: self.open_ring(ring)),
                 (discard, lambda: self.discard_rings(rings)),

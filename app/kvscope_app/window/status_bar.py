@@ -26,13 +26,13 @@ _MAX_STATE: Final = 80
 _CHANGING: Final = ("recording", "device", "rate", "frames", "latency", "display")
 _TIPS: Final = {
     "recording": "Click for the file and to stop recording",
-    "linked": "Cursor, play, speed, visible range and selection are those of the window in use (Time ▸ Link times)",
+    "linked": "Cursor, playback, speed, visible range and selection follow the active window (Time ▸ Link times)",
     "overview": "Computing the charts: this recording has no summaries",
     "state": "Connection to the engine",
     "role": "Viewer: prompts, control and block text are for operators only",
     "address": "Address of the engine, for `kvscope --attach`. Click to copy it",
     "model": "Model, data type and device",
-    "device": "How busy the GPU is, or how much of the CPUs the engine uses; power and temperature where reported",
+    "device": "GPU utilization, or the engine's share of the CPUs; power and temperature if reported",
     "rate": "Engine steps in the last second",
     "frames": "Frames received; lost ones are repaired by a snapshot",
     "latency": "Delay from the end of a step to its frame here",
@@ -307,11 +307,11 @@ def frames_tip(status: SourceStatus) -> str:
     lines = [_TIPS["frames"]]
     if status.num_skipped:
         lines.append(
-            f"Events and messages left out, of kinds that only a newer kvscope knows: {count(status.num_skipped)}"
+            f"Skipped events and messages, of kinds that only a newer kvscope knows: {count(status.num_skipped)}"
         )
     if status.num_unknown:
         lines.append(
-            f"States and tiers shown as unknown, which only a newer kvscope knows: {count(status.num_unknown)}"
+            f"States and tiers shown as unknown, because only a newer kvscope knows them: {count(status.num_unknown)}"
         )
     return "\n".join(lines)
 

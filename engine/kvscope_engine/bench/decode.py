@@ -67,12 +67,12 @@ def run(args: argparse.Namespace) -> int:
     ours = OurEngine(on_one_thread("default", args.dtype, args.quantization))
     wanted = args.only or PARTS
     report: dict[str, Any] = {
-        "dtype": str(ours.engine.dtype),
+        "dtype": str(ours.engine.components.loaded.dtype),
         "quantization": args.quantization,
         "load_average": os.getloadavg()[0],
         "workloads": {},
     }
-    module = plain_default_model(ours.engine.dtype)
+    module = plain_default_model(ours.engine.components.loaded.dtype)
     peers, report["left_out"] = _peers(module, args.peer or PEERS)
     contenders: list[Contender] = [ours, *peers]
     for workload in _workloads(_text_ids(ours), wanted):

@@ -39,5 +39,5 @@ def followed(config: EngineConfig) -> int | None:
 
 def ends_with_ranks(engine: Engine) -> None:
     """Send this process SIGTERM when a rank is lost, so that the service ends even while idle."""
-    if engine.ranks is not None:
-        engine.ranks.call_when_lost(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    if engine.components.leader is not None:
+        engine.components.leader.call_when_lost(lambda: os.kill(os.getpid(), signal.SIGTERM))

@@ -9,7 +9,7 @@ from pathlib import Path
 from kvscope_engine.http.engine_client import EngineClient
 from kvscope_engine.http.schemas.api_errors import ApiError
 from kvscope_engine.http.tokenizer_threads import ApiTokenizer
-from kvscope_engine.server.limits import ServiceLimits
+from kvscope_engine.server.service_limits import ServiceLimits
 from kvscope_telemetry.errors import BadInput, EngineDead
 from kvscope_telemetry.messages.commands import LoadedAdapter
 from kvscope_telemetry.messages.telemetry import Hello

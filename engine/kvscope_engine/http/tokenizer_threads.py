@@ -21,7 +21,7 @@ from kvscope_engine.http.schemas.api_errors import refused
 from kvscope_engine.model.loader.download.default_model import DEFAULT_GGUF_SHA256
 from kvscope_engine.model.loader.download.model_names import parse_model_name
 from kvscope_engine.model.loader.gguf.gguf_entries import content_sha256, entry_of
-from kvscope_engine.server.turns import Turns
+from kvscope_engine.server.fair_queue import FairQueue
 from kvscope_engine.tokenization.tokenizer import Tokenizer
 from kvscope_engine.tokenization.tokenizer_files import load_tokenizer
 from kvscope_telemetry.errors import BadInput, KvscopeError
@@ -53,7 +53,7 @@ class ApiTokenizer:
         self.reason = ""
         """Why there is no tokenizer; empty if there is one or none was needed yet."""
         self._folder = folder
-        self._turns: Turns[_WorkItem] = Turns()
+        self._turns: FairQueue[_WorkItem] = FairQueue()
         self._changed = threading.Condition()
         self._is_closed = False
         for kind in ("any", "small"):
@@ -75,7 +75,7 @@ class ApiTokenizer:
         """
         item = _WorkItem(work, num_bytes <= SMALL_BYTES)
         with self._changed:
-            self._turns.put(*owner, item)
+            self._turns.append(*owner, item)
             self._changed.notify_all()
         try:
             result: _Result = await asyncio.wrap_future(item.done)
@@ -84,14 +84,14 @@ class ApiTokenizer:
             raise refused(str(error)) from error
         except asyncio.CancelledError:
             with self._changed:
-                self._turns.take_if(lambda other: other is item)  # frees the text of a disconnected client
+                self._turns.remove_if(lambda other: other is item)  # frees the text of a disconnected client
             raise
 
     def close(self) -> None:
         """End the threads. Queued work is dropped; work in progress is abandoned."""
         with self._changed:
             self._is_closed = True
-            for item in self._turns.take_if(lambda item: True):
+            for item in self._turns.remove_if(lambda item: True):
                 item.done.cancel()
             self._changed.notify_all()
 

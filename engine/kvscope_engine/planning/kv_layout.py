@@ -7,7 +7,7 @@ import torch
 from kvscope_engine.model.kv_cache.kv_storage import block_bytes, storage_dtype
 from kvscope_engine.model.kv_cache.layer_groups import LayerGroup, group_layers
 from kvscope_engine.model.runner.kv_cache_spec import expanded_layers, rules_of
-from kvscope_engine.planning.inference import forward_shape
+from kvscope_engine.planning.inference_plan import forward_shape
 from kvscope_engine.planning.skeleton import read_skeleton
 from kvscope_engine.policy.kv_groups import GroupRule
 from kvscope_engine.simulator.kv_layout import KVLayout, SimulatedGroup

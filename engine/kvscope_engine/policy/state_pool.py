@@ -20,9 +20,9 @@ import numpy as np
 
 from kvscope_engine.policy.kv_cache.block_pool import MAX_PREFIX_HITS, BlockPool
 from kvscope_engine.policy.kv_groups import group_digest
-from kvscope_engine.policy.plan import Scheduled, StateSave
 from kvscope_engine.policy.prefixes.prefix_index import Prefix, published_hash
 from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.step_plan import Scheduled, StateSave
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
 from kvscope_telemetry.messages.validity import MAX_BLOCK_SIZE
 

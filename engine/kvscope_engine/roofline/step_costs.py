@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvscope_engine.policy.plan import Scheduled, StepPlan
+from kvscope_engine.policy.step_plan import Scheduled, StepPlan
 from kvscope_telemetry.messages.telemetry import Work
 
 _LOGIT_BYTES = 2 * 4

@@ -46,25 +46,25 @@ class HeartbeatFacts:
 class ClientInterventions:
     """Carries out the interventions of clients on one engine.
 
-    `tell` receives the facts for heartbeats, `reply` sends delayed replies, and `name_of` returns the display name of a
-    client.
+    `publish_facts` receives the facts for heartbeats, `reply` sends delayed replies, and `name_of` returns the display
+    name of a client.
     """
 
     def __init__(
         self,
         engine: ServedEngine,
         pauses: Pauses,
-        tell: Callable[[HeartbeatFacts], None],
+        publish_facts: Callable[[HeartbeatFacts], None],
         reply: Callable[[bytes, Reply], None],
         name_of: Callable[[bytes], str],
     ) -> None:
         self.steps = SingleSteps(reply)
         self._engine = engine
         self._pauses = pauses
-        self._tell_all = tell
+        self._publish_facts = publish_facts
         self._name_of = name_of
-        self._pins = PinBook()
-        self._tell()
+        self._pins = ClientPins()
+        self._publish()
 
     @property
     def clients(self) -> list[bytes]:
@@ -74,7 +74,7 @@ class ClientInterventions:
     def do(self, client: bytes, command: Intervention) -> Reply:
         """Carry out `command` and return what was done. Raises BadInput with the reason if it is impossible."""
         what = self._do(client, command)
-        self._tell()
+        self._publish()
         return Done(tag=command.tag, what=what)
 
     def step(self, client: bytes, command: Control) -> Reply | None:
@@ -83,83 +83,87 @@ class ClientInterventions:
             return refuse(command, "the engine is not paused")
         if not self._engine.num_unfinished:
             return refuse(command, "no unfinished request: there is no step to run")
-        self.steps.ask(client, command.tag, command.num_steps)
+        self.steps.request(client, command.tag, command.num_steps)
         return None
 
     @property
-    def asked_by(self) -> str:
+    def requested_by(self) -> str:
         """Display name of the client whose single step runs next; empty if there is none."""
         return "" if self.steps.first is None else self._name_of(self.steps.first)
 
-    def stepped(self) -> None:
+    def step_completed(self) -> None:
         if not self.steps.any:
             return
-        self.steps.ran(self._engine.step_count)
+        self.steps.record_step(self._engine.step_count)
         if not self._engine.num_unfinished:
-            self.steps.end(self._engine.step_count, "no unfinished request left")
+            self.steps.cancel_all(self._engine.step_count, "no unfinished request left")
 
-    def look_at_pauses(self) -> None:
+    def end_steps_if_resumed(self) -> None:
         """End pending single steps if the engine is no longer paused."""
         if not self._pauses.any and self.steps.any:
-            self.steps.end(self._engine.step_count, "engine resumed")
+            self.steps.cancel_all(self._engine.step_count, "engine resumed")
 
     def reset(self) -> None:
         """Forget all pins: the prefix cache was emptied."""
         self._pins.clear()
-        self._tell()
+        self._publish()
 
-    def lose(self, client: bytes) -> None:
+    def disconnect(self, client: bytes) -> None:
         """Drop the single steps and pins of a disconnected client."""
-        self.steps.forget(client)
+        self.steps.remove_client(client)
         name = self._pins.name(client)
-        _, blocks = self._pins.take(client)
+        _, blocks = self._pins.remove(client)
         self._engine.interventions.unpin(blocks, name)
-        self._tell()
-        self.look_at_pauses()
+        self._publish()
+        self.end_steps_if_resumed()
 
     def _do(self, client: bytes, command: Intervention) -> str:
-        does, by = self._engine.interventions, self._name_of(client)
+        interventions, by = self._engine.interventions, self._name_of(client)
         if isinstance(command, Preempt):
-            return does.preempt(command.number, command.how, by)
+            return interventions.preempt(command.number, command.how, by)
         if isinstance(command, Pin):
-            blocks = does.pin(command.blocks, by, with_prefix=command.with_prefix)
+            blocks = interventions.pin(command.blocks, by, with_prefix=command.with_prefix)
             self._pins.add(client, by, blocks)
-            left = "" if command.with_prefix or len(blocks) == len(set(command.blocks)) else "; others hold no prefix"
-            return f"{_blocks(len(blocks))} pinned until you disconnect{left}"
+            suffix = "" if command.with_prefix or len(blocks) == len(set(command.blocks)) else "; others hold no prefix"
+            return f"{_blocks(len(blocks))} pinned until you disconnect{suffix}"
         if isinstance(command, Unpin):
             return self._unpin(client, command)
         if isinstance(command, Evict):
-            return does.evict(command.blocks, by)
+            return interventions.evict(command.blocks, by)
         if isinstance(command, LoadAdapter):
-            return does.load_adapter(command.name, command.path, by)
+            return interventions.load_adapter(command.name, command.path, by)
         if isinstance(command, UnloadAdapter):
-            return does.unload_adapter(command.name, by)
+            return interventions.unload_adapter(command.name, by)
         assert isinstance(command, SetLimits), f"{command} is no intervention"
-        return does.set_limits(command.max_num_seqs, command.max_num_batched_tokens, by)
+        return interventions.set_limits(command.max_num_seqs, command.max_num_batched_tokens, by)
 
     def _unpin(self, client: bytes, command: Unpin) -> str:
         total = 0
-        for whose in self._pins.clients if command.anyones else [client]:
-            name = self._pins.name(whose)
-            count, blocks = self._pins.take(whose, command.blocks)
+        for owner in self._pins.clients if command.anyones else [client]:
+            name = self._pins.name(owner)
+            count, blocks = self._pins.remove(owner, command.blocks)
             self._engine.interventions.unpin(blocks, name)
             total += count
-        left = len(set(command.blocks) & set(self._engine.interventions.pinned))
-        others = f"; {_blocks(left)} pinned by {self._pins.names}" if left else ""
+        num_left = len(set(command.blocks) & set(self._engine.interventions.pinned))
+        others = f"; {_blocks(num_left)} pinned by {self._pins.names}" if num_left else ""
         nothing = "none of these was pinned" + ("" if command.anyones else " by you")
         return (f"{_blocks(total)} unpinned" if total else nothing) + others
 
-    def _tell(self) -> None:
-        does = self._engine.interventions
-        packed = struct.pack(f"<{len(does.pinned)}I", *does.pinned)
-        self._tell_all(HeartbeatFacts(packed, self._pins.names, *does.limits, does.adapters, does.takes_adapters))
+    def _publish(self) -> None:
+        interventions = self._engine.interventions
+        packed = struct.pack(f"<{len(interventions.pinned)}I", *interventions.pinned)
+        self._publish_facts(
+            HeartbeatFacts(
+                packed, self._pins.names, *interventions.limits, interventions.adapters, interventions.takes_adapters
+            )
+        )
 
 
 def _blocks(count: int) -> str:
     return "1 block is" if count == 1 else f"{count} blocks are"
 
 
-class PinBook:
+class ClientPins:
     """Pinned blocks by client. A block stays pinned while at least one client pins it."""
 
     def __init__(self) -> None:
@@ -182,7 +186,7 @@ class PinBook:
         self._blocks.setdefault(client, set()).update(blocks)
         self._names[client] = name
 
-    def take(self, client: bytes, blocks: Iterable[int] = ()) -> tuple[int, list[int]]:
+    def remove(self, client: bytes, blocks: Iterable[int] = ()) -> tuple[int, list[int]]:
         """Remove the client's pins on `blocks`, or all its pins if none are given.
 
         Returns the number of pins removed, and the blocks that no other client pins.
@@ -202,7 +206,7 @@ class PinBook:
 
 
 @dataclass(slots=True)
-class _Asked:
+class _StepRequest:
     client: bytes
     tag: int
     num_wanted: int
@@ -217,44 +221,44 @@ class SingleSteps:
 
     def __init__(self, reply: Callable[[bytes, Reply], None]) -> None:
         self._reply = reply
-        self._asked: deque[_Asked] = deque()
+        self._requests: deque[_StepRequest] = deque()
 
     @property
     def any(self) -> bool:
-        return bool(self._asked)
+        return bool(self._requests)
 
     @property
     def first(self) -> bytes | None:
         """The client whose steps run next."""
-        return self._asked[0].client if self._asked else None
+        return self._requests[0].client if self._requests else None
 
-    def ask(self, client: bytes, tag: int, num_steps: int) -> None:
+    def request(self, client: bytes, tag: int, num_steps: int) -> None:
         """Queue `num_steps` steps behind those requested before."""
-        self._asked.append(_Asked(client, tag, num_steps))
+        self._requests.append(_StepRequest(client, tag, num_steps))
 
-    def ran(self, step: int) -> None:
+    def record_step(self, step: int) -> None:
         """Count step number `step`; does nothing if none was requested."""
-        if self._asked:
-            first = self._asked[0]
+        if self._requests:
+            first = self._requests[0]
             first.num_run += 1
             if first.num_run == first.num_wanted:
-                self._asked.popleft()
+                self._requests.popleft()
                 self._answer(first, step)
 
-    def end(self, step: int, why: str) -> None:
+    def cancel_all(self, step: int, why: str) -> None:
         """Reply to all clients that no further step will run; `step` was the last."""
-        while self._asked:
-            self._answer(self._asked.popleft(), step, why)
+        while self._requests:
+            self._answer(self._requests.popleft(), step, why)
 
-    def forget(self, client: bytes) -> None:
-        self._asked = deque(asked for asked in self._asked if asked.client != client)
+    def remove_client(self, client: bytes) -> None:
+        self._requests = deque(request for request in self._requests if request.client != client)
 
-    def _answer(self, asked: _Asked, step: int, why: str = "") -> None:
-        if asked.num_run > 1:
-            what = f"steps {step - asked.num_run + 1} to {step} ran"
+    def _answer(self, request: _StepRequest, step: int, why: str = "") -> None:
+        if request.num_run > 1:
+            what = f"steps {step - request.num_run + 1} to {step} ran"
         else:
-            what = f"step {step} ran" if asked.num_run else "no step ran"
-        self._reply(asked.client, Done(tag=asked.tag, what=f"{what}: {why}" if why else what))
+            what = f"step {step} ran" if request.num_run else "no step ran"
+        self._reply(request.client, Done(tag=request.tag, what=f"{what}: {why}" if why else what))
 
 
 @dataclass(slots=True)
@@ -262,7 +266,7 @@ class _Pause:
     name: str
     lease_ns: int
     """Nanoseconds without a message from the client after which the pause ends; 0: it ends with the connection."""
-    heard_ns: int
+    last_message_ns: int
 
 
 class Pauses:
@@ -294,30 +298,30 @@ class Pauses:
 
     def pause(self, client: bytes, name: str, lease_s: float) -> None:
         self._pauses[client] = _Pause(name, int(lease_s * 1e9), time.monotonic_ns())
-        self._tell()
+        self._update_names()
 
     def renew(self, client: bytes) -> None:
         """Renew a client's lease: it sent a message."""
         pause = self._pauses.get(client)
         if pause is not None:
-            pause.heard_ns = time.monotonic_ns()
+            pause.last_message_ns = time.monotonic_ns()
 
     def end(self, client: bytes) -> None:
         self._pauses.pop(client, None)
-        self._tell()
+        self._update_names()
 
     def end_all(self) -> None:
         self._pauses.clear()
-        self._tell()
+        self._update_names()
 
     def expire(self) -> None:
         """End the pauses of clients that were silent for longer than their lease."""
         now_ns = time.monotonic_ns()
         for client, pause in list(self._pauses.items()):
-            if pause.lease_ns and now_ns - pause.heard_ns > pause.lease_ns:
+            if pause.lease_ns and now_ns - pause.last_message_ns > pause.lease_ns:
                 del self._pauses[client]
-        self._tell()
+        self._update_names()
 
-    def _tell(self) -> None:
+    def _update_names(self) -> None:
         self._since_ns = (self._since_ns or time.monotonic_ns()) if self._pauses else 0
         self.names = ", ".join(dict.fromkeys(pause.name for pause in self._pauses.values()))

@@ -5,7 +5,7 @@ there is no engine they are refused with the reason.
 
 The queue is bounded in number and bytes. Clients are served round-robin, so a client that sends thousands of commands
 delays only itself; each client's commands keep their order. A client that acts for several others, as the HTTP API
-does, names them (`Whose`): they are served round-robin within its turn, and each has its own bounds.
+does, names them (`OnBehalfOf`): they are served round-robin within its turn, and each has its own bounds.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from kvscope_engine.server.client_interventions import HeartbeatFacts, Pauses
-from kvscope_engine.server.limits import Allowance, ServiceLimits, behind
+from kvscope_engine.server.fair_queue import FairQueue
 from kvscope_engine.server.preparation import Prepared
 from kvscope_engine.server.served_engine import ServedEngine
-from kvscope_engine.server.turns import Turns
+from kvscope_engine.server.service_limits import Allowance, ServiceLimits, refusal_text
 from kvscope_telemetry.messages.command_size import command_bytes
 from kvscope_telemetry.messages.commands import (
     Abort,
@@ -58,14 +58,14 @@ SLICE_BLOCKS: Final = 32
 _Task = TypeVar("_Task")
 
 
-class Whose(NamedTuple):
+class OnBehalfOf(NamedTuple):
     """On whose behalf a command is sent, and the batch that it belongs to. Both are empty for the client's own."""
 
     client: str = ""
     batch: str = ""
 
 
-OWN: Final = Whose()
+CLIENT_ITSELF: Final = OnBehalfOf()
 
 
 class CommandReceiver:
@@ -117,7 +117,7 @@ class CommandReceiver:
         if reply is not None:
             sockets.reply(client, reply)
         if isinstance(command, GetStatus) and command.session and caller is not None and caller.role is Role.OPERATOR:
-            refusal = self.join(client, command, caller.public_key)
+            refusal = self.enqueue_join(client, command, caller.public_key)
             if refusal is not None:
                 sockets.reply(client, refusal)
 
@@ -129,24 +129,26 @@ class CommandReceiver:
             return self.status(command.tag)
         if self.phase != "ready":
             return self._without_engine(command)
-        whose = Whose(command.client, command.batch) if isinstance(command, Submit | Abort) else OWN
-        reason = self.tasks.put(client, command, command_bytes(command), whose)
-        return refuse(command, behind(reason)) if reason else None
+        on_behalf_of = (
+            OnBehalfOf(command.client, command.batch) if isinstance(command, Submit | Abort) else CLIENT_ITSELF
+        )
+        reason = self.tasks.append(client, command, command_bytes(command), on_behalf_of)
+        return refuse(command, refusal_text(reason)) if reason else None
 
-    def join(self, client: bytes, command: GetStatus, owner: str) -> Reply | None:
+    def enqueue_join(self, client: bytes, command: GetStatus, owner: str) -> Reply | None:
         """Queue an introduction in the order of the client's commands. Returns a refusal if the queue is full."""
         num_bytes = command_bytes(command)
         if num_bytes <= SMALL_JOIN_BYTES and not self.tasks.has(client):
             num_bytes = 0
-        reason = self.tasks.put(client, ClientJoined(command.session, owner, command.awaited), num_bytes)
-        return refuse(command, behind(reason)) if reason else None
+        reason = self.tasks.append(client, ClientJoined(command.session, owner, command.awaited), num_bytes)
+        return refuse(command, refusal_text(reason)) if reason else None
 
-    def lose(self, client: bytes) -> None:
+    def report_lost(self, client: bytes) -> None:
         """Report a client that is gone or does not read. Handled before the client's other tasks."""
-        self.tasks.put_first(client, ClientLost())
+        self.tasks.prepend(client, ClientLost())
 
     def tick(self) -> None:
-        self.tasks.put(b"", Tick())
+        self.tasks.append(b"", Tick())
 
     # Called on the engine's thread.
 
@@ -154,22 +156,22 @@ class CommandReceiver:
         """Drop the queued commands of a lost client, or only its queries if it may return. Returns their refusals."""
 
         def is_dropped(task: Task) -> bool:
-            return is_question(task) if may_return else command_of(task) is not None
+            return is_query(task) if may_return else command_of(task) is not None
 
-        dropped = (command_of(task) for task in self.tasks.take_if(client, is_dropped))
+        dropped = (command_of(task) for task in self.tasks.remove_if(client, is_dropped))
         return [refuse(command, "the client does not read its answers") for command in dropped if command is not None]
 
     def move(self, before: bytes, client: bytes) -> None:
         """Move the tasks of a client's previous connection to its new one, before those of the new one."""
-        self.tasks.take_if(before, lambda task: isinstance(task, ClientLost))  # it concerns the previous connection
+        self.tasks.remove_if(before, lambda task: isinstance(task, ClientLost))  # it concerns the previous connection
         self.tasks.move(before, client)
 
     def submits_of(self, client: bytes) -> set[str]:
-        return {task.request_id for task in self.tasks.of(client) if isinstance(task, Submit)}
+        return {task.request_id for task in self.tasks.tasks_of(client) if isinstance(task, Submit)}
 
     def withdraw(self, client: bytes, request_id: str) -> list[Submit]:
         """Remove and return the client's queued submissions with this id, whose abort overtook them."""
-        taken = self.tasks.take_if(client, lambda task: isinstance(task, Submit) and task.request_id == request_id)
+        taken = self.tasks.remove_if(client, lambda task: isinstance(task, Submit) and task.request_id == request_id)
         return [task for task in taken if isinstance(task, Submit)]
 
     def refuse_waiting(self) -> list[tuple[bytes, Reply]]:
@@ -193,8 +195,8 @@ class CommandReceiver:
 
     # Called on any thread.
 
-    def put_prepared(self, client: bytes, prepared: Prepared) -> None:
-        self.tasks.put(client, prepared, whose=Whose(prepared.submit.client, prepared.submit.batch))
+    def enqueue_prepared(self, client: bytes, prepared: Prepared) -> None:
+        self.tasks.append(client, prepared, on_behalf_of=OnBehalfOf(prepared.submit.client, prepared.submit.batch))
 
     def name_of(self, client: bytes) -> str:
         """Return the display name of a client."""
@@ -275,7 +277,7 @@ def command_of(task: Task) -> Command | None:
     return None if isinstance(task, Prepared | ClientLost | ClientJoined | Tick) else task
 
 
-def is_question(task: Task) -> bool:
+def is_query(task: Task) -> bool:
     """Whether the task only queries: its reply matters only on the same connection, and it changes nothing."""
     return isinstance(task, GetSnapshot | GetBlockText | GetAllocatorMap | BlockTextQuery)
 
@@ -288,7 +290,7 @@ class _Waiting(Generic[_Task]):
     """
 
     own: deque[tuple[_Task, str, int]] = field(default_factory=deque)
-    others: Turns[tuple[_Task, str, int]] = field(default_factory=Turns)
+    others: FairQueue[tuple[_Task, str, int]] = field(default_factory=FairQueue)
 
     def __bool__(self) -> bool:
         return bool(self.own) or bool(self.others)
@@ -315,24 +317,24 @@ class CommandQueue(Generic[_Task]):
         self._bell: SimpleQueue[None] = SimpleQueue()
         """Wakes the popping thread. Unlike a condition, it may be used by a signal handler that runs on that thread."""
 
-    def put(self, client: bytes, task: _Task, num_bytes: int = 0, whose: Whose = OWN) -> str:
+    def append(self, client: bytes, task: _Task, num_bytes: int = 0, on_behalf_of: OnBehalfOf = CLIENT_ITSELF) -> str:
         """Append to the client's queue. Returns the reason if a bound is exceeded. Tasks of 0 bytes are not bounded."""
         with self._lock:
-            reason = self._allowance.take((client, whose.client), num_bytes) if num_bytes else ""
+            reason = self._allowance.acquire((client, on_behalf_of.client), num_bytes) if num_bytes else ""
             if reason:
                 return reason
             was_empty = not self._clients
             waiting = self._clients.setdefault(client, _Waiting())
-            entry = (task, whose.client, num_bytes)
-            if whose == OWN:
+            entry = (task, on_behalf_of.client, num_bytes)
+            if on_behalf_of == CLIENT_ITSELF:
                 waiting.own.append(entry)
             else:
-                waiting.others.put(whose.client, whose.batch, entry)
+                waiting.others.append(on_behalf_of.client, on_behalf_of.batch, entry)
         if was_empty:
             self._bell.put(None)
         return ""
 
-    def put_first(self, client: bytes, task: _Task) -> None:
+    def prepend(self, client: bytes, task: _Task) -> None:
         """Prepend to the client's own tasks, without a bound. Thread-safe."""
         with self._lock:
             was_empty = not self._clients
@@ -340,7 +342,7 @@ class CommandQueue(Generic[_Task]):
         if was_empty:
             self._bell.put(None)
 
-    def put_back(self, client: bytes, task: _Task) -> None:
+    def requeue(self, client: bytes, task: _Task) -> None:
         """Prepend the rest of a task to the client's own tasks, for its next turn.
 
         Does not wake the thread, which is the caller.
@@ -369,13 +371,13 @@ class CommandQueue(Generic[_Task]):
         with self._lock:
             return client in self._clients
 
-    def of(self, client: bytes) -> list[_Task]:
+    def tasks_of(self, client: bytes) -> list[_Task]:
         """Return the client's tasks: its own first, then those on behalf of others, each in order."""
         with self._lock:
             waiting = self._clients.get(client)
             return [] if waiting is None else [task for task, _, _ in waiting.all()]
 
-    def take_if(self, client: bytes, is_wanted: Callable[[_Task], bool]) -> list[_Task]:
+    def remove_if(self, client: bytes, is_wanted: Callable[[_Task], bool]) -> list[_Task]:
         """Remove and return the client's tasks that match, in the order of `of`. The others keep their position."""
         with self._lock:
             waiting = self._clients.get(client)
@@ -383,9 +385,9 @@ class CommandQueue(Generic[_Task]):
                 return []
             taken = [entry for entry in waiting.own if is_wanted(entry[0])]
             waiting.own = deque(entry for entry in waiting.own if not is_wanted(entry[0]))
-            taken += waiting.others.take_if(lambda entry: is_wanted(entry[0]))
-            for _, whose, num_bytes in taken:
-                self._give(client, whose, num_bytes)
+            taken += waiting.others.remove_if(lambda entry: is_wanted(entry[0]))
+            for _, on_behalf_of, num_bytes in taken:
+                self._release(client, on_behalf_of, num_bytes)
             if not waiting:
                 del self._clients[client]
             return [task for task, _, _ in taken]
@@ -396,12 +398,12 @@ class CommandQueue(Generic[_Task]):
             earlier = self._clients.pop(before, None)
             if earlier is None:
                 return
-            for whose in ("", *earlier.others.clients):
-                self._allowance.move((before, whose), (client, whose))
+            for on_behalf_of in ("", *earlier.others.clients):
+                self._allowance.move((before, on_behalf_of), (client, on_behalf_of))
             later = self._clients.pop(client, None)
             if later is not None:
                 earlier.own += later.own
-                earlier.others.join(later.others)
+                earlier.others.extend(later.others)
             self._clients[client] = earlier
 
     def stop(self) -> None:
@@ -411,12 +413,12 @@ class CommandQueue(Generic[_Task]):
 
     def _pop_first(self) -> tuple[bytes, _Task]:
         client, waiting = self._clients.popitem(last=False)
-        task, whose, num_bytes = waiting.pop()
+        task, on_behalf_of, num_bytes = waiting.pop()
         if waiting:
             self._clients[client] = waiting  # at the end: other clients are served first
-        self._give(client, whose, num_bytes)
+        self._release(client, on_behalf_of, num_bytes)
         return client, task
 
-    def _give(self, client: bytes, whose: str, num_bytes: int) -> None:
+    def _release(self, client: bytes, on_behalf_of: str, num_bytes: int) -> None:
         if num_bytes:
-            self._allowance.give((client, whose), num_bytes)
+            self._allowance.release((client, on_behalf_of), num_bytes)

@@ -13,9 +13,9 @@ import msgspec
 
 from kvscope_engine.server.client_interventions import ClientInterventions, HeartbeatFacts
 from kvscope_engine.server.command_receiver import BlockTextQuery, ClientJoined, ClientLost, CommandReceiver, Task, Tick
-from kvscope_engine.server.limits import ServiceLimits, behind
 from kvscope_engine.server.preparation import Preparation, Prepared, TokenIdsOf
 from kvscope_engine.server.served_engine import ServedEngine
+from kvscope_engine.server.service_limits import ServiceLimits, refusal_text
 from kvscope_engine.server.sessions import ClientSessions, OpenRequests
 from kvscope_engine.server.shared_snapshots import SharedSnapshots
 from kvscope_telemetry.errors import BadInput
@@ -53,34 +53,34 @@ class Dispatcher:
         cut: Callable[[bytes], None],
         limits: ServiceLimits,
     ) -> None:
-        self.touched = False
+        self.needs_step = False
         """Whether a step is due to publish a change, even without requests."""
         self.stopping = False
         self._engine = engine
         self._receiver = receiver
         self._reply = reply
         self._cut = cut
-        self._open = OpenRequests(limits)
-        self._pending = PendingSubmits(engine.prompt_token_ids, engine.has_form, receiver.put_prepared, limits)
+        self._open_requests = OpenRequests(limits)
+        self._pending = PendingSubmits(engine.prompt_token_ids, engine.has_grammar, receiver.enqueue_prepared, limits)
         self._sessions = ClientSessions()
-        self._intervening = ClientInterventions(engine, receiver.pauses, self._tell_all, reply, receiver.name_of)
+        self._interventions = ClientInterventions(engine, receiver.pauses, self._publish_facts, reply, receiver.name_of)
         self._snapshots = SharedSnapshots(engine, reply, limits.client_snapshots, lambda: self.has_work)
 
     @property
     def has_work(self) -> bool:
-        may_step = not self._receiver.pauses.any or self._intervening.steps.any
-        return may_step and (self._engine.has_unfinished or self.touched)
+        may_step = not self._receiver.pauses.any or self._interventions.steps.any
+        return may_step and (self._engine.has_unfinished or self.needs_step)
 
     def while_idle(self) -> None:
         """Let the engine do deferred maintenance if it has no unfinished request and no command is queued."""
         if not self._engine.has_unfinished and not self._receiver.tasks.has_any and self._engine.while_idle():
             self._receiver.wants_ticks = True
 
-    def do(self, client: bytes, task: Task) -> None:
+    def handle(self, client: bytes, task: Task) -> None:
         if isinstance(task, ClientLost):
-            self.lose(client)
+            self.disconnect(client)
         elif isinstance(task, ClientJoined):
-            self.join(client, task)
+            self.connect(client, task)
         elif isinstance(task, Tick):
             self.tick()
         elif isinstance(task, Prepared):
@@ -96,87 +96,89 @@ class Dispatcher:
 
     def step(self) -> None:
         """Run one step of the engine and send its outputs to the clients."""
-        self.touched = False
-        is_single = self._receiver.pauses.any and self._intervening.steps.any
-        with self._engine.stops.single_step(self._intervening.asked_by) if is_single else contextlib.nullcontext():
+        self.needs_step = False
+        is_single = self._receiver.pauses.any and self._interventions.steps.any
+        with (
+            self._engine.pauses.single_step(self._interventions.requested_by) if is_single else contextlib.nullcontext()
+        ):
             self.route(self._engine.step(ahead=not self._receiver.pauses.any))
-        self._intervening.stepped()
+        self._interventions.step_completed()
         self._snapshots.tick()
 
     def route(self, outputs: Iterable[Tokens | Finished]) -> None:
         """Send each output to its request's client. Outputs of lost clients are dropped."""
         for output in outputs:
-            client = self._open.owner(output)
+            client = self._open_requests.client_of(output)
             if client is not None:
-                self._say(client, output)
+                self._send_or_retain(client, output)
 
     # Clients that connect, disconnect and reconnect.
 
-    def join(self, client: bytes, joined: ClientJoined) -> None:
+    def connect(self, client: bytes, joined: ClientJoined) -> None:
         """Register a client's session.
 
         If the session was open on another connection, move its requests here. Replies that the client missed are
         resent.
         """
-        before = self._sessions.join(client, joined.session, joined.owner)
+        before = self._sessions.connect(client, joined.session, joined.owner)
         if before is not None and before != client:
             self._move(before, client)
-        under_way = self._receiver.submits_of(client) | set(self._pending.of(client))
+        under_way = self._receiver.submits_of(client) | set(self._pending.ids_of(client))
         unanswered = (one for one in joined.awaited if one.request_id not in under_way)
-        for said in self._sessions.unheard(client, unanswered):
+        for said in self._sessions.missed_replies(client, unanswered):
             self._reply(client, said)
         self._receiver.wants_ticks = self._wants_ticks
 
-    def lose(self, client: bytes) -> None:
+    def disconnect(self, client: bytes) -> None:
         """Handle a client that is gone or does not read: end its work now, or once it has been away for too long."""
-        self._snapshots.forget(client)
+        self._snapshots.remove_client(client)
         self._receiver.pauses.end(client)
-        self._tell_resumed("its connection ended")
-        self._intervening.lose(client)
-        may_return = self._sessions.leave(client)
+        self._report_resumed("its connection ended")
+        self._interventions.disconnect(client)
+        may_return = self._sessions.mark_away(client)
         for refusal in self._receiver.refuse_lost(client, may_return=may_return):
             self._reply(client, refusal)
         if may_return:
             self._cut(client)  # a client that only stopped reading reconnects and receives what it missed
         else:
-            self._give_up(client)
+            self._abort_requests_of(client)
         self._receiver.wants_ticks = self._wants_ticks
 
     def tick(self) -> None:
         """Expire pauses and the sessions of clients that are away."""
-        self._engine.stops.report_suspensions()
+        self._engine.pauses.report_suspensions()
         pauses = self._receiver.pauses
         pauses.expire()
-        self._tell_resumed("the client that paused it is gone")
-        self._intervening.look_at_pauses()
-        for client in {*pauses.clients, *self._intervening.clients}:
+        self._report_resumed("the client that paused it is gone")
+        self._interventions.end_steps_if_resumed()
+        for client in {*pauses.clients, *self._interventions.clients}:
             self._reply(client, self._receiver.status(0))  # a dead connection is noticed only when something is sent
         for client in self._sessions.expired():
-            self._give_up(client)
+            self._abort_requests_of(client)
         self._receiver.wants_ticks = self._wants_ticks
 
     def _move(self, before: bytes, client: bytes) -> None:
         """Move everything of a connection to the client's new one, with queue positions and what counts against
         limits.
         """
-        self._snapshots.forget(before)
+        self._snapshots.remove_client(before)
         self._receiver.move(before, client)
         self._pending.move(before, client)
-        self._open.move(before, client)
+        self._open_requests.move(before, client)
 
-    def _give_up(self, client: bytes) -> None:
-        for request_id in (*self._pending.of(client), *self._open.of(client)):
+    def _abort_requests_of(self, client: bytes) -> None:
+        for request_id in (*self._pending.ids_of(client), *self._open_requests.ids_of(client)):
             self._abort(request_id)
 
     # Shutdown.
 
     def end_all(self, reason: FinishReason, error: str = "") -> None:
         """Send the last message of every open request and refuse all that waits, without the engine."""
-        for client, last in self._open.end_all(reason, error):
-            self._say(client, last)
+        for client, last in self._open_requests.end_all(reason, error):
+            self._send_or_retain(client, last)
         why = f"the engine has ended: {error or 'it was stopped'}"
         for prepared in self._pending.close():
-            self._say(prepared.client, Refused(request_id=prepared.submit.request_id, reason=why))
+            self._send_or_retain(prepared.client, Refused(request_id=prepared.submit.request_id, reason=why))
         self._snapshots.refuse_all(why)
 
     def abort_all(self) -> bool:
@@ -184,7 +186,7 @@ class Dispatcher:
 
         Returns whether any was open.
         """
-        open_ids = self._open.ids()
+        open_ids = self._open_requests.ids()
         for request_id in open_ids:
             self._engine.abort(request_id)
         with contextlib.suppress(Exception):  # shutting down; what follows needs no engine
@@ -198,15 +200,15 @@ class Dispatcher:
         try:
             reply = do()
         except BadInput as error:
-            self.touched = True  # the engine recorded the refusal
+            self.needs_step = True  # the engine recorded the refusal
             reply = refuse(command, str(error))
         except Exception as error:  # one client's command must not end the engine, unless the engine cannot continue
             reply = refuse(command, f"the engine failed on this command: {error!r:.200}")
             if self._engine.failure:
-                self._say(client, reply)
+                self._send_or_retain(client, reply)
                 raise
         if reply is not None:
-            self._say(client, reply)
+            self._send_or_retain(client, reply)
 
     def _do(self, client: bytes, command: Command) -> Reply | None:
         """Return the reply; None if it follows later or was sent."""
@@ -215,7 +217,7 @@ class Dispatcher:
         if isinstance(command, Abort):
             return self._abort_for(client, command)
         if isinstance(command, GetSnapshot):
-            self._snapshots.ask(client, command.tag)
+            self._snapshots.request(client, command.tag)
             return None
         if isinstance(command, GetBlockText):
             return self._read_blocks(client, BlockTextQuery(command))
@@ -224,7 +226,7 @@ class Dispatcher:
         if isinstance(command, Control):
             return self._control(client, command)
         if isinstance(command, Intervention):
-            reply = self._intervening.do(client, command)
+            reply = self._interventions.do(client, command)
             self._receiver.wants_ticks = self._wants_ticks
             return reply
         return refuse(command, f"{type(command).__name__} is not available here")
@@ -232,134 +234,134 @@ class Dispatcher:
     def _read_blocks(self, client: bytes, query: BlockTextQuery) -> Reply | None:
         answer = query.advance(self._engine)
         if answer is None:
-            self._receiver.tasks.put_back(client, query)
+            self._receiver.tasks.requeue(client, query)
         return answer
 
     def _prepare(self, client: bytes, submit: Submit) -> Reply | None:
         """Start tokenizing the prompt; `_submit_prepared` continues once that is done."""
-        if submit.request_id in self._open or submit.request_id in self._pending:
+        if submit.request_id in self._open_requests or submit.request_id in self._pending:
             reason = f"request id {submit.request_id!r} is in use: ids are unique while a request lives"
             return Refused(request_id=submit.request_id, reason=reason)
-        reason = self._pending.add(client, submit)
-        return refuse(submit, behind(reason)) if reason else None
+        reason = self._pending.start(client, submit)
+        return refuse(submit, refusal_text(reason)) if reason else None
 
     def _submit_prepared(self, prepared: Prepared) -> None:
-        if self._pending.take(prepared):
+        if self._pending.pop(prepared):
             self._attempt(prepared.client, prepared.submit, lambda: self._submit(prepared))
 
     def _submit(self, prepared: Prepared) -> Reply:
         client, submit = prepared.client, prepared.submit
-        reason = self._open.refusal(client, submit, prepared.num_tokens)
+        reason = self._open_requests.refusal(client, submit, prepared.num_tokens)
         if reason:
             return refuse(submit, reason)
-        whose = submit.client or client.hex()  # the client for fair scheduling
-        accepted = self._engine.submit(msgspec.structs.replace(submit, client=whose), prepared.token_ids.result)
-        self._open.open(client, submit, accepted)
+        on_behalf_of = submit.client or client.hex()  # the client for fair scheduling
+        accepted = self._engine.submit(msgspec.structs.replace(submit, client=on_behalf_of), prepared.token_ids.result)
+        self._open_requests.register(client, submit, accepted)
         if self._receiver.pauses.any:
             self._snapshots.is_stale = True  # no step will publish the request
         return accepted
 
     def _abort_for(self, client: bytes, command: Abort) -> Reply:
         name = command.request_id
-        if name in self._open or name in self._pending:
-            is_own = self._open.belongs_to(name, client) or self._pending.belongs_to(name, client)
+        if name in self._open_requests or name in self._pending:
+            is_own = self._open_requests.belongs_to(name, client) or self._pending.belongs_to(name, client)
             if not (command.anyones or is_own):
                 return refuse(command, f"request {name!r:.140} belongs to another client")
             self._abort(name)
         else:
             for submit in self._receiver.withdraw(client, name):
-                self._end_unread(Prepared(client, submit))
+                self._abort_prepared(Prepared(client, submit))
         return Done(request_id=name)
 
     def _abort(self, request_id: str) -> None:
         if request_id in self._pending:
-            self._end_unread(self._pending.cancel(request_id))
+            self._abort_prepared(self._pending.cancel(request_id))
             return
         self._engine.abort(request_id)
-        self.touched = True
+        self.needs_step = True
         if self._receiver.pauses.any:
             self._engine.snapshot(0)  # publishes what changed without a step
-            for client, last in self._open.end_one(request_id, "abort"):
-                self._say(client, last)
+            for client, last in self._open_requests.end_one(request_id, "abort"):
+                self._send_or_retain(client, last)
 
-    def _end_unread(self, prepared: Prepared) -> None:
+    def _abort_prepared(self, prepared: Prepared) -> None:
         """Abort a request before its prompt was tokenized: reply to its client and list it in telemetry."""
         self._engine.record_aborted(prepared.submit)
-        self.touched = True
+        self.needs_step = True
         if self._receiver.pauses.any:
             self._engine.snapshot(0)  # publishes what changed without a step
-        for last in prepared.aborted():
-            self._say(prepared.client, last)
+        for last in prepared.abort_messages():
+            self._send_or_retain(prepared.client, last)
 
     def _control(self, client: bytes, command: Control) -> Reply | None:
         if command.action == "step":
-            return self._intervening.step(client, command)
+            return self._interventions.step(client, command)
         if command.action == "reset_prefix_cache":
             self._engine.reset_prefix_cache()
-            self._intervening.reset()
+            self._interventions.reset()
         elif command.action == "shutdown":
             self.stopping = True
         elif command.action == "pause":
             self._receiver.pauses.pause(client, self._receiver.name_of(client), command.lease_s)
-            self.route(self._engine.settle())
-            self._engine.stops.pause(self._receiver.name_of(client))
+            self.route(self._engine.finish_in_flight())
+            self._engine.pauses.pause(self._receiver.name_of(client))
         else:
             self._receiver.pauses.end_all()
-            self._tell_resumed(f"resumed by {self._receiver.name_of(client)}")
-            self._intervening.look_at_pauses()
+            self._report_resumed(f"resumed by {self._receiver.name_of(client)}")
+            self._interventions.end_steps_if_resumed()
         self._snapshots.tick()  # while no step runs, a snapshot is due immediately
         self._receiver.wants_ticks = self._wants_ticks
         return Done(tag=command.tag)
 
-    def _tell_resumed(self, why: str) -> None:
+    def _report_resumed(self, why: str) -> None:
         """Report that the engine is resumed, if no pause is left."""
         if not self._receiver.pauses.any:
-            self._engine.stops.resume(why)
+            self._engine.pauses.resume(why)
 
-    def _tell_all(self, facts: HeartbeatFacts) -> None:
+    def _publish_facts(self, facts: HeartbeatFacts) -> None:
         self._receiver.facts = facts
 
-    def _say(self, client: bytes, reply: Reply) -> None:
+    def _send_or_retain(self, client: bytes, reply: Reply) -> None:
         """Send a reply to the client, or retain it while the client is away."""
         is_there = True
         if isinstance(reply, Accepted | Refused | Tokens | Finished):
-            is_there = self._sessions.note(client, reply)
+            is_there = self._sessions.retain(client, reply)
         if is_there:
             self._reply(client, reply)
 
     @property
     def _wants_ticks(self) -> bool:
-        return self._receiver.pauses.any or bool(self._intervening.clients) or self._sessions.any_away
+        return self._receiver.pauses.any or bool(self._interventions.clients) or self._sessions.any_away
 
 
 class PendingSubmits:
     """Submissions whose prompts are being tokenized, by request id. Their clients may abort them.
 
-    All methods are called on the engine's thread; `put(client, prepared)` is called on another one.
+    All methods are called on the engine's thread; `on_prepared(client, prepared)` is called on another one.
     """
 
     def __init__(
         self,
         token_ids_of: TokenIdsOf,
-        has_form: Callable[[Submit], bool],
-        put: Callable[[bytes, Prepared], None],
+        has_grammar: Callable[[Submit], bool],
+        on_prepared: Callable[[bytes, Prepared], None],
         limits: ServiceLimits,
     ) -> None:
-        self._preparation = Preparation(token_ids_of, has_form, lambda done: put(done.client, done), limits)
+        self._preparation = Preparation(token_ids_of, has_grammar, lambda done: on_prepared(done.client, done), limits)
         self._pending: dict[str, Prepared] = {}
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._pending
 
-    def add(self, client: bytes, submit: Submit) -> str:
+    def start(self, client: bytes, submit: Submit) -> str:
         """Start tokenizing. Returns the reason if a limit is exceeded."""
         prepared = Prepared(client, submit)
-        reason = self._preparation.put(prepared)
+        reason = self._preparation.enqueue(prepared)
         if not reason:
             self._pending[submit.request_id] = prepared
         return reason
 
-    def take(self, prepared: Prepared) -> bool:
+    def pop(self, prepared: Prepared) -> bool:
         """Remove a tokenized submission. Returns False if it was cancelled."""
         if self._pending.get(prepared.submit.request_id) is not prepared:
             return False
@@ -370,14 +372,14 @@ class PendingSubmits:
         prepared = self._pending.get(request_id)
         return prepared is not None and prepared.client == client
 
-    def of(self, client: bytes) -> list[str]:
+    def ids_of(self, client: bytes) -> list[str]:
         """Return the ids of the client's pending submissions."""
         return [request_id for request_id, prepared in self._pending.items() if prepared.client == client]
 
     def move(self, before: bytes, client: bytes) -> None:
         """Move a client's submissions to its new connection, including those that are tokenized but not taken."""
         self._preparation.move(before, client)
-        for request_id in self.of(before):
+        for request_id in self.ids_of(before):
             self._pending[request_id].client = client
 
     def cancel(self, request_id: str) -> Prepared:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final, Literal, TypeAlias
 
-from kvscope_engine.server.limits import Allowance, ServiceLimits
+from kvscope_engine.server.service_limits import Allowance, ServiceLimits
 from kvscope_telemetry.messages.command_size import command_bytes
 from kvscope_telemetry.messages.commands import Finished, RequestTiming, Submit, Usage
 from kvscope_telemetry.messages.structured import Structured
@@ -73,7 +73,7 @@ class Prepared:
         """Number of prompt tokens, once it is done; 0 on errors."""
         return 0 if self.token_ids.exception() else len(self.token_ids.result())
 
-    def aborted(self) -> list[Finished]:
+    def abort_messages(self) -> list[Finished]:
         """Return the last messages of its completions for an abort before the engine received it."""
         request_id, count = self.submit.request_id, self.submit.sampling.n
         total_s = time.monotonic() - self._arrival_s
@@ -92,18 +92,18 @@ class Prepared:
 class Preparation:
     """Threads that tokenize submissions.
 
-    `token_ids_of`, `has_form` and `on_done` (for each finished one) are called on them.
+    `token_ids_of`, `has_grammar` and `on_done` (for each finished one) are called on them.
     """
 
     def __init__(
         self,
         token_ids_of: TokenIdsOf,
-        has_form: Callable[[Submit], bool],
+        has_grammar: Callable[[Submit], bool],
         on_done: Callable[[Prepared], None],
         limits: ServiceLimits,
     ) -> None:
         self._token_ids_of = token_ids_of
-        self._has_form = has_form
+        self._has_grammar = has_grammar
         self._on_done = on_done
         self._allowance = Allowance("prompts are being prepared", limits.client_prompts, limits.all_prompts)
         self._waiting: OrderedDict[_Line, deque[Prepared]] = OrderedDict()
@@ -120,10 +120,10 @@ class Preparation:
         for thread in self._threads:
             thread.start()
 
-    def put(self, prepared: Prepared) -> str:
+    def enqueue(self, prepared: Prepared) -> str:
         """Queue a submission. Returns the reason if a limit is exceeded."""
         with self._changed:
-            reason = self._allowance.take(prepared.holder, prepared.num_bytes)
+            reason = self._allowance.acquire(prepared.holder, prepared.num_bytes)
             if not reason:
                 self._waiting.setdefault(prepared.line, deque()).append(prepared)
                 self._changed.notify_all()
@@ -138,7 +138,7 @@ class Preparation:
             if prepared not in waiting:
                 return
             waiting.remove(prepared)
-            self._allowance.give(prepared.holder, prepared.num_bytes)
+            self._allowance.release(prepared.holder, prepared.num_bytes)
             if not waiting:
                 del self._waiting[prepared.line]
 
@@ -156,8 +156,8 @@ class Preparation:
             for prepared in self._busy:
                 if prepared.client == before:
                     prepared.client = client
-            for whose in asked_for:
-                self._allowance.move((before, whose), (client, whose))
+            for on_behalf_of in asked_for:
+                self._allowance.move((before, on_behalf_of), (client, on_behalf_of))
 
     def close(self) -> None:
         """End the threads. A thread in the middle of a long text is abandoned."""
@@ -182,13 +182,13 @@ class Preparation:
                 free = [(line, waiting[0]) for line, waiting in self._waiting.items() if line not in busy]
                 line = self._next_new_form(free) if kind == "formed" else self._next_known(free, kind)
                 if line is not None:
-                    return self._begin(line, compiles=kind == "formed")
+                    return self._start(line, compiles=kind == "formed")
                 self._changed.wait()
             return None
 
     def _next_known(self, free: list[tuple[_Line, Prepared]], kind: _Kind) -> _Line | None:
         for line, prepared in free:
-            if (kind == "any" or prepared.is_small) and self._has_form(prepared.submit):
+            if (kind == "any" or prepared.is_small) and self._has_grammar(prepared.submit):
                 return line
         return None
 
@@ -198,11 +198,11 @@ class Preparation:
         lines = [
             line
             for line, prepared in free
-            if num_compiling[line[:2]] < MAX_COMPILING_EACH and not self._has_form(prepared.submit)
+            if num_compiling[line[:2]] < MAX_COMPILING_EACH and not self._has_grammar(prepared.submit)
         ]
         return min(lines, key=lambda line: turns.get(line[:2], -1), default=None)
 
-    def _begin(self, line: _Line, *, compiles: bool) -> Prepared:
+    def _start(self, line: _Line, *, compiles: bool) -> Prepared:
         waiting = self._waiting[line]
         prepared = waiting.popleft()
         self._busy.add(prepared)
@@ -230,7 +230,7 @@ class Preparation:
             if not self._closing.is_set():
                 self._on_done(prepared)
         with self._changed:
-            self._allowance.give(prepared.holder, prepared.num_bytes)
+            self._allowance.release(prepared.holder, prepared.num_bytes)
             self._busy.discard(prepared)
             self._compiling.pop(prepared, None)
             self._changed.notify_all()

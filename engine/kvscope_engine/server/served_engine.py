@@ -63,7 +63,7 @@ class ServedInterventions(Protocol):
         """Unload a LoRA adapter. Unfinished requests that use it continue."""
 
 
-class ServedStops(Protocol):
+class ServedPauses(Protocol):
     """Pauses and suspensions of the engine, published as events."""
 
     def pause(self, by: str) -> None: ...
@@ -88,8 +88,8 @@ class ServedStops(Protocol):
 class ServedEngine(Protocol):
     """A loaded engine.
 
-    All methods are called on one thread, except `prompt_token_ids`, `has_form`, `memory` and the attributes, which are
-    used on any.
+    All methods are called on one thread, except `prompt_token_ids`, `has_grammar`, `memory` and the attributes, which
+    are used on any.
     """
 
     @property
@@ -99,7 +99,7 @@ class ServedEngine(Protocol):
     def interventions(self) -> ServedInterventions: ...
 
     @property
-    def stops(self) -> ServedStops: ...
+    def pauses(self) -> ServedPauses: ...
 
     @property
     def failure(self) -> str:
@@ -127,7 +127,7 @@ class ServedEngine(Protocol):
     def prompt_token_ids(self, submit: Submit, is_wanted: Callable[[], bool]) -> list[int]:
         """Return the prompt's token ids. May be slow; may end early once `is_wanted` returns False. Raises BadInput."""
 
-    def has_form(self, submit: Submit) -> bool:
+    def has_grammar(self, submit: Submit) -> bool:
         """Whether the grammar of the answers is compiled, or none is needed."""
 
     def submit(self, submit: Submit, token_ids: Callable[[], list[int]] | None = None) -> Accepted:
@@ -154,13 +154,13 @@ class ServedEngine(Protocol):
         Returns whether to call it again after a while.
         """
 
-    def settle(self) -> list[Tokens | Finished]:
+    def finish_in_flight(self) -> list[Tokens | Finished]:
         """Complete the step in flight and return its outputs."""
 
     def snapshot(self, tag: int) -> Snapshot:
         """Return the whole state as of the last frame."""
 
-    def take_ended(self) -> list[RecordedText]:
+    def drain_ended(self) -> list[RecordedText]:
         """Return the requests that ended since the last call, with all tokens; none on the first call."""
 
     def block_text(self, blocks: Sequence[int]) -> tuple[BlockContent, ...]:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from kvscope_engine.server.command_receiver import CommandReceiver
 from kvscope_engine.server.dispatcher import Dispatcher
-from kvscope_engine.server.limits import ServiceLimits
 from kvscope_engine.server.served_engine import BuildEngine, ServedEngine
+from kvscope_engine.server.service_limits import ServiceLimits
 from kvscope_telemetry.credentials.key_ring import KeyRing
 from kvscope_telemetry.devices.device_watch import SAMPLE_S, DeviceWatch
 from kvscope_telemetry.errors import EngineDead, KvscopeError
@@ -33,7 +33,7 @@ This limits a flood of commands, however costly each is, to about a third of the
 """
 FAILED_GRACE_S: Final = 1.0
 """Seconds for which a failed engine still answers `GetStatus` with the reason, if any client ever sent a command."""
-LAST_WORDS_S: Final = 0.2
+CLOSE_DELAY_S: Final = 0.2
 """Seconds for which connections stay open after the last messages: closing one may discard what was not read yet."""
 
 
@@ -86,7 +86,7 @@ class EngineService:
             heartbeat=self._heartbeat,
             keys=keys,
             keyless=keyless,
-            on_client_lost=self.receiver.lose,
+            on_client_lost=self.receiver.report_lost,
             on_published=recorder.record if recorder is not None else None,
         )
         self.receiver.serve(self.sockets)
@@ -119,7 +119,7 @@ class EngineService:
             raise
         finally:
             self.is_loading = False
-            self._end(reason)
+            self._shut_down(reason)
 
     # Phases, in order.
 
@@ -141,7 +141,7 @@ class EngineService:
         sampling = DeviceWatch(engine.hello, engine.memory, self.sockets.publish, sample_s=self._sample_s)
         try:
             step_s = 0.0
-            while self._tasks(dispatcher, step_s):
+            while self._serve_tasks(dispatcher, step_s):
                 if dispatcher.has_work:
                     started = time.monotonic()
                     self.receiver.busy_since_ns = time.monotonic_ns()
@@ -153,7 +153,7 @@ class EngineService:
             was_any_open = dispatcher.abort_all()
             self._record_state()  # for the recorder: requests ended by the abort
             if was_any_open or dispatcher.stopping:
-                time.sleep(LAST_WORDS_S)
+                time.sleep(CLOSE_DELAY_S)
         except Exception as error:
             reason = engine.failure or f"the engine died in a step: {one_line(error)}"
             dispatcher.end_all("error", reason)
@@ -162,7 +162,7 @@ class EngineService:
         finally:
             sampling.close()
 
-    def _tasks(self, dispatcher: Dispatcher, step_s: float) -> bool:
+    def _serve_tasks(self, dispatcher: Dispatcher, step_s: float) -> bool:
         """Serve queued tasks; sleeps while there is no step to run. Returns False when it is time to end."""
         deadline = time.monotonic() + min(max(step_s / 2, TASKS_S[0]), TASKS_S[1])
         self._record_state()
@@ -174,7 +174,7 @@ class EngineService:
             if task is None:
                 break
             self.receiver.busy_since_ns = time.monotonic_ns()
-            dispatcher.do(*task)
+            dispatcher.handle(*task)
             self.receiver.busy_since_ns = 0
             if dispatcher.stopping:
                 return False
@@ -188,7 +188,7 @@ class EngineService:
         if self._recorder is not None and self._engine is not None and (blocks := self._recorder.wants_texts):
             self._recorder.give_texts(self._engine.block_text(blocks))
         if self._recorder is not None and self._engine is not None and self._recorder.texts is not None:
-            self._recorder.give_requests(self._engine.take_ended())
+            self._recorder.give_requests(self._engine.drain_ended())
 
     def _fail(self, reason: str) -> None:
         """Refuse all queued and future commands with the reason."""
@@ -196,7 +196,7 @@ class EngineService:
         for client, reply in self.receiver.refuse_waiting():
             self.sockets.reply(client, reply)
 
-    def _end(self, reason: str) -> None:
+    def _shut_down(self, reason: str) -> None:
         engine, self._engine = self._engine, None
         self._fail(reason or "it was stopped")
         self.sockets.publish(Goodbye(epoch=engine.hello.epoch if engine is not None else 0, reason=reason))
@@ -218,7 +218,7 @@ class EngineService:
         engine = self._engine
         if engine is None:
             return None
-        if engine.stops.beat() or self.receiver.wants_ticks:
+        if engine.pauses.beat() or self.receiver.wants_ticks:
             self.receiver.wants_ticks = False  # until the engine's thread handled this one
             self.receiver.tick()
         facts = self.receiver.facts

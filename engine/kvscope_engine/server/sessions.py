@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from kvscope_engine.server.limits import Allowance, ServiceLimits
+from kvscope_engine.server.service_limits import Allowance, ServiceLimits
 from kvscope_telemetry.messages.command_size import COMMAND_BYTES, NUMBER_BYTES, sampling_bytes
 from kvscope_telemetry.messages.commands import (
     Accepted,
@@ -32,22 +32,22 @@ from kvscope_telemetry.messages.commands import (
 
 AWAY_S: Final = 30.0
 """Seconds for which the requests of a client that is away continue."""
-FORGET_S: Final = 600.0
+SESSION_TTL_S: Final = 600.0
 """Seconds for which a session without a connection is remembered."""
 MAX_SESSIONS: Final = 1024
-MAX_KEPT_BYTES: Final = 2 << 20
+MAX_RETAINED_BYTES: Final = 2 << 20
 """Maximum bytes of retained replies of one session: some 10,000 tokens."""
-MAX_ALL_KEPT_BYTES: Final = 64 << 20
-FORGOTTEN: Final = "the connection was lost for too long: the engine dropped this request"
-NEVER_CAME: Final = "the connection was lost before the engine received this request"
+MAX_TOTAL_RETAINED_BYTES: Final = 64 << 20
+DROPPED: Final = "the connection was lost for too long: the engine dropped this request"
+NEVER_RECEIVED: Final = "the connection was lost before the engine received this request"
 ENDED: Final = -1
 
-Said: TypeAlias = Accepted | Refused | Tokens | Finished
+SessionReply: TypeAlias = Accepted | Refused | Tokens | Finished
 
 
 @dataclass(slots=True)
-class _Kept:
-    reply: Said
+class _RetainedReply:
+    reply: SessionReply
     num_bytes: int
     number: int = 0
     """Index of this `Tokens` reply in its completion, from 0."""
@@ -61,12 +61,12 @@ class ClientSession:
     owner: str
     """Public key with which the session was opened."""
     client: bytes
-    kept: deque[_Kept] = field(default_factory=deque)
+    replies: deque[_RetainedReply] = field(default_factory=deque)
     num_bytes: int = 0
     counts: dict[tuple[str, int], int] = field(default_factory=dict)
     """Number of `Tokens` replies so far of each completion (request id, index) that has not ended."""
     away_since_s: float | None = None
-    is_given_up: bool = False
+    is_expired: bool = False
     """Whether it was away for too long: its requests are being aborted."""
 
 
@@ -81,40 +81,42 @@ class ClientSessions:
     @property
     def any_away(self) -> bool:
         """Whether a session is without a connection and may still return."""
-        return any(s.away_since_s is not None and not s.is_given_up for s in self._by_client.values())
+        return any(s.away_since_s is not None and not s.is_expired for s in self._by_client.values())
 
-    def join(self, client: bytes, token: str, owner: str) -> bytes | None:
+    def connect(self, client: bytes, token: str, owner: str) -> bytes | None:
         """Connect `client` to the session of `token`. Returns its previous connection, or None for a new session.
 
         A token presented with another key than before is not trusted and begins a new session.
         """
-        self._forget_old()
+        self._drop_expired()
         session = self._by_token.get(token)
         if session is None or session.owner != owner:
-            self._make_room()
+            self._evict_sessions()
             self._by_token[token] = self._by_client[client] = ClientSession(token, owner, client)
             return None
         before, session.client = session.client, client
-        session.away_since_s, session.is_given_up = None, False
+        session.away_since_s, session.is_expired = None, False
         self._by_client.pop(before, None)
         self._by_client[client] = session
         return before
 
-    def note(self, client: bytes, reply: Said) -> bool:
+    def retain(self, client: bytes, reply: SessionReply) -> bool:
         """Retain a reply to a client. Returns whether the client is connected."""
         session = self._by_client.get(client)
         if session is None:
             return True
-        kept = _kept(session, reply)
-        session.kept.append(kept)
-        self._add(session, kept.num_bytes)
-        if self._num_bytes > MAX_ALL_KEPT_BYTES:
-            self._shed()
-        while session.num_bytes > MAX_KEPT_BYTES or (self._num_bytes > MAX_ALL_KEPT_BYTES and session.kept):
-            self._add(session, -session.kept.popleft().num_bytes)
+        retained = _retained(session, reply)
+        session.replies.append(retained)
+        self._count_bytes(session, retained.num_bytes)
+        if self._num_bytes > MAX_TOTAL_RETAINED_BYTES:
+            self._drop_received()
+        while session.num_bytes > MAX_RETAINED_BYTES or (
+            self._num_bytes > MAX_TOTAL_RETAINED_BYTES and session.replies
+        ):
+            self._count_bytes(session, -session.replies.popleft().num_bytes)
         return session.away_since_s is None
 
-    def leave(self, client: bytes) -> bool:
+    def mark_away(self, client: bytes) -> bool:
         """Report a closed connection. Returns whether its client may return."""
         session = self._by_client.get(client)
         if session is None:
@@ -126,108 +128,110 @@ class ClientSessions:
     def expired(self) -> list[bytes]:
         """Return the connections of clients that have been away for longer than `AWAY_S`, each once."""
         now_s = time.monotonic()
-        gone = [s for s in self._by_client.values() if not s.is_given_up and _away_s(s, now_s) > AWAY_S]
+        gone = [s for s in self._by_client.values() if not s.is_expired and _away_s(s, now_s) > AWAY_S]
         for session in gone:
-            session.is_given_up = True
+            session.is_expired = True
         return [session.client for session in gone]
 
-    def unheard(self, client: bytes, awaited: Iterable[Awaited]) -> list[Said]:
+    def missed_replies(self, client: bytes, awaited: Iterable[Awaited]) -> list[SessionReply]:
         """Return the replies about these requests that their client has not received, in order.
 
         If some are no longer retained, `num_missed` of the next `Tokens` is the number of replies missing before it. An
         unknown request is answered with its last message.
         """
         session = self._by_client.get(client)
-        wanted = {one.request_id: one for one in awaited}
+        wanted = {awaited_request.request_id: awaited_request for awaited_request in awaited}
         known: set[str] = set()
-        said: list[Said] = []
-        met: set[tuple[str, int]] = set()
-        for kept in session.kept if session is not None else ():
-            one = wanted.get(kept.reply.request_id)
-            if one is not None:
-                known.add(one.request_id)
-                said += _if_unheard(one, kept, met)
+        replies: list[SessionReply] = []
+        seen: set[tuple[str, int]] = set()
+        for retained in session.replies if session is not None else ():
+            awaited_request = wanted.get(retained.reply.request_id)
+            if awaited_request is not None:
+                known.add(awaited_request.request_id)
+                replies += _replies_if_missed(awaited_request, retained, seen)
         open_ids = {request_id for request_id, _ in session.counts} if session is not None else set()
         for request_id in wanted.keys() - known - open_ids:
-            said += _last_words(wanted[request_id])
-        return said
+            replies += _final_messages(wanted[request_id])
+        return replies
 
-    def _make_room(self) -> None:
+    def _evict_sessions(self) -> None:
         if len(self._by_token) >= MAX_SESSIONS:
             idle = [s for s in self._by_token.values() if s.away_since_s is not None or not s.counts]
             for session in (idle or list(self._by_token.values()))[: MAX_SESSIONS // 8]:
-                self._forget(session)
+                self._remove(session)
 
-    def _forget_old(self) -> None:
+    def _drop_expired(self) -> None:
         now_s = time.monotonic()
-        for session in [s for s in self._by_token.values() if _away_s(s, now_s) > FORGET_S]:
-            self._forget(session)
+        for session in [s for s in self._by_token.values() if _away_s(s, now_s) > SESSION_TTL_S]:
+            self._remove(session)
 
-    def _shed(self) -> None:
+    def _drop_received(self) -> None:
         """Drop the replies of sessions without open requests: they were received, or can be spared."""
         for session in self._by_token.values():
             if not session.counts:
-                session.kept.clear()
-                self._add(session, -session.num_bytes)
+                session.replies.clear()
+                self._count_bytes(session, -session.num_bytes)
 
-    def _forget(self, session: ClientSession) -> None:
-        self._add(session, -session.num_bytes)
+    def _remove(self, session: ClientSession) -> None:
+        self._count_bytes(session, -session.num_bytes)
         self._by_token.pop(session.token, None)
         if self._by_client.get(session.client) is session:
             del self._by_client[session.client]
 
-    def _add(self, session: ClientSession, num_bytes: int) -> None:
+    def _count_bytes(self, session: ClientSession, num_bytes: int) -> None:
         session.num_bytes += num_bytes
         self._num_bytes += num_bytes
 
 
-def _kept(session: ClientSession, reply: Said) -> _Kept:
+def _retained(session: ClientSession, reply: SessionReply) -> _RetainedReply:
     if isinstance(reply, Accepted):
         session.counts.update(((reply.request_id, index), 0) for index in range(len(reply.numbers)))
-        return _Kept(reply, 200)
+        return _RetainedReply(reply, 200)
     if isinstance(reply, Refused):
-        return _Kept(reply, 200 + len(reply.reason))
+        return _RetainedReply(reply, 200 + len(reply.reason))
     key = (reply.request_id, reply.index)
     if isinstance(reply, Finished):
         session.counts.pop(key, None)
-        return _Kept(reply, 400 + len(reply.error))
+        return _RetainedReply(reply, 400 + len(reply.error))
     number = session.counts.get(key, 0)
     session.counts[key] = number + 1
     logprobs = sum(100 + 100 * len(position.top) for position in reply.logprobs)
-    return _Kept(reply, 300 + 4 * len(reply.text) + 40 * len(reply.token_ids) + logprobs, number)
+    return _RetainedReply(reply, 300 + 4 * len(reply.text) + 40 * len(reply.token_ids) + logprobs, number)
 
 
-def _if_unheard(one: Awaited, kept: _Kept, met: set[tuple[str, int]]) -> Iterator[Said]:
-    reply = kept.reply
+def _replies_if_missed(
+    awaited_request: Awaited, retained: _RetainedReply, seen: set[tuple[str, int]]
+) -> Iterator[SessionReply]:
+    reply = retained.reply
     if isinstance(reply, Accepted | Refused):
-        if not one.heard:
+        if not awaited_request.heard:
             yield reply
         return
-    heard = one.heard[reply.index] if reply.index < len(one.heard) else 0
+    heard = awaited_request.heard[reply.index] if reply.index < len(awaited_request.heard) else 0
     if heard == ENDED:
         return
     if isinstance(reply, Finished):
         yield reply
         return
     key = (reply.request_id, reply.index)
-    missed = 0 if key in met else max(0, kept.number - heard)
-    met.add(key)
-    if kept.number >= heard:
+    missed = 0 if key in seen else max(0, retained.number - heard)
+    seen.add(key)
+    if retained.number >= heard:
         yield msgspec.structs.replace(reply, num_missed=missed) if missed else reply
 
 
-def _last_words(one: Awaited) -> Iterator[Said]:
-    if not one.heard:
-        yield Refused(request_id=one.request_id, reason=NEVER_CAME)
-    for index, heard in enumerate(one.heard):
+def _final_messages(awaited_request: Awaited) -> Iterator[SessionReply]:
+    if not awaited_request.heard:
+        yield Refused(request_id=awaited_request.request_id, reason=NEVER_RECEIVED)
+    for index, heard in enumerate(awaited_request.heard):
         if heard != ENDED:
             yield Finished(
-                request_id=one.request_id,
+                request_id=awaited_request.request_id,
                 index=index,
                 finish_reason="error",
                 usage=Usage(),
                 timing=RequestTiming(),
-                error=FORGOTTEN,
+                error=DROPPED,
             )
 
 
@@ -240,7 +244,7 @@ class OpenRequest:
     """An accepted request with completions that have not ended."""
 
     client: bytes
-    whose: str
+    on_behalf_of: str
     """On whose behalf the client asked, as in `Submit.client`."""
     request_id: str
     num_prompt_tokens: int
@@ -251,7 +255,7 @@ class OpenRequest:
     """Number of completions counted against its client's allowance."""
     arrival_ns: int = field(default_factory=time.monotonic_ns)
 
-    def ended(self, reason: FinishReason, error: str) -> list[Finished]:
+    def final_messages(self, reason: FinishReason, error: str) -> list[Finished]:
         """Return the last message of each completion, for when the engine cannot send them."""
         total_s = (time.monotonic_ns() - self.arrival_ns) / 1e9
         return [
@@ -288,7 +292,7 @@ class OpenRequests:
             (client, submit.client), _num_bytes(submit, num_prompt_tokens), submit.sampling.n
         )
 
-    def open(self, client: bytes, submit: Submit, accepted: Accepted) -> None:
+    def register(self, client: bytes, submit: Submit, accepted: Accepted) -> None:
         completions = dict.fromkeys(range(len(accepted.numbers)), 0)
         num_bytes = _num_bytes(submit, accepted.num_prompt_tokens)
         request = OpenRequest(
@@ -300,11 +304,11 @@ class OpenRequests:
             num_bytes,
             submit.sampling.n,
         )
-        self._allowance.take((client, submit.client), num_bytes, submit.sampling.n)
+        self._allowance.acquire((client, submit.client), num_bytes, submit.sampling.n)
         self._requests[submit.request_id] = request
         self._of_client.setdefault(client, {})[submit.request_id] = None
 
-    def owner(self, output: Tokens | Finished) -> bytes | None:
+    def client_of(self, output: Tokens | Finished) -> bytes | None:
         """Return the client of an output, or None if it has none. `Finished` removes its completion."""
         request = self._requests.get(output.request_id)
         if request is None or output.index not in request.num_tokens:
@@ -314,7 +318,7 @@ class OpenRequests:
             return request.client
         del request.num_tokens[output.index]
         if not request.num_tokens:
-            self._forget(request)
+            self._remove(request)
         return request.client
 
     def belongs_to(self, request_id: str, client: bytes) -> bool:
@@ -326,12 +330,12 @@ class OpenRequests:
         ids = self._of_client.pop(before, {})
         for request_id in ids:
             self._requests[request_id].client = client
-        for whose in {self._requests[request_id].whose for request_id in ids}:
-            self._allowance.move((before, whose), (client, whose))
+        for on_behalf_of in {self._requests[request_id].on_behalf_of for request_id in ids}:
+            self._allowance.move((before, on_behalf_of), (client, on_behalf_of))
         if ids:
             self._of_client[client] = ids | self._of_client.get(client, {})
 
-    def of(self, client: bytes) -> list[str]:
+    def ids_of(self, client: bytes) -> list[str]:
         """Return the request ids of the client."""
         return list(self._of_client.get(client, ()))
 
@@ -343,19 +347,19 @@ class OpenRequests:
         request = self._requests.get(request_id)
         if request is None:
             return []
-        self._forget(request)
-        return [(request.client, last) for last in request.ended(reason, "")]
+        self._remove(request)
+        return [(request.client, last) for last in request.final_messages(reason, "")]
 
     def end_all(self, reason: FinishReason, error: str = "") -> list[tuple[bytes, Finished]]:
         """Close all requests. Returns their clients and last messages."""
         requests = list(self._requests.values())
         for request in requests:
-            self._forget(request)
-        return [(r.client, last) for r in requests for last in r.ended(reason, error)]
+            self._remove(request)
+        return [(r.client, last) for r in requests for last in r.final_messages(reason, error)]
 
-    def _forget(self, request: OpenRequest) -> None:
+    def _remove(self, request: OpenRequest) -> None:
         del self._requests[request.request_id]
-        self._allowance.give((request.client, request.whose), request.num_bytes, request.count)
+        self._allowance.release((request.client, request.on_behalf_of), request.num_bytes, request.count)
         ids = self._of_client[request.client]
         del ids[request.request_id]
         if not ids:
@@ -364,5 +368,5 @@ class OpenRequests:
 
 def _num_bytes(submit: Submit, num_prompt_tokens: int) -> int:
     """Bytes held for an open request: the tokens of its prompt, its id and its sampling parameters."""
-    beside = sys.getsizeof(submit.request_id) + sampling_bytes(submit.sampling)
-    return COMMAND_BYTES + NUMBER_BYTES * num_prompt_tokens + beside
+    other_bytes = sys.getsizeof(submit.request_id) + sampling_bytes(submit.sampling)
+    return COMMAND_BYTES + NUMBER_BYTES * num_prompt_tokens + other_bytes

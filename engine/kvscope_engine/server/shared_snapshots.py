@@ -17,7 +17,7 @@ from kvscope_engine.server.served_engine import ServedEngine
 from kvscope_telemetry.messages.commands import Failed, Reply
 from kvscope_telemetry.messages.telemetry import Snapshot
 
-REST: Final = 4
+MIN_INTERVAL_FACTOR: Final = 4
 """Minimum time between two packings while steps run, as a multiple of the time that the last one took."""
 
 
@@ -41,10 +41,10 @@ class SharedSnapshots:
         self._waiting: dict[bytes, list[int]] = {}
         self._next_packing_s = 0.0
 
-    def ask(self, client: bytes, tag: int) -> None:
+    def request(self, client: bytes, tag: int) -> None:
         """Send `client` a snapshot with `tag`, now or at a following tick."""
         if self._is_fresh or self._may_pack:
-            self._send(client, self._fresh(), tag)
+            self._send(client, self._packed(), tag)
             return
         tags = self._waiting.setdefault(client, [])
         if len(tags) < self._max_waiting:
@@ -56,12 +56,12 @@ class SharedSnapshots:
     def tick(self) -> None:
         """Answer the waiting clients if packing is due. Called after each step, and when no further step will run."""
         if self._waiting and (self._is_fresh or self._may_pack):
-            snapshot, waiting, self._waiting = self._fresh(), self._waiting, {}
+            snapshot, waiting, self._waiting = self._packed(), self._waiting, {}
             for client, tags in waiting.items():
                 for tag in tags:
                     self._send(client, snapshot, tag)
 
-    def forget(self, client: bytes) -> None:
+    def remove_client(self, client: bytes) -> None:
         """Drop the queries of a disconnected client."""
         self._waiting.pop(client, None)
 
@@ -86,11 +86,11 @@ class SharedSnapshots:
     def _may_pack(self) -> bool:
         return time.monotonic() >= self._next_packing_s or not self._is_stepping()
 
-    def _fresh(self) -> Snapshot:
+    def _packed(self) -> Snapshot:
         if self._latest is None or not self._is_fresh:
             started = time.monotonic()
             self._latest = self._engine.snapshot(0)
             self.is_stale = False
             ended = time.monotonic()
-            self._next_packing_s = ended + REST * (ended - started)
+            self._next_packing_s = ended + MIN_INTERVAL_FACTOR * (ended - started)
         return self._latest

@@ -8,7 +8,7 @@ from math import gcd
 from typing import Final
 
 from kvscope_engine.policy.kv_groups import GroupRule
-from kvscope_engine.policy.plan import Scheduled
+from kvscope_engine.policy.step_plan import Scheduled
 from kvscope_telemetry.messages.telemetry import CacheInfo, KVGroup
 
 _KEPT_BESIDE: Final = frozenset(("cross", "chunks", "state"))

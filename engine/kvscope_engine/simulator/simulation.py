@@ -12,19 +12,19 @@ from typing import Final, Protocol
 from kvscope_engine.policy.allocation.allocators import make_allocation, make_pool
 from kvscope_engine.policy.block_needs import describe_length
 from kvscope_engine.policy.kv_groups import ONE_GROUP
-from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.scheduler import Scheduler, SchedulerConfig
 from kvscope_engine.policy.state_pool import StatePool, max_recorded_tokens
 from kvscope_engine.policy.state_slots import host_slots, slots_and_blocks
+from kvscope_engine.policy.step_plan import StepPlan, StepResult
 from kvscope_engine.simulator.costs.cost_model import CostModel
 from kvscope_engine.simulator.group_use import GroupTally
 from kvscope_engine.simulator.kv_layout import KVLayout
-from kvscope_engine.simulator.limits import SimulatedLimits
-from kvscope_engine.simulator.paging import Paging
 from kvscope_engine.simulator.simulated_mover import SimulatedMover
-from kvscope_engine.simulator.tally import SimulationTally
-from kvscope_engine.simulator.tiers import Tiers
+from kvscope_engine.simulator.simulated_paging import Paging
+from kvscope_engine.simulator.simulated_tiers import Tiers
+from kvscope_engine.simulator.simulation_limits import SimulatedLimits
+from kvscope_engine.simulator.simulation_tally import SimulationTally
 from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.ledger import Tier

@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Self
 
 from kvscope_engine.policy.allocation.mapped_pool import page_slots_of
-from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.policy.state_pool import max_recorded_tokens
+from kvscope_engine.policy.step_plan import StepPlan, StepResult
 from kvscope_engine.simulator.simulation import Setup, Simulation
 from kvscope_engine.step_recorder import StepRecorder
 from kvscope_telemetry.about import program_version

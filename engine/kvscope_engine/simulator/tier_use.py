@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from kvscope_engine.simulator.simulation import Simulation
-from kvscope_engine.simulator.tally import SimulationTally
+from kvscope_engine.simulator.simulation_tally import SimulationTally
 from kvscope_telemetry.ledger import Tier
 
 

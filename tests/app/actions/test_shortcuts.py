@@ -89,7 +89,7 @@ def test_selected_command_has_enough_contrast_with_and_without_focus(editor, win
 
 def test_key_of_another_command_is_reassigned_only_after_confirmation(editor, window):
     set_key(editor, "fit", "Ctrl+W")
-    assert "“Close window”" in editor.words.text()
+    assert "“Close window”" in editor.hint.text()
     assert window.actions_by_name["close"].shortcut().toString() == "Ctrl+W"
     editor.set.click()
     assert window.actions_by_name["close"].shortcut().isEmpty()

@@ -202,7 +202,7 @@ def test_command_line_rules_apply_in_addition_to_saved_rules(window_with_scripte
     extend_overview(session, [second(at, used=97, num_running=9) for at in range(10)])
     assert {mark.kind for mark in session.bookmarks.shown} == {"Busy", KV_USAGE}
     assert window_with_scripted_overview.themes.settings.values.alarm_rules == DEFAULT_RULES
-    assert "Busy" in window_with_scripted_overview.alarms.own_words
+    assert "Busy" in window_with_scripted_overview.alarms.command_line_text
 
 
 @pytest.fixture
@@ -400,7 +400,7 @@ def test_narrow_alarm_line_wraps_rule_and_details_without_clipping(qtbot):
     line = AlarmLine()
     qtbot.addWidget(line)
     rule, detail = "Long wait: longest_wait_s > 10 and running > 8 for 10 s", "up to 97.0 %; since 12:00:00.000, " * 4
-    line.tell(rule, detail)
+    line.show_alarm(rule, detail)
     line.resize(2_000, 40)
     line.show()
     assert not line.is_narrow

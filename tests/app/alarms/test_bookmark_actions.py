@@ -231,7 +231,7 @@ def test_bookmarks_are_saved_with_recordings_and_edits_leave_the_file_unchanged(
 
     again = open_playback_window(moved).session
     qtbot.waitUntil(lambda: len(again.bookmarks.shown) == 2, timeout=WAIT_MS)
-    assert {add_named_bookmark.text for add_named_bookmark in again.bookmarks.shown} == {"renamed", "added"}
+    assert {mark.text for mark in again.bookmarks.shown} == {"renamed", "added"}
     assert added in again.bookmarks.shown
 
 

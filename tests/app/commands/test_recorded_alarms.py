@@ -29,7 +29,7 @@ class FilesOfBookmarks:
         self.paths.append(Path(f"x-{len(self.paths)}.mcap"))
         self.bookmarks.append([])
 
-    def mark(self, bookmark: Bookmark) -> None:
+    def write_bookmark(self, bookmark: Bookmark) -> None:
         self.bookmarks[-1].append(bookmark)
 
     def texts(self) -> list[str]:
@@ -48,7 +48,7 @@ def record_loads(*loads: int | None) -> FilesOfBookmarks:
             continue
         writer.overview.append(Summary(time_ns=START_NS + second * SECOND_NS, epoch=1, num_running=load))
         second += 1
-        alarms.look()
+        alarms.poll()
     return writer
 
 

@@ -43,7 +43,7 @@ def test_where_one_was_not_recorded_it_stands_at_its_end(make_pair):
     go(pair, 0.9 * pair.a.timeline.player.duration)
     assert shows(pair.a, pair.cursor_ns)
     assert pair.b.timeline.cursor_ns == pair.b.timeline.range_ns[1]
-    assert [side.holds(pair.cursor_ns) for side in pair.sides] == [True, False]
+    assert [side.contains(pair.cursor_ns) for side in pair.sides] == [True, False]
     pair.go_live()
     settle(pair)
     assert pair.cursor_ns == pair.a.timeline.range_ns[1]

@@ -23,7 +23,7 @@ from kvscope_telemetry.source import SourceState, SourceStatus, Update
 def set_status(engine, session, state=SourceState.LIVE, reason="", role="operator", intervenes=True):
     """Set the source's status and poll the session."""
     engine.source.status = SourceStatus(state, reason, role=role, intervenes=intervenes)
-    session._status_told_ns = 0
+    session._status_emitted_ns = 0
     session.poll()
 
 
@@ -186,7 +186,7 @@ def test_waiting_request_cannot_be_preempted(engine, session, window, poll):
             replace(OWN_ENGINE, engine="vllm"),
             4,
             {
-                "preempt_swap": "vllm recomputes what it preempts: it cannot swap",
+                "preempt_swap": "vllm recomputes preempted requests: it cannot swap",
                 "pin_block": "In vllm, blocks cannot be pinned",
                 "pin_prefix": "In vllm, blocks cannot be pinned",
                 "pin_request": "In vllm, blocks cannot be pinned",

@@ -96,7 +96,7 @@ def test_video_is_made_in_the_background(playback_window, tmp_path, qtbot):
     dialog = dialog_of(playback_window, VideoDialog)
     dialog.first.setValue(1.0)
     dialog.last.setValue(2.0)
-    dialog.form.setCurrentIndex(3)
+    dialog.format_box.setCurrentIndex(3)
     spec = dialog.spec(tmp_path / "x")
     dialog.reject()
     assert (spec.path.name, spec.suffix, spec.from_s, spec.until_s) == ("x.apng", ".apng", 1.0, 2.0)

@@ -136,7 +136,7 @@ def test_parts_of_one_bar_have_distinct_colours(qtbot, theme):
 
 @pytest.mark.parametrize("fits", [True, False])
 def test_shares_equal_those_printed_by_the_command(qtbot, fits):
-    from kvscope_engine.planning.report_text import text
+    from kvscope_engine.planning.plan_report_text import text
 
     view, made = PlanView(DARK), _make_answer(fits=fits)
     qtbot.addWidget(view)
@@ -171,7 +171,7 @@ def test_only_the_newest_question_is_answered(make_sheet, qtbot):
     sheet = make_sheet()
     for model in ("one", "two", "wrong", "three"):
         sheet.form.model.setText(model)
-        sheet.ask()
+        sheet.request()
     qtbot.waitUntil(lambda: "three, 8.03" in sheet.view.words)
     assert not sheet.process.is_busy
 
@@ -180,10 +180,10 @@ def test_error_is_shown_in_one_line_and_the_next_question_is_answered(make_sheet
     sheet = make_sheet("wrong")
     qtbot.waitUntil(lambda: sheet.view.words == "model 'wrong' is not there")
     sheet.form.model.setText("dies")
-    sheet.ask()
+    sheet.request()
     qtbot.waitUntil(lambda: "Planning stopped: it is dead." in sheet.view.words)
     sheet.form.model.setText("Other")
-    sheet.ask()
+    sheet.request()
     qtbot.waitUntil(lambda: "Other, 8.03" in sheet.view.words)
 
 

@@ -52,7 +52,7 @@ def test_recordings_of_two_processes_are_all_listed(qapp, settings):
     one, other = SettingsStore(settings), SettingsStore(settings)
     add_recent(one, "/one.mcap")
     add_recent(other, "/other.mcap")
-    one.look()
+    one.reload()
     assert one.values.recent_recordings == other.values.recent_recordings == ("/other.mcap", "/one.mcap")
 
 

@@ -10,7 +10,7 @@ from tests.app import window_driver as driver
 from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_app.playback.playback_actions import STEPPED
-from kvscope_app.recording.crashed_histories import LeftRings
+from kvscope_app.recording.crashed_histories import CrashedHistories
 from kvscope_app.recording.history_dialogs import HistoryLengthDialog, SaveHistoryDialog
 from kvscope_app.recording.recording_actions import (
     free_path,
@@ -240,8 +240,8 @@ def test_history_of_a_crashed_session_can_be_opened_or_discarded(window, setting
         left.write(message, wait=True)
     left.close(keep=True)
     shown = []
-    offer = LeftRings(window, lambda: [window], shown.append)
-    offer.begin()
+    offer = CrashedHistories(window, lambda: [window], shown.append)
+    offer.start()
     qtbot.waitUntil(lambda: "ended unexpectedly" in window.banner.text, timeout=WAIT_MS)
     driver.press(window.banner, "Open")
     qtbot.waitUntil(lambda: bool(shown), timeout=WAIT_MS)
@@ -265,6 +265,6 @@ def test_old_history_of_crashed_sessions_is_deleted_and_reported(window, setting
         for message in (hello, replace(engine.snapshot(), hello=hello), *(engine.advance() for _ in range(30))):
             ring.write(message, wait=True)
         ring.close(keep=True)
-    LeftRings(window, lambda: [window], lambda recorded: None).begin()
+    CrashedHistories(window, lambda: [window], lambda recorded: None).start()
     qtbot.waitUntil(lambda: "1 crashed session deleted" in window.banner.accessibleName(), timeout=WAIT_MS)
     assert set(rings_folder().iterdir()) == {window.session.disk_history.ring.folder, left[1].folder}

@@ -78,14 +78,14 @@ def test_bookmarks_before_the_timeline_are_removed_unless_they_are_ongoing(bookm
 
 
 def test_saved_alarm_replaces_an_overlapping_derived_alarm(bookmarks):
-    kept_bookmarks = Bookmark(bookmark_id="a", time_ns=100, until_ns=200, kind="kv_usage", text="kept")
-    bookmarks.add_revisions([kept_bookmarks])
+    kept = Bookmark(bookmark_id="a", time_ns=100, until_ns=200, kind="kv_usage", text="kept")
+    bookmarks.add_revisions([kept])
     same = Bookmark(bookmark_id="b", time_ns=150, until_ns=260, kind="kv_usage", text="again")
     later = Bookmark(bookmark_id="c", time_ns=300, kind="kv_usage", text="later")
     other = Bookmark(bookmark_id="d", time_ns=150, kind="hot", text="other")
     bookmarks.derive([same, later, other])
     assert texts(bookmarks) == ["kept", "other", "later"]
-    assert bookmarks.is_stored(kept_bookmarks)
+    assert bookmarks.is_stored(kept)
     assert not bookmarks.is_stored(later)
     bookmarks.delete([later])
     assert texts(bookmarks) == ["kept", "other", "later"]

@@ -82,8 +82,8 @@ def test_changes_of_two_settings_keepers_are_merged(settings, tmp_path):
     first.change_by(lambda now: {"shortcuts": {**now.shortcuts, "back": ("B",)}})
     received = []
     second.changed.connect(received.append)
-    second.look()
-    second.look()
+    second.reload()
+    second.reload()
     assert len(received) == 1
     assert first.values == second.values
     assert first.values.shortcuts == {"play": ("P",), "back": ("B",)}

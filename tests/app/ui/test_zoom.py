@@ -88,7 +88,7 @@ def test_zoom_is_saved_and_bounded(qapp, settings, themes):
         again.zoom(-1)
     assert zoom_of(qapp) == 50
     again.deleteLater()
-    themes.settings.look()
+    themes.settings.reload()
 
 
 def test_zoom_shortcuts_change_the_zoom(session, make_window, qtbot, qapp):

@@ -1,4 +1,4 @@
-"""A key means the same wherever the focus is. Views have keys of their own only where no action has them."""
+"""Tests that each key has the same effect in all views."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from timed_fakes import START_NS, second
 from kvscope_app.views.docks import DOCKS
 
 KEYS = Qt.Key
-TEXT_FIELDS = (QLineEdit, QPlainTextEdit, QTextEdit, QAbstractSpinBox)
+EDITABLE_FIELDS = (QLineEdit, QPlainTextEdit, QTextEdit, QAbstractSpinBox)
 """They keep what edits text, on every platform."""
 PRESSES = {KEYS.Key_Space: (QAbstractButton, QComboBox), KEYS.Key_Home: (QComboBox,), KEYS.Key_End: (QComboBox,)}
 
 
-on_time = pytest.mark.parametrize("window", [("timeline", "throughput", "heatmap")], indirect=True)
+with_time_views = pytest.mark.parametrize("window", [("timeline", "throughput", "heatmap")], indirect=True)
 """A test that looks at these views alone."""
 
 
@@ -53,39 +53,39 @@ def window(engine, session, make_window, poll, qtbot, request):
 
 
 def focusable(view):
-    """Each kind of widget in a view that the keyboard can come to, the view's own first."""
+    """Return one focusable widget of each kind in a view, beginning with the view itself."""
     kinds = {}
     for widget in [view, *view.findChildren(QWidget)]:
         can = widget.focusPolicy() & Qt.FocusPolicy.StrongFocus and widget.isVisible() and widget.isEnabled()
-        if can and not isinstance(widget, TEXT_FIELDS) and widget.focusProxy() is None:
+        if can and not isinstance(widget, EDITABLE_FIELDS) and widget.focusProxy() is None:
             kinds.setdefault((type(widget), widget.accessibleName()), widget)
     return list(kinds.values())
 
 
-def documented(actions):
-    """Of each key that menus and the sheet of F1 name, wherever the focus is: what it does."""
+def documented_shortcuts(actions):
+    """Yield (action name, key sequence) of all shortcuts that apply wherever the focus is."""
     for spec in actions:
         if not spec.within and not spec.name.startswith("toggle_"):
             for sequence in actions[spec.name].shortcuts():
                 yield spec.name, sequence
 
 
-def press(qtbot, widget, sequence):
+def press_keys(qtbot, widget, sequence):
     combination = sequence[0]
     assert isinstance(combination, QKeyCombination)
     qtbot.keyClick(widget, combination.key(), combination.keyboardModifiers())
 
 
-def is_the_platforms(widget, sequence):
+def is_platform_shortcut(widget, sequence):
     combination = sequence[0]
     plain = combination.keyboardModifiers() == Qt.KeyboardModifier.NoModifier
     own_copy = sequence == QKeySequence("Ctrl+C") or sequence == QKeySequence("Ctrl+Z")
     return (plain and isinstance(widget, PRESSES.get(combination.key(), ()))) or (
-        own_copy and widget.metaObject().className() == "MarkList"  # of bookmarks: the same, on what it shows
+        own_copy and widget.metaObject().className() == "MarkList"  # in the bookmark list these act on its own content
     )
 
 
-def test_each_documented_key_does_what_is_documented_wherever_the_focus_is(window, qtbot):
+def test_each_documented_shortcut_triggers_its_action_in_every_view(window, qtbot):
     actions, done, wrong = window.actions_by_name, [], []
     for spec in actions:
         action = actions[spec.name]
@@ -100,30 +100,30 @@ def test_each_documented_key_does_what_is_documented_wherever_the_focus_is(windo
         QApplication.processEvents()
         window.views[name].draw_all()
         for widget in focusable(window.views[name]):
-            for action, sequence in documented(actions):
-                if is_the_platforms(widget, sequence):
+            for action, sequence in documented_shortcuts(actions):
+                if is_platform_shortcut(widget, sequence):
                     continue
                 actions[action].setEnabled(True)
                 widget.setFocus()
                 if QApplication.focusWidget() is not widget:
                     break
                 done.clear()
-                press(qtbot, widget, sequence)
+                press_keys(qtbot, widget, sequence)
                 tried[name] += 1
                 if done != [action]:
                     wrong.append((name, type(widget).__name__, sequence.toString(), action, list(done)))
     assert not wrong
     views = {"page_map", "console", "throughput", "heatmap", "timeline", "requests", "bookmarks", "inspector", "memory"}
-    assert views <= set(tried), "the others have nothing to show here"
+    assert views <= set(tried), "the other views have no focusable content here"
 
 
-def test_no_two_actions_share_a_key(window):
-    keys = Counter(sequence.toString() for _, sequence in documented(window.actions_by_name))
+def test_no_two_actions_share_a_shortcut(window):
+    keys = Counter(sequence.toString() for _, sequence in documented_shortcuts(window.actions_by_name))
     assert [key for key, times in keys.items() if times > 1] == []
 
 
-@on_time
-def test_the_zoom_keys_zoom_what_has_the_focus(window, qtbot):
+@with_time_views
+def test_zoom_keys_zoom_the_focused_view(window, qtbot):
     views, actions = window.views, window.actions_by_name
     timeline, plot, heat = (
         views["timeline"].canvas,
@@ -146,14 +146,14 @@ def test_the_zoom_keys_zoom_what_has_the_focus(window, qtbot):
         assert length() < before, name
         qtbot.keyClick(widget, KEYS.Key_F)
         assert length() >= before, name
-        assert window.page_map.scene.camera.pitch == pitch, "the page map has not the focus"
+        assert window.page_map.scene.camera.pitch == pitch, "the page map does not have the focus"
     window.page_map.canvas.setFocus()
     actions["zoom_in"].trigger()
     assert window.page_map.scene.camera.pitch > pitch
 
 
-@on_time
-def test_end_in_the_timeline_goes_live(window, qtbot, session):
+@with_time_views
+def test_end_key_in_the_timeline_goes_live(window, qtbot, session):
     canvas = window.views["timeline"].canvas
     window.focus_view("timeline")
     canvas.setFocus()
@@ -165,9 +165,8 @@ def test_end_in_the_timeline_goes_live(window, qtbot, session):
     assert not session.timeline.is_paused
 
 
-@on_time
-def test_the_focus_is_seen(window, qtbot):
-    """The pixel in the corner is the accent's."""
+@with_time_views
+def test_focused_view_has_a_frame_in_the_accent_color(window, qtbot):
     plot = window.views["throughput"].charts.panels["decode"].plot
     for name, widget in (("throughput", plot), ("timeline", None), ("heatmap", window.views["heatmap"].map)):
         window.focus_view(name)
@@ -180,9 +179,9 @@ def test_the_focus_is_seen(window, qtbot):
         assert widget.grab().toImage().pixelColor(0, 0).name() != window.themes.theme.accent
 
 
-@on_time
-def test_focus_frame_vanishes_from_the_screen_when_the_focus_leaves(window, qtbot):
-    """Read what was painted: `grab()` would paint the widget anew, and hide that nobody did."""
+@with_time_views
+def test_focus_frame_disappears_from_the_screen_when_the_focus_leaves(window, qtbot):
+    """Reads the screen, because `grab()` would repaint the widget and hide a missing repaint."""
     plot = window.views["throughput"].charts.panels["decode"].plot
     canvas = window.page_map.canvas
     for name, widget in (("throughput", plot), ("timeline", window.views["timeline"].canvas), ("heatmap", None)):
@@ -196,19 +195,19 @@ def test_focus_frame_vanishes_from_the_screen_when_the_focus_leaves(window, qtbo
 
 
 def accent_on_frame(window, widget) -> float:
-    """Share of the accent's pixels in the upper edge of a widget and in both sides of it, as they are on the screen."""
+    """Return the share of accent pixels on the upper, left and right edges of a widget, as on the screen."""
     corner = widget.mapTo(window, QPoint(0, 0))
     image = (
         window.screen().grabWindow(window.winId(), corner.x(), corner.y(), widget.width(), widget.height()).toImage()
     )
-    last, height = image.width() - 1, image.height() * 3 // 4  # that of the page map ends above its lowest rows
+    last, height = image.width() - 1, image.height() * 3 // 4  # the frame of the page map ends above its lowest rows
     edges = [(x, 0) for x in range(image.width())] + [(x, y) for x in (0, last) for y in range(height)]
     accent = QColor(window.themes.theme.accent).rgb()
     return sum(image.pixel(x, y) == accent for x, y in edges) / len(edges)
 
 
-@on_time
-def test_arrows_in_a_chart(window, qtbot):
+@with_time_views
+def test_arrow_keys_in_a_chart_pan_and_move_the_cursor(window, qtbot):
     view = window.views["throughput"]
     window.focus_view("throughput")
     view.charts.refresh_all()
@@ -224,8 +223,8 @@ def test_arrows_in_a_chart(window, qtbot):
     assert view.charts.bar.time.text()
 
 
-@on_time
-def test_esc_closes_what_is_measured_before_it_clears_the_selection(window, qtbot, session):
+@with_time_views
+def test_escape_closes_the_measurement_before_it_clears_the_selection(window, qtbot, session):
     view = window.views["timeline"]
     window.focus_view("timeline")
     view.draw_all()
@@ -240,6 +239,6 @@ def test_esc_closes_what_is_measured_before_it_clears_the_selection(window, qtbo
     assert session.selection.request is None
 
 
-def test_the_keys_of_the_timeline_are_no_actions(window):
-    taken = {sequence.toString() for _, sequence in documented(window.actions_by_name)}
+def test_letter_keys_of_the_timeline_are_not_used_by_actions(window):
+    taken = {sequence.toString() for _, sequence in documented_shortcuts(window.actions_by_name)}
     assert not taken & {"W", "A", "S", "D"}

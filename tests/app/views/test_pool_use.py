@@ -1,4 +1,4 @@
-"""What the slots of the pool are used for, under each kind of allocator."""
+"""Tests of the use of pool slots under each kind of allocator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BLOCK = 368_640
 
 @pytest.fixture
 def make_mirror(engine, session, poll):
-    """A mirror of the engine as it is, which says `cache` of its pool."""
+    """Function that returns a mirror of the engine with the given cache settings."""
 
     def make(num_layers=30, device="cpu", **cache):
         engine.hello = msgspec.structs.replace(
@@ -35,7 +35,7 @@ def make_mirror(engine, session, poll):
     return make
 
 
-def test_paged_wastes_the_ends_of_last_blocks(engine, make_mirror):
+def test_paged_allocator_wastes_the_ends_of_last_blocks(engine, make_mirror):
     engine.hold([0, 1, 9], filled=16)
     engine.hold([5], filled=4)
     engine.hold([6, 7], state=BlockState.CACHED, ref_count=0)
@@ -48,7 +48,7 @@ def test_paged_wastes_the_ends_of_last_blocks(engine, make_mirror):
 
 
 @pytest.mark.parametrize("held", [range(60, 64), (*range(4), *range(60, 64))])
-def test_runs_at_the_ends_count_and_slots_are_summed_a_piece_at_a_time(engine, make_mirror, monkeypatch, held):
+def test_free_runs_at_the_ends_are_counted_when_summing_in_pieces(engine, make_mirror, monkeypatch, held):
     monkeypatch.setattr(pool_use_module, "_PIECE", 7)
     engine.hold(held, filled=3)
     use = pool_use(make_mirror())
@@ -56,7 +56,7 @@ def test_runs_at_the_ends_count_and_slots_are_summed_a_piece_at_a_time(engine, m
     assert use.largest_free_run == 16 * (64 - len(held))
 
 
-def test_a_reservation_is_split_where_its_request_must_end(engine, make_mirror):
+def test_reserved_slots_beyond_the_token_limit_are_wasted(engine, make_mirror):
     engine.request(1, blocks=(0, 1), num_prompt_tokens=20, num_output_tokens=4, max_tokens=30)
     engine.hold([0], owner=1, filled=16)
     engine.hold([1], owner=1, filled=8)
@@ -67,23 +67,25 @@ def test_a_reservation_is_split_where_its_request_must_end(engine, make_mirror):
     use = pool_use(make_mirror(allocator="contiguous"))
     assert use.num_held == 10 * 16
     assert use.num_used == 34
-    assert use.num_wasted == 8 * 16 - 50  # beyond prompt and limit of request 1; the limit of 2 is not known
+    assert use.num_wasted == 8 * 16 - 50  # beyond prompt and limit of request 1; the limit of request 2 is unknown
     assert use.num_reserved == (50 - 24) + (32 - 10)
     assert use.external_fragmentation == 0.0
 
 
-def test_a_run_whose_request_is_not_known_is_reserved(engine, make_mirror):
+def test_run_of_an_unknown_request_is_reserved(engine, make_mirror):
     engine.hold([3, 4], owner=77, filled=0)
     use = pool_use(make_mirror(allocator="buddy"))
     assert (use.num_reserved, use.num_wasted) == (32, 0)
 
 
-def test_under_virtual_slots_are_those_of_memory(engine, make_mirror):
+def test_virtual_allocator_counts_slots_of_mapped_memory(engine, make_mirror):
     engine.hold(range(64), state=BlockState.UNMAPPED, ref_count=0, owner=-1, filled=0)
     engine.request(1, blocks=(0, 1), num_prompt_tokens=20, num_output_tokens=4)
     engine.hold([0], filled=16)
     engine.hold([1], filled=8)
-    engine.hold([2, 3], state=BlockState.FREE, ref_count=0, owner=-1, filled=0)  # mapped, of one that ended
+    engine.hold(
+        [2, 3], state=BlockState.FREE, ref_count=0, owner=-1, filled=0
+    )  # still mapped after their request ended
     mirror = make_mirror(allocator="virtual", num_physical_blocks=10)
     use = pool_use(mirror)
     assert (use.num_used, use.num_wasted, use.num_free) == (24, 8, 8 * 16)
@@ -94,19 +96,19 @@ def test_under_virtual_slots_are_those_of_memory(engine, make_mirror):
     )
 
 
-def test_under_virtual_on_a_gpu_a_request_holds_whole_pages(engine, make_mirror):
+def test_virtual_allocator_on_a_gpu_holds_whole_pages(engine, make_mirror):
     engine.hold(range(64), state=BlockState.UNMAPPED, ref_count=0, owner=-1, filled=0)
     engine.request(1, blocks=(0,), num_prompt_tokens=3, num_output_tokens=1)
     engine.hold([0], filled=4)
     cache = {"allocator": "virtual", "num_physical_blocks": 40, "block_bytes": 2 * (2 << 20) // 20}
-    mirror = make_mirror(num_layers=2, device="cuda", **cache)  # 20 blocks a page
+    mirror = make_mirror(num_layers=2, device="cuda", **cache)  # 20 blocks per page
     use = pool_use(mirror)
     assert (use.num_held, use.num_wasted, use.num_free) == (20 * 16, 20 * 16 - 4, 20 * 16)
     parts = {part.key: part.num_bytes for part in account(mirror, None, None).parts}
-    assert parts["kv_free"] == 39 * cache["block_bytes"]  # all pages were made at the start
+    assert parts["kv_free"] == 39 * cache["block_bytes"]  # all pages were mapped at the start
 
 
-def test_the_lines_name_every_part_and_what_was_measured(engine, make_mirror):
+def test_detail_rows_name_every_part_and_measured_memory(engine, make_mirror):
     engine.hold([0], filled=4)
     mirror = make_mirror(dtype="int8")
     lines = {name.strip(): value for name, value, _ in detail_rows(kv_detail(mirror))}
@@ -121,7 +123,7 @@ def test_the_lines_name_every_part_and_what_was_measured(engine, make_mirror):
     assert lines["Memory behind blocks"] == "720.0 KiB"
 
 
-def test_before_an_engine_there_is_nothing(make_engine, make_session):
+def test_pool_use_without_an_engine_is_empty(make_engine, make_session):
     engine = make_engine()
     engine.source.updates.clear()
     use = pool_use(make_session(engine).mirror)

@@ -1,4 +1,4 @@
-"""Who is refreshed when."""
+"""Tests of the order and rate in which views are refreshed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvscope_app.views.base import View
 from kvscope_app.views.refresher import Refresher
 
 
-class Counting(View):
+class CountingView(View):
     title = "Counting"
     object_name = "counting"
 
@@ -28,12 +28,12 @@ class Counting(View):
 
 
 @pytest.fixture
-def setup(session, qtbot):
+def host_refresher_views(session, qtbot):
     host = QWidget()
     qtbot.addWidget(host)
     column = QVBoxLayout(host)
     refresher = Refresher(session, host)
-    views = [Counting(session, host, hz) for hz in (60.0, 5.0, 5.0)]
+    views = [CountingView(session, host, hz) for hz in (60.0, 5.0, 5.0)]
     for view in views:
         column.addWidget(view)
         refresher.add_view(view)
@@ -42,26 +42,26 @@ def setup(session, qtbot):
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    """The refresher's, which stands still until a test moves it."""
+def clock_ns(monkeypatch):
+    """Replace the refresher's clock by one that the test moves."""
     now_ns = [time.monotonic_ns()]
     monkeypatch.setattr(refresher_module, "time", SimpleNamespace(monotonic_ns=lambda: now_ns[0]))
     return now_ns
 
 
-def test_slow_views_take_turns(setup, clock, engine, session, poll):
-    _, refresher, (fast, one, two) = setup
-    begin_anew(clock, refresher)
+def test_slow_views_are_refreshed_in_turn(host_refresher_views, clock_ns, engine, session, poll):
+    _, refresher, (fast, one, two) = host_refresher_views
+    refresh_all(clock_ns, refresher)
     assert (one.count, two.count) in ((1, 0), (0, 1))
     refresher.run()
     assert (one.count, two.count) == (1, 1)
     assert fast.count >= 1
 
 
-def test_a_turn_is_of_the_fast_view_or_of_one_of_the_others(setup, clock):
-    """Who is told that all may have changed shows the fast one at once; the others follow, one a turn."""
-    _, refresher, views = setup
-    add(clock, 1000)
+def test_each_run_refreshes_the_fast_view_or_one_slow_view(host_refresher_views, clock_ns):
+    """`touch_all` refreshes the fast view immediately; the others follow, one per run."""
+    _, refresher, views = host_refresher_views
+    advance(clock_ns, 1000)
     for view in views:
         view.count = 0
     refresher.touch_all()
@@ -73,14 +73,14 @@ def test_a_turn_is_of_the_fast_view_or_of_one_of_the_others(setup, clock):
     assert [view.count for view in views] == [1, 1, 1]
 
 
-def test_the_fast_view_comes_before_a_slow_one_that_waited_less(setup, clock):
-    _, refresher, (fast, one, two) = setup
-    begin_anew(clock, refresher)
+def test_fast_view_comes_before_a_slow_one_that_waited_less(host_refresher_views, clock_ns):
+    _, refresher, (fast, one, two) = host_refresher_views
+    refresh_all(clock_ns, refresher)
     refresher.run()
-    add(clock, 150)
+    advance(clock_ns, 150)
     refresher.touch(fast)
     refresher.run()
-    add(clock, 60)
+    advance(clock_ns, 60)
     for view in (fast, one, two):
         refresher.touch(view)
     refresher.run()
@@ -90,33 +90,33 @@ def test_the_fast_view_comes_before_a_slow_one_that_waited_less(setup, clock):
     assert (fast.count, one.count, two.count) == (3, 2, 2)
 
 
-def test_a_view_is_refreshed_at_its_own_rate(setup, clock, engine, session, poll):
-    _, refresher, (_, one, two) = setup
-    begin_anew(clock, refresher)
+def test_view_is_refreshed_at_its_own_rate(host_refresher_views, clock_ns, engine, session, poll):
+    _, refresher, (_, one, two) = host_refresher_views
+    refresh_all(clock_ns, refresher)
     refresher.run()
     for _ in range(5):
         engine.frame()
         poll(session)
         refresher.run()
     assert (one.count, two.count) == (1, 1)
-    add(clock, 200)
+    advance(clock_ns, 200)
     refresher.run()
     refresher.run()
     assert (one.count, two.count) == (2, 2)
 
 
-def test_an_update_soon_after_a_late_one_has_a_frame_of_its_own(setup, clock, session, qtbot):
-    _, refresher, (fast, *_) = setup
-    begin_anew(clock, refresher)
-    for milliseconds in (24, 8, 16):  # one is late by half a frame
-        add(clock, milliseconds)
+def test_update_soon_after_a_late_one_gets_its_own_frame(host_refresher_views, clock_ns, session, qtbot):
+    _, refresher, (fast, *_) = host_refresher_views
+    refresh_all(clock_ns, refresher)
+    for milliseconds in (24, 8, 16):  # one is half a frame late
+        advance(clock_ns, milliseconds)
         before = fast.count
         session.timeline.shown.emit(None)
         qtbot.waitUntil(lambda before=before: fast.count == before + 1, timeout=120_000)
 
 
-def test_who_waits_for_its_turn_is_come_back_to(setup, engine, session, poll, qtbot):
-    _, refresher, (_, one, two) = setup
+def test_waiting_view_is_refreshed_eventually(host_refresher_views, engine, session, poll, qtbot):
+    _, refresher, (_, one, two) = host_refresher_views
     refresher.touch_all()
     for _ in range(3):
         engine.frame()
@@ -124,85 +124,87 @@ def test_who_waits_for_its_turn_is_come_back_to(setup, engine, session, poll, qt
     qtbot.waitUntil(lambda: one.count and two.count, timeout=120_000)
 
 
-def test_a_turn_right_after_an_update_is_put_off_once(setup, clock, session):
-    _, refresher, (_, one, two) = setup
-    begin_anew(clock, refresher)
-    add(clock, 1000)
+def test_slow_view_is_postponed_once_after_an_update(host_refresher_views, clock_ns, session):
+    _, refresher, (_, one, two) = host_refresher_views
+    refresh_all(clock_ns, refresher)
+    advance(clock_ns, 1000)
     before = one.count + two.count
     session.timeline.shown.emit(None)
     refresher.run()
     assert one.count + two.count == before
     session.timeline.shown.emit(None)
     refresher.run()
-    assert one.count + two.count == before + 1, "who is late all the time would wait for ever"
+    assert one.count + two.count == before + 1, "otherwise a view could be postponed for ever"
 
 
-def test_a_frame_that_comes_alone_is_shown_in_step(setup, clock, engine, session, poll, qtbot):
-    """A sign of life just before it does not keep a view in step with the map a frame behind."""
-    host, refresher, (fast, other, _) = setup
-    counted = Counting(session, host, 5.0)
+def test_single_frame_is_shown_by_in_step_views_at_the_same_time(
+    host_refresher_views, clock_ns, engine, session, poll, qtbot
+):
+    """A heartbeat just before the frame must not keep an in-step view one frame behind the map."""
+    host, refresher, (fast, other, _) = host_refresher_views
+    counted = CountingView(session, host, 5.0)
     counted.in_step = True
     host.layout().addWidget(counted)
     refresher.add_view(counted)
     shown = {}
     for view in (fast, counted):
         view.refresh = lambda view=view: shown.update({view: session.mirror.seq})
-    begin_anew(clock, refresher)
+    refresh_all(clock_ns, refresher)
     for _ in range(4):
-        add(clock, 250)
+        advance(clock_ns, 250)
         engine.heartbeat()
         poll(session)
         for _ in range(3):
-            add(clock, 20)
+            advance(clock_ns, 20)
             refresher.run()
-        add(clock, 20)
+        advance(clock_ns, 20)
         engine.frame()
         poll(session)
         qtbot.waitUntil(lambda: shown[fast] == session.mirror.seq, timeout=120_000)
         assert shown[counted] == shown[fast]
     before = other.count
     for _ in range(10):
-        add(clock, 16)
+        advance(clock_ns, 16)
         engine.frame()
         poll(session)
         qtbot.waitUntil(lambda: shown[fast] == session.mirror.seq, timeout=120_000)
-    assert shown[counted] < shown[fast], "frames that come fast are shown at the view's own rate"
+    assert shown[counted] < shown[fast], "fast frames are shown at the view's own rate"
     assert other.count <= before + 1
 
 
-def test_slow_views_that_take_long_leave_the_time_to_the_fast_one(setup, clock):
-    """One that took 40 ms is followed by the next 120 ms later, and not before."""
-    _, refresher, (fast, one, two) = setup
+def test_expensive_slow_views_leave_time_to_the_fast_one(host_refresher_views, clock_ns):
+    """After a refresh of 40 ms, the next slow view follows 120 ms later, not earlier."""
+    _, refresher, (fast, one, two) = host_refresher_views
     for view in (one, two):
-        view.refresh = lambda view=view: (setattr(view, "count", view.count + 1), add(clock, 40))
-    begin_anew(clock, refresher)
+        view.refresh = lambda view=view: (setattr(view, "count", view.count + 1), advance(clock_ns, 40))
+    refresh_all(clock_ns, refresher)
     assert (fast.count, one.count + two.count) == (1, 1)
     for turn, past_ms in enumerate((30, 30, 59), 2):
-        add(clock, past_ms)
+        advance(clock_ns, past_ms)
         refresher.touch(fast)
         refresher.run()
         assert (fast.count, one.count + two.count) == (turn, 1)
-    add(clock, 1)
+    advance(clock_ns, 1)
     refresher.run()
     assert (one.count, two.count) == (1, 1)
 
 
-def begin_anew(clock, refresher):
-    """All views are due, whatever was before the test's first line."""
-    add(clock, 1000)
-    for view in refresher.parent().findChildren(Counting):
+def refresh_all(clock_ns, refresher):
+    """Make all views due and run the refresher."""
+    advance(clock_ns, 1000)
+    for view in refresher.parent().findChildren(CountingView):
         view.count = 0
     refresher.touch_all()
     refresher.run()
 
 
-def add(clock, milliseconds):
-    """Let the time go by."""
-    clock[0] += milliseconds * 1_000_000
+def advance(clock_ns, milliseconds):
+    """Advance the clock."""
+    clock_ns[0] += milliseconds * 1_000_000
 
 
-def test_hidden_views_wait(setup, engine, session, poll, qtbot):
-    _, refresher, views = setup
+def test_hidden_view_is_not_refreshed_until_shown(host_refresher_views, engine, session, poll, qtbot):
+    _, refresher, views = host_refresher_views
     views[0].hide()
     before = views[0].count
     refresher.touch_all()
@@ -212,8 +214,8 @@ def test_hidden_views_wait(setup, engine, session, poll, qtbot):
     qtbot.waitUntil(lambda: views[0].count == before + 1, timeout=120_000)
 
 
-def test_paused_nothing_is_refreshed_but_a_selection(setup, engine, session, poll, qtbot):
-    _, refresher, (fast, _, _) = setup
+def test_paused_views_are_refreshed_only_for_a_selection(host_refresher_views, engine, session, poll, qtbot):
+    _, refresher, (fast, _, _) = host_refresher_views
     session.timeline.pause()
     qtbot.waitUntil(lambda: driver.is_at_rest(refresher), timeout=120_000)
     before = fast.count
@@ -224,26 +226,26 @@ def test_paused_nothing_is_refreshed_but_a_selection(setup, engine, session, pol
     qtbot.waitUntil(lambda: fast.count == before + 1, timeout=120_000)
 
 
-def test_signs_of_life_alone_are_followed_at_leisure(setup, clock, engine, session, poll):
-    """Curves come to rest in seconds; from then on an engine that idles costs a refresh every three seconds."""
-    _, refresher, views = setup
-    begin_anew(clock, refresher)
+def test_heartbeats_alone_cause_few_refreshes(host_refresher_views, clock_ns, engine, session, poll):
+    """Curves settle within seconds; after that, an idle engine causes one refresh per three seconds."""
+    _, refresher, views = host_refresher_views
+    refresh_all(clock_ns, refresher)
 
     def is_followed(beat):
-        """Half a second goes by, in which each view has its turn if anything is to be shown."""
+        """Let half a second pass. Returns whether all views were refreshed."""
         before = sum(view.count for view in views)
-        add(clock, 440)
+        advance(clock_ns, 440)
         beat()
         poll(session)
         for _ in range(3):
-            add(clock, 20)
+            advance(clock_ns, 20)
             refresher.run()
         refreshed = sum(view.count for view in views) - before
         assert refreshed in (0, len(views))
         return refreshed > 0
 
     assert is_followed(engine.frame)
-    assert all(is_followed(engine.heartbeat) for _ in range(15)), "the curves still move"
+    assert all(is_followed(engine.heartbeat) for _ in range(15)), "the curves are still moving"
     assert 4 <= sum(is_followed(engine.heartbeat) for _ in range(30)) <= 6
     assert sum(is_followed(engine.memory) for _ in range(6)) == 1
     assert is_followed(engine.frame)

@@ -1,4 +1,4 @@
-"""A swapped request says where its blocks are: in words, and in the colours of its strip."""
+"""Tests of the texts and colours about blocks of requests in lower tiers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ CACHE = CacheInfo(num_blocks=64, block_size=16, num_host_blocks=20, num_disk_blo
 
 
 @pytest.fixture
-def tiered(make_engine):
-    """Blocks 0 to 63, host places 64 to 83, disk places 84 to 93."""
+def tiered_engine(make_engine):
+    """Engine with GPU blocks 0 to 63, host blocks 64 to 83 and disk blocks 84 to 93."""
     return make_engine(num_host=20, num_disk=10)
 
 
 @pytest.fixture
-def show(qtbot):
+def show_detail(qtbot):
     def make(session, number):
         view = RequestsView(session)
         qtbot.addWidget(view)
@@ -38,11 +38,11 @@ def show(qtbot):
     return make
 
 
-def test_a_swapped_request_tells_where_its_blocks_are(tiered, make_session, show):
-    tiered.request(7, blocks=[70, 71, 84], state=PREEMPTED)
-    tiered.hold([70, 71], owner=7, filled=16)
-    tiered.hold([84], owner=7, filled=2)
-    detail = show(make_session(tiered), 7)
+def test_summary_of_a_swapped_request_names_its_tiers(tiered_engine, make_session, show_detail):
+    tiered_engine.request(7, blocks=[70, 71, 84], state=PREEMPTED)
+    tiered_engine.hold([70, 71], owner=7, filled=16)
+    tiered_engine.hold([84], owner=7, filled=2)
+    detail = show_detail(make_session(tiered_engine), 7)
     assert detail.summary.text() == (
         "Request #7 is swapped out: 2 blocks in host memory, 1 on disk, 1.05 MiB, 34 of 48 slots filled"
     )
@@ -50,10 +50,10 @@ def test_a_swapped_request_tells_where_its_blocks_are(tiered, make_session, show
     assert detail.strip.tip(2).startswith("Disk block 0\n")
 
 
-def test_the_strip_paints_tiers_in_their_colours(tiered, make_session, show):
-    tiered.request(7, blocks=[5, 70, 84], state=PREEMPTED)
-    tiered.hold([5, 70, 84], owner=7)
-    strip = show(make_session(tiered), 7).strip
+def test_strip_paints_tiers_in_their_colors(tiered_engine, make_session, show_detail):
+    tiered_engine.request(7, blocks=[5, 70, 84], state=PREEMPTED)
+    tiered_engine.hold([5, 70, 84], owner=7)
+    strip = show_detail(make_session(tiered_engine), 7).strip
     strip.resize(400, 60)
     image = strip.grab().toImage()
     dark = THEMES["dark"]
@@ -62,17 +62,20 @@ def test_the_strip_paints_tiers_in_their_colours(tiered, make_session, show):
         assert image.pixelColor(box.left() + 2, box.bottom() - 2).name() == mix(color, dark.base, 0.45)
 
 
-def test_a_running_request_that_is_partly_below_says_so(tiered, make_session, show):
-    tiered.request(7, blocks=[5, 70], state=RUNNING)
-    tiered.hold([5, 70], owner=7)
-    text = show(make_session(tiered), 7).summary.text()
+def test_summary_of_a_partly_offloaded_request_names_the_tier(tiered_engine, make_session, show_detail):
+    tiered_engine.request(7, blocks=[5, 70], state=RUNNING)
+    tiered_engine.hold([5, 70], owner=7)
+    text = show_detail(make_session(tiered_engine), 7).summary.text()
     assert text.startswith("Request #7: 2 blocks (1 block in host memory), ")
 
 
-def test_in_the_pool_alone_it_says_what_it_always_said(tiered, make_session, show):
-    tiered.request(7, blocks=[5, 6], state=RUNNING)
-    tiered.hold([5, 6], owner=7)
-    assert show(make_session(tiered), 7).summary.text() == "Request #7: 2 blocks, 720.0 KiB, 32 of 32 slots filled"
+def test_summary_of_a_request_in_the_pool_names_no_tier(tiered_engine, make_session, show_detail):
+    tiered_engine.request(7, blocks=[5, 6], state=RUNNING)
+    tiered_engine.hold([5, 6], owner=7)
+    assert (
+        show_detail(make_session(tiered_engine), 7).summary.text()
+        == "Request #7: 2 blocks, 720.0 KiB, 32 of 32 slots filled"
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,31 +89,31 @@ def test_in_the_pool_alone_it_says_what_it_always_said(tiered, make_session, sho
         (93, BlockLocation(Tier.DISK, 9)),
     ],
 )
-def test_places_count_from_zero_in_each_tier(row, place):
+def test_block_locations_count_from_zero_in_each_tier(row, place):
     assert locate_block(CACHE, row) == place
 
 
-def test_a_disk_alone_has_its_places_right_after_the_pool():
+def test_disk_blocks_follow_the_pool_without_a_host_tier():
     cache = CacheInfo(num_blocks=64, block_size=16, num_disk_blocks=10)
     assert list(section_sizes(cache)) == [Tier.HBM, Tier.DISK]
     assert locate_block(cache, 64) == BlockLocation(Tier.DISK, 0)
     assert locate_block(cache, 64).short == "D0"
 
 
-def test_words_for_places():
+def test_tier_texts_count_blocks_per_tier():
     assert tier_counts_text({Tier.HBM: 4}) == ""
     assert tier_counts_text({Tier.HBM: 4, Tier.HOST: 62, Tier.DISK: 3}) == "62 blocks in host memory, 3 on disk"
     assert tier_counts_text({Tier.HOST: 0, Tier.DISK: 1}) == "1 block on disk"
 
 
-def test_a_finished_request_left_cached_blocks_in_any_tier(tiered, make_session, show):
-    tiered.request(7, blocks=[], state=3)
-    tiered.hold(np.array([5, 70]), owner=7, state=2, ref_count=0)
-    assert "2 blocks are still cached" in show(make_session(tiered), 7).summary.text()
+def test_cached_blocks_of_a_finished_request_are_counted_in_all_tiers(tiered_engine, make_session, show_detail):
+    tiered_engine.request(7, blocks=[], state=3)
+    tiered_engine.hold(np.array([5, 70]), owner=7, state=2, ref_count=0)
+    assert "2 blocks are still cached" in show_detail(make_session(tiered_engine), 7).summary.text()
 
 
 @pytest.mark.parametrize("num_blocks", [3, 200])
-def test_strip_paints_recurrent_states_as_the_page_map_does(qtbot, num_blocks):
+def test_strip_paints_recurrent_states_like_the_page_map(qtbot, num_blocks):
     cache = CacheInfo(num_blocks=300, block_size=16, num_host_blocks=20, num_states=5, num_host_states=5)
     ids = np.array([*range(num_blocks - 2), 320, 325])  # the first state on the device, and the first in host memory
     strip = BlockStrip()
@@ -124,7 +127,7 @@ def test_strip_paints_recurrent_states_as_the_page_map_does(qtbot, num_blocks):
         assert image.pixelColor(box.left() + 2, box.bottom() - 2).name() == painted
 
 
-def test_every_tier_has_a_name_and_search_words_of_its_own():
+def test_every_tier_has_its_own_name_and_search_words():
     assert set(TIER_STYLES) == set(Tier)
     words = [word for style in TIER_STYLES.values() for word in style.search_words]
     assert len(set(words)) == len(words)

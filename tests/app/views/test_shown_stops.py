@@ -1,4 +1,4 @@
-"""The time in which an engine stood still is a band with words: in lanes, over addresses, and behind curves."""
+"""Tests of bands that mark when the engine was stopped: in the timeline, the heatmap and charts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def overview():
     return overview
 
 
-def test_a_request_is_not_green_while_the_engine_stands_still(overview):
+def test_request_lane_is_dimmed_while_the_engine_is_paused(overview):
     lanes = RequestLanes()
     lanes.add_events([overview.events[place] for place in range(len(overview.events))])
     shown = ShownLanes(overview, lanes, TimeSpan(at(0), at(100)), at(100))
@@ -54,7 +54,7 @@ def test_a_request_is_not_green_while_the_engine_stands_still(overview):
     assert "(without 12.0 s paused or suspended)" in hit_row(row, shown, at(20), 0).text
 
 
-def test_a_cell_of_the_heatmap_says_why_it_did_not_change(overview):
+def test_heatmap_cell_states_that_the_engine_was_stopped(overview):
     overview.extend([second(100, num_rows=8), second(101, num_rows=8)])
     overview.stops.add(Stop(begin_ns=at(100), end_ns=at(101), by="Bob"))
     assert cell_text(overview, PoolRegistry(), at(100.5), 0).endswith("engine paused by Bob, 1.00 s")
@@ -63,7 +63,7 @@ def test_a_cell_of_the_heatmap_says_why_it_did_not_change(overview):
     assert stop_text_at(overview, at(41)) == "process suspended, 2.00 s"
 
 
-def test_a_pause_that_goes_on_is_drawn_up_to_the_moment_that_is_shown(overview):
+def test_ongoing_pause_extends_to_the_time_shown(overview):
     overview.stops.add(Stop(begin_ns=at(95), end_ns=at(99.8), by="Ada"))
     overview.events.extend([timed(95, "engine_paused", 0)])
     assert stops_until(overview, at(101)).stopped_ns(at(90), at(101)) == 6 * SECOND_NS
@@ -71,7 +71,7 @@ def test_a_pause_that_goes_on_is_drawn_up_to_the_moment_that_is_shown(overview):
     assert stops_until(overview, at(101)) is overview.stops
 
 
-def test_a_chart_has_the_band_and_says_it_to_who_hovers(qtbot):
+def test_chart_draws_the_stop_band_and_describes_it_at_the_cursor(qtbot):
     panel = ChartPanel("Tokens", [CurveSpec("tokens", "tokens", "accent")], str)
     qtbot.addWidget(panel)
     panel.apply_theme(DARK)

@@ -1,4 +1,4 @@
-"""What an engine tells of its steps, its device and its blocks is shown, and nothing where it does not tell."""
+"""Tests of views of step timings, device figures and block counters."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from kvscope_telemetry.source import SERIES_FIELDS, Update
 GPU = DeviceSample(epoch=7, time_ns=1, utilization=0.87, power_watts=212.4, temperature_celsius=64.0)
 
 
-def step(engine, **values):
-    """A frame with these numbers in its series."""
+def publish_step(engine, **values):
+    """Publish a frame with the given values in its series."""
     engine.frame()
     series = engine.source.updates[-1].series
     assert set(values) <= set(SERIES_FIELDS)
@@ -38,12 +38,14 @@ def view(session, qtbot):
     return made
 
 
-def test_the_parts_of_a_step_have_a_panel_once_they_are_told(engine, session, view, poll):
+def test_step_panel_is_shown_once_step_times_are_reported(engine, session, view, poll):
     engine.frame()
     poll(session)
     view.charts.refresh_all()
     assert "step" not in view.charts.shown
-    step(engine, schedule_ns=200_000, run_ns=9_000_000, forward_ns=8_000_000, commit_ns=300_000, record_ns=100_000)
+    publish_step(
+        engine, schedule_ns=200_000, run_ns=9_000_000, forward_ns=8_000_000, commit_ns=300_000, record_ns=100_000
+    )
     poll(session)
     view.charts.refresh_all()
     assert view.charts.panels["step"].isVisible()
@@ -52,7 +54,7 @@ def test_the_parts_of_a_step_have_a_panel_once_they_are_told(engine, session, vi
         assert drawn["forward_s"][-1] <= 0.008
 
 
-def test_a_device_that_tells_nothing_has_no_panels_and_one_that_does_has(engine, session, view, poll):
+def test_device_panels_are_shown_once_figures_are_reported(engine, session, view, poll):
     engine.heartbeat()
     engine.source.updates.append(Update(samples=(DeviceSample(epoch=7, time_ns=1),)))
     poll(session)
@@ -67,7 +69,7 @@ def test_a_device_that_tells_nothing_has_no_panels_and_one_that_does_has(engine,
     assert view.charts.panels["temperature"].legend.values["temperature_celsius"] in ("64 °C", "–")
 
 
-def test_the_status_bar_tells_the_device_in_a_few_words(engine, session, poll, qtbot):
+def test_status_bar_shows_the_device_figures(engine, session, poll, qtbot):
     bar = StatusBar(session)
     qtbot.addWidget(bar)
     bar.refresh()
@@ -85,7 +87,7 @@ def test_the_status_bar_tells_the_device_in_a_few_words(engine, session, poll, q
     assert device_text(DeviceSample(epoch=1, time_ns=1), gpu) == ""
 
 
-def test_blocks_that_went_and_were_copied_are_counted_in_the_memory_view(engine, session, poll, qtbot):
+def test_memory_view_shows_evicted_and_copied_blocks(engine, session, poll, qtbot):
     view = MemoryView(session)
     qtbot.addWidget(view)
     view.refresh()
@@ -107,19 +109,19 @@ def rows(number, state):
     )
 
 
-def test_a_request_waits_until_it_first_runs(make_engine):
+def test_queue_time_ends_when_a_request_first_runs(make_engine):
     times = RequestTimes()
     times.add_rows(rows(1, 0), 1_000)
     assert times.started_ns(np.array([1]))[0] < 0
     times.add_rows(rows(1, 1), 5_000)
     times.add_rows(rows(1, 1), 9_000)
     assert times.started_ns(np.array([1]))[0] == 5_000
-    times.add_snapshot(rows(2, 1))  # it ran before anybody looked
+    times.add_snapshot(rows(2, 1))  # it was running before the first update
     times.add_rows(rows(2, 1), 9_000)
     assert times.started_ns(np.array([2]))[0] < 0
 
 
-def test_the_table_has_the_wait(make_engine):
+def test_request_columns_contain_the_queue_time(make_engine):
     mirror, times = Mirror(), RequestTimes()
     mirror.apply(make_engine().source.updates[0])
     info = RequestInfo(number=1, request_id="a", arrival_ns=1_000_000_000, num_prompt_tokens=3)

@@ -1,4 +1,4 @@
-"""Texts of a recording in the views, at any moment; and what is said where a recording has none. Real recordings."""
+"""Tests of block texts from recordings in the views, and of messages if a recording contains none."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from kvscope_telemetry.sources.live_source import LiveSource
 WAIT_MS = 60_000
 
 
-def word(block):
-    """What block holds, in a word of its own."""
+def text_of_block(block):
+    """Return the text of a block."""
     return f"word{block}."
 
 
 def make_recording(path, *, with_texts):
-    """Sixty steps of a simulated engine."""
+    """Write a recording with sixty steps of a simulated engine."""
     engine = SimulatedEngine(num_blocks=60, num_running=4)
     with RecordingWriter(path) as writer:
         texts = PublishedTexts(writer.write_texts)
@@ -49,15 +49,17 @@ def make_recording(path, *, with_texts):
                 texts.follow(message)
                 texts._next_s = -1.0
                 texts.add_contents(
-                    BlockContent(block=block, token_ids=(1,) * int(engine.ledger.filled[block]), text=word(block))
+                    BlockContent(
+                        block=block, token_ids=(1,) * int(engine.ledger.filled[block]), text=text_of_block(block)
+                    )
                     for block in texts.due()
                 )
         texts.write()
 
 
 @pytest.fixture
-def play(tmp_path, qtbot):
-    """Plays a recording that is made for it, standing where its state is."""
+def open_playback(tmp_path, qtbot):
+    """Function that makes a recording and opens a session paused at its end."""
     sessions = []
 
     def make(*, with_texts):
@@ -79,7 +81,7 @@ def play(tmp_path, qtbot):
 
 
 @pytest.fixture
-def show(qtbot):
+def show_view(qtbot):
     made = []
 
     def make(view):
@@ -96,14 +98,14 @@ def show(qtbot):
         view.shut_down()
 
 
-def facts(view):
+def shown_facts(view):
     model = view.table.facts
     rows = [model.fact_at(row) for row in range(model.rowCount())]
     return {fact.name: fact.value for fact in rows if fact is not None}
 
 
-def held(session):
-    """A request with text in a full block."""
+def running_request(session):
+    """Return (number, block table) of a running request with a full block."""
     requests, ledger = session.mirror.requests, session.mirror.ledger
     for row in np.flatnonzero(requests.state == RequestState.RUNNING).tolist():
         number = int(requests.number[row])
@@ -113,63 +115,63 @@ def held(session):
     raise AssertionError("the simulated engine runs requests with full blocks")
 
 
-def test_the_prefix_tree_has_texts(play, show, qtbot):
-    session = play(with_texts=True)
-    view = show(PrefixesView(session))
+def test_prefix_tree_shows_recorded_texts(open_playback, show_view, qtbot):
+    session = open_playback(with_texts=True)
+    view = show_view(PrefixesView(session))
     model = view.model
     qtbot.waitUntil(lambda: "word" in str(model.index(0, PREFIX).data()), timeout=WAIT_MS)
     assert not view.note.isVisible()
     node = model.node_at(0)
     first = int(model.moment.tree.rows_of(node)[0])
-    assert view.labels.text(node, 1).startswith(word(first))
+    assert view.labels.text(node, 1).startswith(text_of_block(first))
 
 
-def test_words_find_rows_that_were_never_looked_at(play, show, qtbot):
-    session = play(with_texts=True)
-    view = show(PrefixesView(session))
+def test_prefix_search_finds_texts_of_rows_that_were_never_visible(open_playback, show_view, qtbot):
+    session = open_playback(with_texts=True)
+    view = show_view(PrefixesView(session))
     view.resize(900, 160)
     tree = view.builder.tree
     row = int(tree.rows[-1])
-    view.search.setText(word(row))
+    view.search.setText(text_of_block(row))
     wanted = tree.node_of(row)
     qtbot.waitUntil(lambda: view.model.row_of(wanted) is not None or view.model.shown.num_matching > 0, timeout=WAIT_MS)
     assert view.model.reveal(wanted) is not None
 
 
-def test_the_inspector_tells_prompt_and_output_of_a_request(play, show, qtbot):
-    session = play(with_texts=True)
-    number, table = held(session)
-    view = show(InspectorView(session))
+def test_inspector_shows_the_recorded_prompt_of_a_request(open_playback, show_view, qtbot):
+    session = open_playback(with_texts=True)
+    number, table = running_request(session)
+    view = show_view(InspectorView(session))
     session.selection.select_request(number)
     assert view.subject == REQUEST
-    qtbot.waitUntil(lambda: word(table[0]) in facts(view).get("Prompt", ""), timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: text_of_block(table[0]) in shown_facts(view).get("Prompt", ""), timeout=WAIT_MS)
 
 
-def test_the_inspector_tells_a_blocks_text_and_what_it_held_before(play, show, qtbot):
-    session = play(with_texts=True)
-    _, table = held(session)
-    view = show(InspectorView(session))
+def test_inspector_shows_the_recorded_text_and_history_of_a_block(open_playback, show_view, qtbot):
+    session = open_playback(with_texts=True)
+    _, table = running_request(session)
+    view = show_view(InspectorView(session))
     session.selection.select_block(table[0])
-    qtbot.waitUntil(lambda: facts(view).get("Text") == word(table[0]), timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: shown_facts(view).get("Text") == text_of_block(table[0]), timeout=WAIT_MS)
     history = view.block_history.model
 
     def moments():
         return [str(history.index(row, 1).data()) for row in range(history.rowCount())]
 
-    qtbot.waitUntil(lambda: any(word(table[0]) in moment for moment in moments()), timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: any(text_of_block(table[0]) in moment for moment in moments()), timeout=WAIT_MS)
     session.timeline.go_to(session.timeline.range_ns[0])
     qtbot.waitUntil(lambda: session.mirror.seq < 60, timeout=WAIT_MS)
     view.refresh()
-    assert facts(view)["State"]
+    assert shown_facts(view)["State"]
 
 
-def test_words_are_found_in_playback(play, qtbot):
-    session = play(with_texts=True)
-    _, table = held(session)
+def test_find_finds_recorded_texts(open_playback, qtbot):
+    session = open_playback(with_texts=True)
+    _, table = running_request(session)
     finder = Finder(session)
     found = []
     finder.texts.found.connect(found.append)
-    finder.look(word(table[0]))
+    finder.look(text_of_block(table[0]))
     qtbot.waitUntil(lambda: "Searched" in finder.texts.note, timeout=WAIT_MS)
     assert table[0] in [finding.block for finding in found]
     finder.choose(found[0])
@@ -177,15 +179,15 @@ def test_words_are_found_in_playback(play, qtbot):
     finder.deleteLater()
 
 
-def test_words_of_another_time_are_found_and_gone_to(play, qtbot):
-    session = play(with_texts=True)
-    _, table = held(session)
+def test_find_finds_texts_of_another_time_and_seeks_there(open_playback, qtbot):
+    session = open_playback(with_texts=True)
+    _, table = running_request(session)
     session.timeline.go_to(session.timeline.range_ns[0])
     qtbot.waitUntil(lambda: session.mirror.seq < 60, timeout=WAIT_MS)
     finder = Finder(session)
     found = []
     finder.texts.found.connect(found.append)
-    finder.look(word(table[-2]))
+    finder.look(text_of_block(table[-2]))
     qtbot.waitUntil(lambda: "Searched" in finder.texts.note, timeout=WAIT_MS)
     later = [finding for finding in found if finding.time_ns is not None]
     assert later
@@ -195,33 +197,33 @@ def test_words_of_another_time_are_found_and_gone_to(play, qtbot):
     finder.deleteLater()
 
 
-def test_texts_that_cannot_be_read_are_told_of_everywhere(play, show, qtbot, monkeypatch):
+def test_unreadable_texts_are_reported_in_inspector_and_find(open_playback, show_view, qtbot, monkeypatch):
     def broken(*_):
         raise OSError(5, "Input/output error")
 
-    session = play(with_texts=True)
+    session = open_playback(with_texts=True)
     monkeypatch.setattr(RecordedTexts, "_read", broken)
-    _, table = held(session)
-    inspector, finder = show(InspectorView(session)), Finder(session)
+    _, table = running_request(session)
+    inspector, finder = show_view(InspectorView(session)), Finder(session)
     session.selection.select_block(table[0])
     why = "Texts cannot be read: Input/output error"
-    qtbot.waitUntil(lambda: inspector.refresh() or facts(inspector)["Text"] == why, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: inspector.refresh() or shown_facts(inspector)["Text"] == why, timeout=WAIT_MS)
     finder.look("words")
     why = "Other times could not be searched: Input/output error."
     qtbot.waitUntil(lambda: finder.texts.note.endswith(why), timeout=WAIT_MS)
     finder.deleteLater()
 
 
-def test_a_recording_without_texts_says_so_everywhere(play, show):
-    session = play(with_texts=False)
-    number, table = held(session)
-    prefixes, inspector, finder = show(PrefixesView(session)), show(InspectorView(session)), Finder(session)
+def test_recording_without_texts_is_reported_in_all_views(open_playback, show_view):
+    session = open_playback(with_texts=False)
+    number, table = running_request(session)
+    prefixes, inspector, finder = show_view(PrefixesView(session)), show_view(InspectorView(session)), Finder(session)
     assert prefixes.note.isVisible()
     assert prefixes.note.text() == NOT_IN_RECORDING
     session.selection.select_block(table[0])
-    assert facts(inspector)["Text"] == NOT_IN_RECORDING
+    assert shown_facts(inspector)["Text"] == NOT_IN_RECORDING
     session.selection.select_request(number)
-    assert facts(inspector)["Text"] == NOT_IN_RECORDING
+    assert shown_facts(inspector)["Text"] == NOT_IN_RECORDING
     finder.look("words")
     assert finder.texts.note == NOT_IN_RECORDING
     assert session.texts.why_not(asked_of(session.mirror, table[0])) == NOT_IN_RECORDING
@@ -229,8 +231,8 @@ def test_a_recording_without_texts_says_so_everywhere(play, show):
 
 
 @pytest.fixture
-def live(settings, tmp_path, qtbot):
-    """A live session on a real socket that keeps its past, without texts."""
+def live_session(settings, tmp_path, qtbot):
+    """Live session over a real socket that records its history without texts."""
     endpoint = f"ipc://{tmp_path}/telemetry"
     with closing(SimulatedServer(SimulatedEngine(num_blocks=60, num_running=4), endpoint, rate=20.0)):
         source = LiveSource(endpoint)
@@ -243,38 +245,38 @@ def live(settings, tmp_path, qtbot):
         session.deleteLater()
 
 
-def test_the_kept_past_tells_what_the_engine_no_longer_has(live, qtbot):
-    keeping = TextRecorder(live)
+def test_recorded_history_has_texts_of_blocks_that_are_gone(live_session, qtbot):
+    keeping = TextRecorder(live_session)
     keeping.set_on(True)
-    qtbot.waitUntil(lambda: live.disk_history.has_texts, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: live_session.disk_history.has_texts, timeout=WAIT_MS)
     keeping.set_on(False)
-    ring_recording = live.disk_history.open_recording(lambda share: True)
+    ring_recording = live_session.disk_history.open_recording(lambda share: True)
     text = next(text for text in ring_recording.texts() if text.hash)
-    gone = Asked(text.epoch, 10**6, 0, 16, int(text.hash, 16))  # no row of the engine's
+    gone = Asked(text.epoch, 10**6, 0, 16, int(text.hash, 16))  # not a row of the engine
 
     def tells():
-        live.texts.request("test", [gone])
-        return live.texts.get(gone) is not None
+        live_session.texts.request("test", [gone])
+        return live_session.texts.get(gone) is not None
 
     qtbot.waitUntil(tells, timeout=WAIT_MS)
-    assert live.texts.get(gone).text == text.text
+    assert live_session.texts.get(gone).text == text.text
 
 
-def test_the_engine_tells_at_the_live_end_and_of_a_pause_what_is_still_so(live, qtbot):
+def test_live_engine_provides_texts_also_while_paused(live_session, qtbot):
     def full():
-        ledger = live.live_mirror.ledger
+        ledger = live_session.live_mirror.ledger
         return np.flatnonzero((ledger.hash != 0) & (ledger.state == BlockState.ACTIVE))
 
     qtbot.waitUntil(lambda: full().size > 0, timeout=WAIT_MS)
 
     def tells():
-        asked = asked_of(live.mirror, int(full()[0]))
-        live.texts.request("test", [asked])
-        return live.texts.get(asked) is not None
+        asked = asked_of(live_session.mirror, int(full()[0]))
+        live_session.texts.request("test", [asked])
+        return live_session.texts.get(asked) is not None
 
     qtbot.waitUntil(tells, timeout=WAIT_MS)
-    live.timeline.pause()
-    known = [asked_of(live.mirror, row) for row in range(live.mirror.num_rows)]
-    assert any(live.texts.get(asked) is not None for asked in known)
-    gone = type(known[0])(live.mirror.epoch, 3, 999_999, 16, 0x123456789)  # nobody's block
-    assert live.texts.why_not(gone) == NOT_RECORDED
+    live_session.timeline.pause()
+    known = [asked_of(live_session.mirror, row) for row in range(live_session.mirror.num_rows)]
+    assert any(live_session.texts.get(asked) is not None for asked in known)
+    gone = type(known[0])(live_session.mirror.epoch, 3, 999_999, 16, 0x123456789)  # a block that never existed
+    assert live_session.texts.why_not(gone) == NOT_RECORDED

@@ -1,4 +1,4 @@
-"""A session with a timeline, as views on time ask it, and overviews to fill it with."""
+"""Fakes of a session with a timeline, and functions that make overviews for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EPOCH = 4_812_049_538_478_226_247
 
 
 class FakeTimeline(QObject):
-    """Goes where it is told at once."""
+    """Timeline whose cursor jumps immediately."""
 
     def __init__(self):
         super().__init__()
@@ -38,7 +38,7 @@ class FakeTimeline(QObject):
 
 
 class FakeTimedSession(QObject):
-    """Has an overview to show, and nothing recorded."""
+    """Session with an overview and without recorded history."""
 
     overview_changed = Signal()
 
@@ -61,7 +61,7 @@ class FakeTimedSession(QObject):
 
 
 def timed(second, kind, number=1, other=0, epoch=EPOCH, about="", **data):
-    """An event, `second` after the start."""
+    """Return an event `second` seconds after the start."""
     time_ns = START_NS + round(second * SECOND_NS)
     made = EventData(kind=about, **data) if about else None
     cause = f"{kind} because of {other}" if other else ""
@@ -69,12 +69,16 @@ def timed(second, kind, number=1, other=0, epoch=EPOCH, about="", **data):
 
 
 def second(at, epoch=EPOCH, **more):
-    """A summary of a pool of 100 blocks."""
+    """Return a summary of one second."""
     return Summary(time_ns=START_NS + at * SECOND_NS, epoch=epoch, **more)
 
 
 def small_overview():
-    """100 s: half in use, from 50 s on all; seconds 60 to 69 are missing; one request swapped out and one refused."""
+    """Return an overview of 100 s.
+
+    The pool is half used, and full from second 50 on; seconds 60 to 69 are missing; one request was swapped out and one
+    refused.
+    """
     overview = SessionOverview()
     seconds = [
         second(

@@ -27,7 +27,7 @@ class FakeKeeper(QObject):
     is_running = False
     engine = SimpleNamespace(log_text=lambda: "")
 
-    def forget(self):
+    def detach(self):
         """Do nothing; there is no process."""
 
 

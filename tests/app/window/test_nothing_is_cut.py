@@ -160,11 +160,9 @@ def test_small_menu_bar_offers_its_buttons_in_a_menu_and_overlaps_nothing(small_
     assert more.focusPolicy() & Qt.FocusPolicy.TabFocus
     assert all(bar.actionGeometry(action).right() < corner.x() for action in bar.actions())
     assert corner.geometry().right() <= bar.rect().right()
-    show_sized = [
-        part.geometry() for part in corner.findChildren(QWidget) if part.isVisible() and part.parent() is corner
-    ]
-    assert all(corner.rect().contains(box) for box in show_sized)
-    assert not any(a.intersects(b) for number, a in enumerate(show_sized) for b in show_sized[:number])
+    shown = [part.geometry() for part in corner.findChildren(QWidget) if part.isVisible() and part.parent() is corner]
+    assert all(corner.rect().contains(box) for box in shown)
+    assert not any(a.intersects(b) for number, a in enumerate(shown) for b in shown[:number])
 
 
 def test_more_menu_is_hidden_when_its_buttons_fit(small_window, qtbot):
@@ -207,14 +205,14 @@ def test_buttons_of_a_small_window_are_not_truncated(make_window, session, engin
 def truncated_texts(view):
     """Return the texts of buttons in `view` that are wider than their button or end outside the view."""
     icons = Qt.ToolButtonStyle.ToolButtonIconOnly
-    show_sized = [
+    shown = [
         part
         for part in view.findChildren(QAbstractButton)
         if part.isVisible() and not (isinstance(part, QToolButton) and part.toolButtonStyle() is icons)
     ]
     return [
         part.text()
-        for part in show_sized
+        for part in shown
         if part.width() < part.fontMetrics().horizontalAdvance(part.text())
         or part.mapTo(view, QPoint(part.width(), 0)).x() > view.width()
     ]

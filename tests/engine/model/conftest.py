@@ -19,8 +19,8 @@ from kvscope_engine.model.loader.model_loader import load_model
 from kvscope_engine.model.runner.kv_cache_spec import storage_for_model
 from kvscope_engine.model.runner.model_runner import ModelRunner
 from kvscope_engine.model.runner.runner_config import RunnerConfig
-from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.step_plan import Scheduled, StepPlan
 from kvscope_engine.tokenization.tokenizer import Tokenizer
 from kvscope_engine.tokenization.tokenizer_files import load_tokenizer
 from kvscope_telemetry.engine_config import EngineConfig

@@ -12,8 +12,8 @@ from kvscope_engine.model.kv_cache.kv_storage import KVStorage
 from kvscope_engine.model.layers.attention.no_attention import NoAttention
 from kvscope_engine.model.layers.forward import Forward
 from kvscope_engine.model.verification.hook_check import record_calls
-from kvscope_engine.planning.answer import answer
-from kvscope_engine.planning.inference import InferenceQuestion, forward_shape, plan_inference
+from kvscope_engine.planning.inference_plan import InferenceQuestion, forward_shape, plan_inference
+from kvscope_engine.planning.plan_answer import answer
 from kvscope_engine.planning.skeleton import build
 
 DEEPSEEK_V3: dict[str, Any] = {

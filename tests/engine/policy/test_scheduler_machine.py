@@ -19,8 +19,8 @@ from hypothesis.stateful import (
 )
 
 from kvscope_engine.policy.adapter import Adapter
+from kvscope_engine.policy.allocation.allocator_names import ALLOCATORS
 from kvscope_engine.policy.allocation.fragmentation import kv_use
-from kvscope_engine.policy.allocation.names import ALLOCATORS
 from kvscope_engine.policy.kv_groups import ONE_GROUP, GroupRule
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.errors import BadInput

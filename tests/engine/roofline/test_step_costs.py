@@ -10,7 +10,7 @@ from torch import nn
 
 from kvscope_engine.model.loaded_model import LoadedModel
 from kvscope_engine.policy.kv_groups import GroupRule
-from kvscope_engine.policy.plan import Scheduled, StepPlan
+from kvscope_engine.policy.step_plan import Scheduled, StepPlan
 from kvscope_engine.roofline.model_costs import model_work
 from kvscope_engine.roofline.step_costs import LayerKind, ModelWork
 from kvscope_telemetry.messages.telemetry import Work

@@ -197,7 +197,7 @@ class FakeEngine:
     def has_unfinished(self) -> bool:
         return bool(self.running)
 
-    def has_form(self, submit: Submit) -> bool:
+    def has_grammar(self, submit: Submit) -> bool:
         return True
 
     def prompt_token_ids(self, submit: Submit, is_wanted: Callable[[], bool] = lambda: True) -> list[int]:
@@ -236,7 +236,7 @@ class FakeEngine:
         self.num_idle += 1
         return False
 
-    def settle(self) -> list[Tokens | Finished]:
+    def finish_in_flight(self) -> list[Tokens | Finished]:
         self.is_ahead = False
         return []
 
@@ -264,7 +264,7 @@ class FakeEngine:
         rows = Ledger(NUM_BLOCKS).pack_all()
         return Snapshot(hello=self.hello, seq=self.last_seq, step=self.step_count, time_ns=0, blocks=rows, tag=tag)
 
-    def take_ended(self) -> list[RecordedText]:
+    def drain_ended(self) -> list[RecordedText]:
         return []
 
     def block_text(self, blocks: Sequence[int]) -> tuple[BlockContent, ...]:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvscope_engine.server import sessions
-from kvscope_engine.server.limits import MIB, Bound, ServiceLimits
 from kvscope_engine.server.service import EngineService
+from kvscope_engine.server.service_limits import MIB, Bound, ServiceLimits
 from kvscope_telemetry.messages.commands import (
     Abort,
     Accepted,
@@ -153,8 +153,8 @@ def test_a_lease_ends_a_pause_of_one_that_hangs(
     client.wait_ready()
     process = pauser(3.0)
     ((_, pause),) = site.service.receiver.pauses._pauses.items()
-    heard_ns = pause.heard_ns
-    wait_for(lambda: pause.heard_ns > heard_ns)  # its library renews the lease
+    last_message_ns = pause.last_message_ns
+    wait_for(lambda: pause.last_message_ns > last_message_ns)  # its library renews the lease
     assert client.ask(GetStatus(), Status).paused
     process.send_signal(signal.SIGSTOP)
     wait_for(lambda: not client.ask(GetStatus(), Status).paused)
@@ -244,7 +244,7 @@ def test_what_ended_meanwhile_is_told(start: Callable[..., Site], new_client: Ca
     assert second.receive(Finished).finish_reason == "length"
     assert len(said(second)) == 2
     refused = second.replies[-1] if isinstance(second.replies[-1], Refused) else second.receive(Refused)
-    assert refused.reason == sessions.NEVER_CAME
+    assert refused.reason == sessions.NEVER_RECEIVED
 
 
 def test_a_request_that_is_forgotten_is_ended(start: Callable[..., Site], client: Client) -> None:
@@ -254,7 +254,7 @@ def test_a_request_that_is_forgotten_is_ended(start: Callable[..., Site], client
     introduce(client, secrets.token_hex(16), Awaited(request_id="old", heard=(3, -1)))
     finished = client.receive(Finished)
     assert (finished.request_id, finished.index, finished.finish_reason) == ("old", 0, "error")
-    assert finished.error == sessions.FORGOTTEN
+    assert finished.error == sessions.DROPPED
 
 
 def test_who_does_not_come_back_is_not_worked_for(
@@ -326,7 +326,7 @@ def test_another_s_token_is_not_guessed_and_a_stranger_gets_nothing(
     introduce(owner, secrets.token_hex(16))
     owner.ask(submit("mine"), Accepted)
     introduce(stranger, secrets.token_hex(16), Awaited(request_id="mine", heard=(0,)))
-    assert stranger.receive(Finished).error == sessions.FORGOTTEN
+    assert stranger.receive(Finished).error == sessions.DROPPED
     assert not said(stranger)
     owner.receive(Tokens)
 
@@ -334,7 +334,7 @@ def test_another_s_token_is_not_guessed_and_a_stranger_gets_nothing(
 def test_what_is_kept_is_bounded_and_what_is_missed_is_told(
     start: Callable[..., Site], new_client: Callable[[], Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "MAX_KEPT_BYTES", 20_000)
+    monkeypatch.setattr(sessions, "MAX_RETAINED_BYTES", 20_000)
     start()
     token = secrets.token_hex(16)
     first, second = new_client(), new_client()
@@ -364,7 +364,7 @@ def test_one_that_was_lost_for_not_reading_comes_back_and_hears_the_rest(
         source.send(submit("mine", max_tokens=300))
         assert source.wait(lambda: has(Tokens, 20), WAIT_S)
         for client in set(site.service.sockets._spoke_last.values()):
-            site.service.receiver.lose(client)  # as when too much waits for it, though it is there
+            site.service.receiver.report_lost(client)  # as when too much waits for it, though it is there
         assert source.wait(lambda: has(Finished, 1), WAIT_S)
     ids = [i for reply in replies if isinstance(reply, Tokens) for i in reply.token_ids]
     assert ids == list(range(ids[0], ids[0] + 300))

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from kvscope_engine.server.command_receiver import CommandQueue, Whose
-from kvscope_engine.server.limits import Allowance, Bound, ServiceLimits, behind
+from kvscope_engine.server.command_receiver import CommandQueue, OnBehalfOf
+from kvscope_engine.server.service_limits import Allowance, Bound, ServiceLimits, refusal_text
 
 
 def taken(queue: CommandQueue[str]) -> list[str]:
@@ -20,32 +20,32 @@ def taken(queue: CommandQueue[str]) -> list[str]:
 def test_clients_take_turns_and_each_one_s_order_is_kept() -> None:
     queue: CommandQueue[str] = CommandQueue(ServiceLimits())
     for number in range(4):
-        queue.put(b"a", f"a{number}", 10)
-    queue.put(b"b", "b0", 10)
-    queue.put(b"c", "c0", 10)
-    queue.put(b"b", "b1", 10)
+        queue.append(b"a", f"a{number}", 10)
+    queue.append(b"b", "b0", 10)
+    queue.append(b"c", "c0", 10)
+    queue.append(b"b", "b1", 10)
     assert taken(queue) == ["a0", "b0", "c0", "a1", "b1", "a2", "a3"]
 
 
 def test_what_is_left_of_a_task_waits_for_the_others_but_for_nothing_of_its_own() -> None:
     queue: CommandQueue[str] = CommandQueue(ServiceLimits())
     for client in (b"a", b"a", b"b"):
-        queue.put(client, f"{client.decode()} next", 10)
+        queue.append(client, f"{client.decode()} next", 10)
     assert queue.next(wait=False) == (b"a", "a next")
-    queue.put_back(b"a", "a rest")
+    queue.requeue(b"a", "a rest")
     assert taken(queue) == ["b next", "a rest", "a next"]
 
 
 def test_bounds_count_commands_and_bytes_and_free_what_was_taken() -> None:
     limits = ServiceLimits(client_commands=Bound(2, 100), all_commands=Bound(10, 150))
     queue: CommandQueue[str] = CommandQueue(limits)
-    assert queue.put(b"a", "1", 90) == ""
-    assert "limit of 100 for a client" in queue.put(b"a", "2", 20)
-    assert "limit of 150 for all clients" in queue.put(b"b", "3", 70)
-    assert queue.put(b"a", "4", 10) == ""
-    assert "2 commands wait already" in queue.put(b"a", "5", 0 + 1)
-    assert queue.take_if(b"a", lambda work: True) == ["1", "4"]
-    assert queue.put(b"b", "6", 70) == ""
+    assert queue.append(b"a", "1", 90) == ""
+    assert "limit of 100 for a client" in queue.append(b"a", "2", 20)
+    assert "limit of 150 for all clients" in queue.append(b"b", "3", 70)
+    assert queue.append(b"a", "4", 10) == ""
+    assert "2 commands wait already" in queue.append(b"a", "5", 0 + 1)
+    assert queue.remove_if(b"a", lambda work: True) == ["1", "4"]
+    assert queue.append(b"b", "6", 70) == ""
     assert taken(queue) == ["6"]
 
 
@@ -53,20 +53,20 @@ def test_what_waits_moves_to_another_connection_before_what_waits_there() -> Non
     limits = ServiceLimits(client_commands=Bound(3, 100), all_commands=Bound(10, 1000))
     queue: CommandQueue[str] = CommandQueue(limits)
     for client, work in ((b"old", "1"), (b"new", "3"), (b"old", "2"), (b"other", "x")):
-        assert queue.put(client, work, 10) == ""
+        assert queue.append(client, work, 10) == ""
     queue.move(b"old", b"new")
-    assert queue.of(b"new") == ["1", "2", "3"]
+    assert queue.tasks_of(b"new") == ["1", "2", "3"]
     assert not queue.has(b"old")
-    assert "3 commands wait already" in queue.put(b"new", "4", 10)
+    assert "3 commands wait already" in queue.append(b"new", "4", 10)
     assert sorted(taken(queue)) == ["1", "2", "3", "x"]
-    assert queue.put(b"new", "5", 100) == ""
+    assert queue.append(b"new", "5", 100) == ""
 
 
 def test_what_comes_first_is_before_all_else_of_its_client_and_always_taken() -> None:
     queue: CommandQueue[str] = CommandQueue(ServiceLimits(client_commands=Bound(1, 100)))
-    queue.put(b"a", "1", 10)
-    queue.put_first(b"a", "0")
-    assert queue.take_if(b"a", lambda work: work == "2") == []
+    queue.append(b"a", "1", 10)
+    queue.prepend(b"a", "0")
+    assert queue.remove_if(b"a", lambda work: work == "2") == []
     assert taken(queue) == ["0", "1"]
 
 
@@ -77,7 +77,7 @@ def test_who_waits_is_woken(how: str) -> None:
     thread = threading.Thread(target=lambda: got.append(queue.next(wait=True)))
     thread.start()
     if how == "put":
-        queue.put(b"a", "work", 1)
+        queue.append(b"a", "work", 1)
     else:
         queue.stop()
     thread.join(timeout=60)
@@ -88,7 +88,7 @@ def test_a_stop_before_anybody_waits_is_not_missed() -> None:
     queue: CommandQueue[str] = CommandQueue(ServiceLimits())
     queue.stop()
     assert queue.next(wait=True) is None
-    queue.put(b"a", "late", 1)
+    queue.append(b"a", "late", 1)
     assert queue.next(wait=True) == (b"a", "late"), "what waits can still be refused by name"
 
 
@@ -96,54 +96,54 @@ def test_an_allowance_forgets_clients_that_hold_nothing() -> None:
     allowance = Allowance("things are held", Bound(5, 100), Bound(50, 1000))
     for number in range(1_000):
         client = str(number).encode()
-        assert allowance.take(client, 10, 2) == ""
-        allowance.give(client, 10, 2)
+        assert allowance.acquire(client, 10, 2) == ""
+        allowance.release(client, 10, 2)
     assert allowance.total == (0, 0)
-    assert not allowance._held
+    assert not allowance._usage
 
 
 def test_an_allowance_moves_whole() -> None:
     allowance = Allowance("things are held", Bound(5, 100), Bound(50, 1000))
-    assert not allowance.take(b"old", 40, 3)
-    assert not allowance.take(b"new", 40, 2)
+    assert not allowance.acquire(b"old", 40, 3)
+    assert not allowance.acquire(b"new", 40, 2)
     allowance.move(b"old", b"new")
-    assert (allowance.held(b"old"), allowance.held(b"new"), allowance.total) == ((0, 0), (5, 80), (5, 80))
-    assert "5 things are held already" in allowance.take(b"new", 1)
-    allowance.give(b"new", 80, 5)
-    assert (allowance.held(b"new"), allowance.total) == ((0, 0), (0, 0))
+    assert (allowance.usage(b"old"), allowance.usage(b"new"), allowance.total) == ((0, 0), (5, 80), (5, 80))
+    assert "5 things are held already" in allowance.acquire(b"new", 1)
+    allowance.release(b"new", 80, 5)
+    assert (allowance.usage(b"new"), allowance.total) == ((0, 0), (0, 0))
 
 
 def test_whom_a_client_asks_for_take_turns_and_so_do_their_batches() -> None:
     queue: CommandQueue[str] = CommandQueue(ServiceLimits())
     for number in range(3):
         for batch in ("x", "y"):
-            queue.put(b"api", f"much {batch}{number}", 10, Whose("much", batch))
-    queue.put(b"api", "little", 10, Whose("little", "z"))
-    queue.put(b"api", "its own", 10)
-    queue.put(b"other", "other", 10)
+            queue.append(b"api", f"much {batch}{number}", 10, OnBehalfOf("much", batch))
+    queue.append(b"api", "little", 10, OnBehalfOf("little", "z"))
+    queue.append(b"api", "its own", 10)
+    queue.append(b"other", "other", 10)
     ours = [work for work in taken(queue) if work != "other"]
     assert ours == ["its own", "much x0", "little", "much y0", "much x1", "much y1", "much x2", "much y2"]
 
 
 def test_whom_a_client_asks_for_are_bounded_each_and_move_with_it() -> None:
     queue: CommandQueue[str] = CommandQueue(ServiceLimits(client_commands=Bound(2, 100)))
-    one, other = Whose("one", "a"), Whose("other", "a")
-    assert [queue.put(b"old", work, 10, one) for work in "12"] == ["", ""]
-    assert "2 commands wait already" in queue.put(b"old", "3", 10, one)
-    assert queue.put(b"old", "4", 10, other) == ""
-    queue.put(b"new", "5", 10, other)
+    one, other = OnBehalfOf("one", "a"), OnBehalfOf("other", "a")
+    assert [queue.append(b"old", work, 10, one) for work in "12"] == ["", ""]
+    assert "2 commands wait already" in queue.append(b"old", "3", 10, one)
+    assert queue.append(b"old", "4", 10, other) == ""
+    queue.append(b"new", "5", 10, other)
     queue.move(b"old", b"new")
-    assert queue.of(b"new") == ["1", "2", "4", "5"]
-    assert queue.take_if(b"new", lambda work: work == "4") == ["4"]
+    assert queue.tasks_of(b"new") == ["1", "2", "4", "5"]
+    assert queue.remove_if(b"new", lambda work: work == "4") == ["4"]
     assert taken(queue) == ["1", "5", "2"]
-    assert queue.put(b"new", "6", 100, one) == ""
+    assert queue.append(b"new", "6", 100, one) == ""
 
 
 def test_what_can_never_be_had_is_told_apart() -> None:
     allowance = Allowance("things are held", Bound(5, 100), Bound(50, 1000))
     for count, num_bytes in ((6, 1), (1, 101)):
-        reason = allowance.take(b"a", num_bytes, count)
-        assert behind(reason) == reason
+        reason = allowance.acquire(b"a", num_bytes, count)
+        assert refusal_text(reason) == reason
         assert "can never be served" in reason
-    assert not allowance.take(b"a", 100)
-    assert behind(allowance.take(b"a", 1)).startswith("the engine is behind: 1 things are held already")
+    assert not allowance.acquire(b"a", 100)
+    assert refusal_text(allowance.acquire(b"a", 1)).startswith("the engine is behind: 1 things are held already")

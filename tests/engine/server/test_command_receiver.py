@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvscope_engine.server.command_receiver import ClientJoined, ClientLost, CommandReceiver
-from kvscope_engine.server.limits import MIB, Bound, ServiceLimits
+from kvscope_engine.server.service_limits import MIB, Bound, ServiceLimits
 from kvscope_telemetry.messages.commands import Awaited, Failed, GetSnapshot, GetStatus, Refused, Submit
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Hello, ModelInfo
 
@@ -35,7 +35,7 @@ def waiting(receiver: CommandReceiver) -> list[tuple[bytes, object]]:
 def test_a_loss_is_heard_before_the_commands_of_who_is_lost() -> None:
     receiver = ready_receiver()
     receiver.answer(b"a", SUBMIT)
-    receiver.lose(b"a")
+    receiver.report_lost(b"a")
     assert isinstance(waiting(receiver)[0][1], ClientLost)
 
 
@@ -51,7 +51,7 @@ def test_who_is_gone_for_good_is_refused_all_and_who_may_return_its_questions() 
 def test_a_submission_that_waits_goes_over_and_the_loss_of_its_connection_does_not() -> None:
     receiver = ready_receiver()
     receiver.answer(b"old", SUBMIT)
-    receiver.lose(b"old")
+    receiver.report_lost(b"old")
     receiver.move(b"old", b"new")
     assert receiver.submits_of(b"new") == {"mine"}
     assert waiting(receiver) == [(b"new", SUBMIT)]
@@ -61,7 +61,9 @@ def test_an_introduction_is_taken_however_much_the_others_wait_for() -> None:
     receiver = ready_receiver(ServiceLimits(all_commands=Bound(1, MIB)))
     receiver.answer(b"a", SUBMIT)
     hello = GetStatus(session="s", awaited=(Awaited(request_id="mine"),))
-    assert receiver.join(b"b", hello, "me") is None
-    assert isinstance(receiver.join(b"b", hello, "me"), Failed), "a second one at once counts as any command does"
+    assert receiver.enqueue_join(b"b", hello, "me") is None
+    assert isinstance(receiver.enqueue_join(b"b", hello, "me"), Failed), (
+        "a second one at once counts as any command does"
+    )
     joined = [task for client, task in waiting(receiver) if client == b"b"]
     assert joined == [ClientJoined("s", "me", hello.awaited)]

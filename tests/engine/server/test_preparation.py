@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kvscope_engine.server.limits import MIB, Bound, ServiceLimits
 from kvscope_engine.server.preparation import Preparation, Prepared
+from kvscope_engine.server.service_limits import MIB, Bound, ServiceLimits
 from kvscope_telemetry.messages.commands import ChatMessage, Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.structured import Structured
@@ -35,7 +35,7 @@ class Site:
 
     def put(self, client: bytes, submit: Submit) -> tuple[Prepared, str]:
         prepared = Prepared(client, submit)
-        return prepared, self.preparation.put(prepared)
+        return prepared, self.preparation.enqueue(prepared)
 
     def _has_form(self, submit: Submit) -> bool:
         return submit.sampling.structured in self.known

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from kvscope_engine.server.limits import MIB, Bound, ServiceLimits
 from kvscope_engine.server.served_engine import MessagesDropped, OnProgress, Publish
 from kvscope_engine.server.service import EngineService
+from kvscope_engine.server.service_limits import MIB, Bound, ServiceLimits
 from kvscope_telemetry.errors import EngineDead
 from kvscope_telemetry.messages.commands import (
     Abort,

@@ -9,9 +9,9 @@ import pytest
 
 from kvscope_engine.simulator.costs.cost_model import CostModel
 from kvscope_engine.simulator.kv_layout import KVLayout
-from kvscope_engine.simulator.limits import SimulatedLimits
+from kvscope_engine.simulator.simulated_tiers import Tiers
 from kvscope_engine.simulator.simulation import Setup, Simulation
-from kvscope_engine.simulator.tiers import Tiers
+from kvscope_engine.simulator.simulation_limits import SimulatedLimits
 from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
 
 SECOND_NS = 1_000_000_000

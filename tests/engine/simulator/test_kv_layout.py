@@ -11,9 +11,9 @@ import pytest
 from kvscope_engine.policy.kv_groups import GroupRule
 from kvscope_engine.simulator.costs.cost_model import CostModel
 from kvscope_engine.simulator.kv_layout import KVLayout, SimulatedGroup, recorded_layout
-from kvscope_engine.simulator.limits import SimulatedLimits
-from kvscope_engine.simulator.report import report
 from kvscope_engine.simulator.simulation import Setup, Simulation
+from kvscope_engine.simulator.simulation_limits import SimulatedLimits
+from kvscope_engine.simulator.simulation_report import report
 from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import CacheInfo, KVGroup

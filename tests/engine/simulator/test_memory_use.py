@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from kvscope_engine.simulator.memory_use import MemoryShares
-from kvscope_engine.simulator.report import report
 from kvscope_engine.simulator.simulation import Simulation
+from kvscope_engine.simulator.simulation_report import report
 
 Make = Callable[..., Simulation]
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from kvscope_engine.policy.allocation.protocol import PagedAllocation
+from kvscope_engine.policy.allocation.allocation_policy import PagedAllocation
 from kvscope_engine.simulator.costs.cost_model import PRESETS
-from kvscope_engine.simulator.limits import SimulatedLimits
-from kvscope_engine.simulator.report import Percentiles, report
 from kvscope_engine.simulator.simulation import Setup, Simulation
+from kvscope_engine.simulator.simulation_limits import SimulatedLimits
+from kvscope_engine.simulator.simulation_report import Percentiles, report
 from kvscope_engine.simulator.workloads.generators import GeneratorOptions, generate
 from kvscope_telemetry.errors import BadInput, KvscopeError
 

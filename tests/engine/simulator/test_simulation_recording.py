@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from kvscope_engine.simulator.costs.cost_model import PRESETS
-from kvscope_engine.simulator.limits import SimulatedLimits
-from kvscope_engine.simulator.report import report
+from kvscope_engine.simulator.simulated_tiers import Tiers
 from kvscope_engine.simulator.simulation import Setup, Simulation
+from kvscope_engine.simulator.simulation_limits import SimulatedLimits
 from kvscope_engine.simulator.simulation_recording import SimulationRecording
-from kvscope_engine.simulator.tiers import Tiers
+from kvscope_engine.simulator.simulation_report import report
 from kvscope_engine.simulator.workloads.generators import GeneratorOptions, generate
 from kvscope_engine.simulator.workloads.recorded_workload import read_recording
 from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest

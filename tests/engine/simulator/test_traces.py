@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from kvscope_engine.simulator.costs.cost_model import PRESETS
-from kvscope_engine.simulator.limits import SimulatedLimits
-from kvscope_engine.simulator.report import report
+from kvscope_engine.simulator.simulated_tiers import Tiers
 from kvscope_engine.simulator.simulation import Setup, Simulation
-from kvscope_engine.simulator.tiers import Tiers
+from kvscope_engine.simulator.simulation_limits import SimulatedLimits
+from kvscope_engine.simulator.simulation_report import report
 from kvscope_engine.simulator.workloads.azure import read_azure
 from kvscope_engine.simulator.workloads.mooncake import read_mooncake
 from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest

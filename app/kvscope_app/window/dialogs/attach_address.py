@@ -19,7 +19,7 @@ class TypedAddress:
     """Contents of the dialog's fields, without surrounding spaces."""
 
     kind: str
-    """One of `kinds()`."""
+    """One of `engine_kinds()`."""
     where: str
     """Address, or HOST:PORT of another engine's server, optionally with http:// or https://."""
     key_file: str = ""
@@ -32,7 +32,9 @@ class TypedAddress:
     def address(self) -> Address:
         """The address. Raises BadInput if nothing was entered or its scheme contradicts `kind`."""
         if not self.where:
-            raise BadInput("an engine is needed: " + ("its endpoint" if self.kind == OWN_ENGINE else "HOST:PORT"))
+            raise BadInput(
+                "enter the address of an engine: " + ("its endpoint" if self.kind == OWN_ENGINE else "HOST:PORT")
+            )
         if self.kind == OWN_ENGINE:
             return Address(self.where, Path(self.key_file) if self.key_file else None)
         scheme, separator, rest = self.where.partition("://")
@@ -56,7 +58,7 @@ class TypedAddress:
         return Connection(address.text, "", label, self.kv_events, address.tls, self.ca_file)
 
 
-def kinds() -> tuple[str, ...]:
+def engine_kinds() -> tuple[str, ...]:
     """Return the kinds of engines in the dialog's order: kvscope's own, then the schemes of other engines."""
     return (OWN_ENGINE, *[engine.scheme for engine in engines.ENGINES])
 

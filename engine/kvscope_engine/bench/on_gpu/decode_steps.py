@@ -194,7 +194,7 @@ def _measured(engine: Engine, frames: list[Frame], num_steps: int) -> dict[str, 
     cache is too small), times in ms, tokens per second, and the median bytes that a step had to read.
     """
     frames.clear()
-    beside_ns, overlapped = engine.overlaps.beside_ns, engine.overlaps.overlapped
+    overlap_ns, overlapped = engine.overlaps.overlap_ns, engine.overlaps.overlapped
     taken_ms: list[float] = []
     num_requests: list[int] = []
     num_tokens = 0
@@ -211,7 +211,7 @@ def _measured(engine: Engine, frames: list[Frame], num_steps: int) -> dict[str, 
         for name in ("schedule_ns", "run_ns", "forward_ns", "commit_ns", "record_ns")
     }
     step_ms = statistics.median(taken_ms)
-    beside_ms = (engine.overlaps.beside_ns - beside_ns) / 1e6 / num_steps
+    beside_ms = (engine.overlaps.overlap_ns - overlap_ns) / 1e6 / num_steps
     alone_ms = max(0.0, step_ms - parts["forward_ms"]) * (1.0 - min(1.0, overlapped / num_steps))
     return {
         "requests": statistics.median_low(num_requests),

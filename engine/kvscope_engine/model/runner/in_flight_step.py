@@ -16,7 +16,7 @@ import torch
 
 from kvscope_engine.model.device_memory.read_back import PendingVector, Rows, Wait
 from kvscope_engine.model.layers.sampling.sampler import SamplerOutput
-from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult, keep_items
+from kvscope_engine.policy.step_plan import Scheduled, StepPlan, StepResult, keep_items
 from kvscope_telemetry.messages.commands import TokenLogprobs
 
 

@@ -63,8 +63,8 @@ from kvscope_engine.model.runner.runner_config import RunnerConfig
 from kvscope_engine.model.runner.step_memory import logits_width, step_buffer_bytes
 from kvscope_engine.model.runner.warm_up import idle_decodes, warm_up
 from kvscope_engine.model.verification.ready_to_run import make_ready_to_run
-from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.step_plan import StepPlan, StepResult
 from kvscope_kernels import Ops, ops_for
 from kvscope_telemetry.messages.sampling_params import MAX_LOGPROBS
 from kvscope_telemetry.messages.telemetry import Progress

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvscope_engine.policy.allocation.address_space import AddressSpace
+from kvscope_engine.policy.allocation.allocation_policy import AllocationPolicy, PagedAllocation
+from kvscope_engine.policy.allocation.allocator_names import ALLOCATORS
 from kvscope_engine.policy.allocation.mapped_pool import MappedPool
-from kvscope_engine.policy.allocation.names import ALLOCATORS
-from kvscope_engine.policy.allocation.protocol import AllocationPolicy, PagedAllocation
 from kvscope_engine.policy.allocation.reservations import (
     ReservationRule,
     ReserveExactly,

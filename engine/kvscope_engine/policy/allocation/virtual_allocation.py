@@ -16,8 +16,8 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from kvscope_engine.policy.allocation.allocation_policy import TableAllocation
 from kvscope_engine.policy.allocation.mapped_pool import MappedPool
-from kvscope_engine.policy.allocation.protocol import TableAllocation
 from kvscope_engine.policy.block_needs import describe_length, num_blocks_for
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.errors import BadInput

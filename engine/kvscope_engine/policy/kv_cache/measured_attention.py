@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope_engine.policy.kv_cache.block_pool import BlockPool
-from kvscope_engine.policy.plan import StepPlan
+from kvscope_engine.policy.step_plan import StepPlan
 from kvscope_telemetry.ledger import attention_units
 
 

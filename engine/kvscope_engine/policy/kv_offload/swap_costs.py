@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvscope_engine.policy.plan import StepPlan
+from kvscope_engine.policy.step_plan import StepPlan
 
 MIN_TOKENS: Final = 16
 """Minimum number of tokens of a step that is measured: smaller prefills cost the same as a decode."""

@@ -12,12 +12,12 @@ from kvscope_engine.policy.kv_offload.swap_costs import PrefillRate
 from kvscope_engine.policy.prefixes.prefix_history import Miss
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduler_totals import SchedulerTotals
-from kvscope_engine.policy.scheduling import causes
+from kvscope_engine.policy.scheduling import request_events
 from kvscope_engine.policy.scheduling.block_tables import BlockTables
-from kvscope_engine.policy.scheduling.causes import Blocks
 from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
+from kvscope_engine.policy.scheduling.request_events import Blocks
 from kvscope_engine.policy.scheduling.request_prefixes import explain_miss
-from kvscope_engine.policy.scheduling.reuse import Reusable, find_reusable
+from kvscope_engine.policy.scheduling.reusable_blocks import Reusable, find_reusable
 from kvscope_engine.policy.state_pool import StatePool
 from kvscope_telemetry.messages.telemetry import Event
 from kvscope_telemetry.running_time import RunningTime
@@ -82,8 +82,8 @@ class Admission:
         if found.num_stateless:
             miss = Miss("state", reused + found.num_stateless)
         blocks = Blocks(self._num_blocks(request), self._tables.num_reserved_blocks(request))
-        event = causes.admitted(request, builder.now_ns, found, reused, blocks, miss, self._running_time)
-        return causes.with_loaded_state(event) if is_state_loaded else event
+        event = request_events.admitted(request, builder.now_ns, found, reused, blocks, miss, self._running_time)
+        return request_events.with_loaded_state(event) if is_state_loaded else event
 
     def _start_state(self, states: StatePool, request: Request, found: Reusable) -> bool:
         """Give the request a slot with the recurrent state after its cached tokens.

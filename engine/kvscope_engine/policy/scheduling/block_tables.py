@@ -5,16 +5,16 @@ Owns nothing: pool, allocation policy and change log belong to the scheduler. Do
 
 from __future__ import annotations
 
-from kvscope_engine.policy.allocation.protocol import AllocationPolicy
+from kvscope_engine.policy.allocation.allocation_policy import AllocationPolicy
 from kvscope_engine.policy.block_needs import num_blocks_for
 from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_engine.policy.kv_groups import NULL_BLOCK
 from kvscope_engine.policy.kv_offload.lower_tiers import LowerTiers
 from kvscope_engine.policy.request import NO_NULL_BLOCKS, Request
-from kvscope_engine.policy.scheduling.changes import ChangeLog
+from kvscope_engine.policy.scheduling.change_log import ChangeLog
 from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
 from kvscope_engine.policy.scheduling.request_prefixes import prefix_at
-from kvscope_engine.policy.scheduling.reuse import Reusable
+from kvscope_engine.policy.scheduling.reusable_blocks import Reusable
 
 
 class BlockTables:

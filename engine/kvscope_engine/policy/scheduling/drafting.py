@@ -6,12 +6,12 @@ requests that may hold blocks for drafts until the step is committed; `BlockTabl
 
 from __future__ import annotations
 
-from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduler_totals import SchedulerTotals
 from kvscope_engine.policy.scheduling.block_tables import BlockTables
 from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
 from kvscope_engine.policy.spec_decode.drafter import Drafter
+from kvscope_engine.policy.step_plan import Scheduled, StepPlan
 from kvscope_telemetry.messages.request_state import RequestState
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvscope_engine.policy.plan import StepPlan
 from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.step_plan import StepPlan
 
 RESERVED: Final = "an allocator that reserves"
 STATES: Final = "recurrent layers, whose states a step that is tried again would change twice"

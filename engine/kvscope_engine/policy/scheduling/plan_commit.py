@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvscope_engine.policy.kv_cache.block_pool import BlockPool
-from kvscope_engine.policy.plan import StepPlan
 from kvscope_engine.policy.scheduling.request_prefixes import seal_blocks
+from kvscope_engine.policy.step_plan import StepPlan
 from kvscope_telemetry.messages.request_state import RequestState
 
 

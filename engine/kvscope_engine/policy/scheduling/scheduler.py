@@ -47,22 +47,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvscope_engine.policy.allocation.protocol import AllocationPolicy
+from kvscope_engine.policy.allocation.allocation_policy import AllocationPolicy
 from kvscope_engine.policy.block_needs import BlockNeeds
 from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_engine.policy.kv_offload.lower_tiers import LowerTiers
 from kvscope_engine.policy.kv_offload.mover_protocol import TierMover
 from kvscope_engine.policy.kv_offload.swap_costs import PrefillRate
-from kvscope_engine.policy.plan import StepPlan
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
 from kvscope_engine.policy.ranked_queue import RankedQueue
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduler_totals import SchedulerTotals
-from kvscope_engine.policy.scheduling import causes, in_flight_step
+from kvscope_engine.policy.scheduling import in_flight_step, request_events
 from kvscope_engine.policy.scheduling.admission import Admission
 from kvscope_engine.policy.scheduling.batch_limits import BatchLimits
 from kvscope_engine.policy.scheduling.block_tables import BlockTables
-from kvscope_engine.policy.scheduling.changes import ChangeLog
+from kvscope_engine.policy.scheduling.change_log import ChangeLog
 from kvscope_engine.policy.scheduling.drafting import Drafting
 from kvscope_engine.policy.scheduling.fair_preemption import FairPreemption
 from kvscope_engine.policy.scheduling.in_flight_step import InFlightStep
@@ -73,6 +72,7 @@ from kvscope_engine.policy.scheduling.preemption import Preemption, PreemptionRe
 from kvscope_engine.policy.scheduling.waiting_forks import WaitingForks
 from kvscope_engine.policy.spec_decode.drafter import Drafter
 from kvscope_engine.policy.state_pool import StatePool
+from kvscope_engine.policy.step_plan import StepPlan
 from kvscope_engine.policy.waiting_queue import WaitingQueue
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import FinishReason
@@ -217,13 +217,13 @@ class Scheduler:
         self.totals.aborted += 1
         self.changes.add_request(request)
         self.changes.record_event(
-            causes.aborted(request, now_ns, 0, "requested by the client before its prompt was read")
+            request_events.aborted(request, now_ns, 0, "requested by the client before its prompt was read")
         )
 
     def record_refusal(self, cause: str, now_ns: int, *, number: int = 0) -> None:
         """Count a refused request and record the event. `add_request` calls it for the requests that it refuses."""
         self.totals.refused += 1
-        self.changes.record_event(causes.refused(number, now_ns, cause))
+        self.changes.record_event(request_events.refused(number, now_ns, cause))
 
     def schedule(self, step: int, now_ns: int) -> StepPlan:
         """Plan a step. Blocks for every scheduled token are in the tables when this returns.
@@ -278,7 +278,7 @@ class Scheduler:
         if builder.evicted_for:
             count = self._pool.evicted_blocks - evicted_before
             num_offloaded = self.totals.offloaded_blocks - offloaded_before
-            self.changes.record_event(causes.evicted(count, num_offloaded, builder.evicted_for, now_ns))
+            self.changes.record_event(request_events.evicted(count, num_offloaded, builder.evicted_for, now_ns))
         self.totals.copied_blocks += builder.num_copied
         if self.tiers is not None:
             self._flush(self.tiers, now_ns)
@@ -288,7 +288,7 @@ class Scheduler:
             plan = replace(plan, state_copies=copies, state_saves=saves)
             if evicted := self.states.drain_evicted():
                 num_offloaded = self.states.num_offloaded - states_before
-                self.changes.record_event(causes.states_evicted(evicted, num_offloaded, now_ns))
+                self.changes.record_event(request_events.states_evicted(evicted, num_offloaded, now_ns))
         return plan
 
     def commit(self, plan: StepPlan, step: int, now_ns: int) -> None:
@@ -315,7 +315,7 @@ class Scheduler:
             return
         num_blocks = self._remove(request, reason)
         self.totals.finished += 1
-        self.changes.record_event(causes.finished(request, now_ns, num_blocks))
+        self.changes.record_event(request_events.finished(request, now_ns, num_blocks))
 
     def abort(self, request: Request, now_ns: int, cause: str = "requested by the client") -> None:
         """End a request in any state, also between schedule and commit. Does nothing if it has ended already."""
@@ -323,7 +323,7 @@ class Scheduler:
             return
         num_blocks = self._remove(request, "abort")
         self.totals.aborted += 1
-        self.changes.record_event(causes.aborted(request, now_ns, num_blocks, cause))
+        self.changes.record_event(request_events.aborted(request, now_ns, num_blocks, cause))
 
     def fork(self, parent: Request, child: Request, now_ns: int) -> None:
         """Run `child`, a new request, on the parent's blocks.
@@ -343,7 +343,7 @@ class Scheduler:
             self.tiers.reset()
         if self.states is not None:
             self.states.reset()
-        self.changes.record_event(causes.cache_reset(count, now_ns))
+        self.changes.record_event(request_events.cache_reset(count, now_ns))
         return count
 
     def preempt(self, request: Request, how: str, by: str, now_ns: int) -> PreemptionRecord | None:
@@ -354,7 +354,7 @@ class Scheduler:
         builder = PlanBuilder(0, now_ns)
         record = self._preemption.free_blocks_by_request(request, self._pool.step, builder, how)
         if record is not None:
-            self.changes.record_event(causes.preempted_by(request, by, record, now_ns))
+            self.changes.record_event(request_events.preempted_by(request, by, record, now_ns))
             self._requeue(request, now_ns)
             if self.tiers is not None:
                 self._flush(self.tiers, now_ns)
@@ -376,7 +376,7 @@ class Scheduler:
         request.num_restarts += 1
         record = self._preemption.free_blocks_by_request(request, self._pool.step, PlanBuilder(0, now_ns), "recompute")
         assert record is not None, "there is always room to compute"
-        self.changes.record_event(causes.restarted(request, why, record, now_ns))
+        self.changes.record_event(request_events.restarted(request, why, record, now_ns))
         self._requeue(request, now_ns)
         return True
 
@@ -388,7 +388,7 @@ class Scheduler:
         offloaded_before = self.totals.offloaded_blocks
         self._pool.evict(blocks)
         num_offloaded = self.totals.offloaded_blocks - offloaded_before
-        self.changes.record_event(causes.evicted_by(len(blocks), num_offloaded, by, now_ns))
+        self.changes.record_event(request_events.evicted_by(len(blocks), num_offloaded, by, now_ns))
         if self.tiers is not None:
             self._flush(self.tiers, now_ns)
         return num_offloaded
@@ -516,7 +516,7 @@ class Scheduler:
         builder.has_preempted = True
         for victim in victims:
             record = self._preemption.free_blocks(victim, self._pool.step, builder)
-            self.changes.record_event(causes.preempted_for_fairness(victim, first, record, builder.now_ns))
+            self.changes.record_event(request_events.preempted_for_fairness(victim, first, record, builder.now_ns))
             self._requeue(victim, builder.now_ns)
 
     def _start(self, request: Request, now_ns: int) -> None:
@@ -551,7 +551,7 @@ class Scheduler:
     def _preempt(self, victim: Request, needy: Request, needed: int, available: int, builder: PlanBuilder) -> None:
         builder.has_preempted = True
         record = self._preemption.free_blocks(victim, self._pool.step, builder)
-        self.changes.record_event(causes.preempted(victim, needy, needed, available, record, builder.now_ns))
+        self.changes.record_event(request_events.preempted(victim, needy, needed, available, record, builder.now_ns))
         self._requeue(victim, builder.now_ns)
 
     def _requeue(self, victim: Request, now_ns: int) -> None:
@@ -600,7 +600,7 @@ class Scheduler:
         if self.states is not None:
             self.states.fork(parent, child)
         self._start(child, now_ns)
-        self.changes.record_event(causes.forked(parent, child, now_ns, self.running_time))
+        self.changes.record_event(request_events.forked(parent, child, now_ns, self.running_time))
 
     def _can_share_state(self, parent: Request, child: Request) -> bool:
         """Whether the child can continue from the parent's recurrent state, which covers all tokens that the parent has
@@ -613,7 +613,7 @@ class Scheduler:
         tiers.flush()
         if tiers.failure and tiers.failure != self._disk_failure:
             self._disk_failure = tiers.failure
-            self.changes.record_event(causes.disk_failed(tiers.failure, now_ns))
+            self.changes.record_event(request_events.disk_failed(tiers.failure, now_ns))
 
     def _log_saved_rows(self, request: Request) -> None:
         self.changes.record_table(request, 0)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvscope_engine.policy.plan import Scheduled
 from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.step_plan import Scheduled
 
 
 class WaitingForks:

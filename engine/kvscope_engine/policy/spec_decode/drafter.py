@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope_engine.policy.plan import StepPlan
 from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.step_plan import StepPlan
 from kvscope_telemetry.engine_config import SpeculativeConfig
 
 MIN_OUTPUT_CAPACITY = 256

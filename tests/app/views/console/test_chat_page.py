@@ -327,14 +327,14 @@ def test_refused_turn_is_marked_and_left_out_of_later_prompts(console):
         Refused(request_id=console.request_id, reason="the prompt has 8206 tokens: at most 8191 are accepted")
     )
     prompt, answer = console.page.transcript.cards
-    assert prompt.who.text() == "You  ·  left out of later prompts"
+    assert prompt.role_label.text() == "You  ·  left out of later prompts"
     assert answer.notice.text() == (
         "Not accepted: the prompt has 8\u202f206 tokens: at most 8\u202f191 are accepted."
         "  Later prompts leave this turn out"
     )
     console.ask("short", "fine")
     assert [m.content for m in console.submits[-1].messages] == ["short"]
-    assert console.page.transcript.cards[2].who.text() == "You"
+    assert console.page.transcript.cards[2].role_label.text() == "You"
 
 
 def test_context_size_excludes_aborted_turns(console):

@@ -509,7 +509,7 @@ def test_chosen_adapter_is_sent_and_shown_with_the_answer(console, qtbot):
     choose_adapter(console, qtbot, "sql")
     type_and_send(console, qtbot, "Two")
     assert [submit.adapter for submit in console.submits] == ["", "sql"]
-    assert [card.who.text() for card in console.page.transcript.cards[1::2]] == ["Answer", "Answer  ·  sql"]
+    assert [card.role_label.text() for card in console.page.transcript.cards[1::2]] == ["Answer", "Answer  ·  sql"]
     console.finish()
     console.page.new_conversation()
     assert console.page.options.adapter.currentText() == "sql", "a new conversation copies the adapter"
@@ -538,7 +538,7 @@ def test_chosen_adapter_is_restored_at_the_next_start(console, make_console, qtb
     console.view.shut_down()
     again = make_console()
     assert again.page.options.adapter.currentData() == "sql"
-    assert again.page.transcript.cards[1].who.text() == "Answer  ·  sql"
+    assert again.page.transcript.cards[1].role_label.text() == "Answer  ·  sql"
 
 
 def test_visible_console_requests_the_engine_status_once(console):

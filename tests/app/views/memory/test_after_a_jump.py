@@ -1,4 +1,4 @@
-"""Memory after a jump in time: what the device said of itself is known from the seconds before."""
+"""Test of the Memory view's data after a seek."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def recording():
         yield Recording.open(Path(path))
 
 
-def test_other_processes_are_known(recording, qtbot):
+def test_memory_of_other_processes_is_known_after_a_seek(recording, qtbot):
     overview = read_overview(recording)
     used, process = overview.column("memory_used_bytes"), overview.column("process_bytes")
     places = np.flatnonzero(np.isfinite(used) & np.isfinite(process))
@@ -33,7 +33,7 @@ def test_other_processes_are_known(recording, qtbot):
     session.start()
     try:
         qtbot.waitUntil(lambda: session.mirror.hello is not None and session.is_overview_complete, timeout=WAIT_MS)
-        at_ns = int(overview.time_ns[place]) + SECOND_NS + SECOND_NS // 10  # in the next second, which is not over
+        at_ns = int(overview.time_ns[place]) + SECOND_NS + SECOND_NS // 10  # in the next second, which is not complete
         step = recording.state_at((at_ns - recording.start_ns) / 1e9).step
         session.timeline.go_to(at_ns)
         qtbot.waitUntil(lambda: session.mirror.step == step, timeout=WAIT_MS)
@@ -45,7 +45,7 @@ def test_other_processes_are_known(recording, qtbot):
         near = slice(max(place - 1, 0), place + 2)
         assert np.nanmin(used[near]) <= found.memory_used_bytes <= np.nanmax(used[near])
         devices = session.history.devices.newest
-        assert devices is not None  # also where nothing is told for a while, as nothing is in a recording that stands
+        assert devices is not None  # known even while a paused recording publishes nothing
         assert abs(devices.time_ns - session.mirror.time_ns) < 5 * SECOND_NS
     finally:
         session.close()

@@ -1,4 +1,4 @@
-"""The line that says when free blocks are gone: there while they are going, and not else."""
+"""Tests of the forecast of when free blocks run out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def view(session, qtbot):
 
 
 def fill(session, rate):
-    """The last 20 seconds of a pool of 1 000 blocks."""
+    """Extend the overview by the last 20 seconds of a pool of 1,000 blocks."""
     now = time.time_ns() // SECOND_NS - 1
     room = [420 - rate * (at + 20) for at in range(-19, 1)]
     session.overview.extend(
@@ -29,7 +29,7 @@ def fill(session, rate):
     )
 
 
-def test_said_while_blocks_are_going(view, session):
+def test_forecast_warns_while_blocks_run_out_soon(view, session):
     view.refresh()
     assert view.forecast.text == ""
     fill(session, rate=10)
@@ -38,20 +38,20 @@ def test_said_while_blocks_are_going(view, session):
     assert view.forecast.sign.isVisible()
 
 
-def test_further_away_it_is_no_warning(view, session):
+def test_distant_forecast_is_no_warning(view, session):
     fill(session, rate=2)
     view.refresh()
     assert view.forecast.text == "Cached blocks run out in 3:10 min at this rate"
     assert not view.forecast.sign.isVisible()
 
 
-def test_nothing_is_said_of_a_steady_pool(view, session):
+def test_steady_pool_has_no_forecast(view, session):
     fill(session, rate=0)
     view.refresh()
     assert view.forecast.isHidden()
 
 
-def test_never_said_of_an_engine_that_is_paused(view, session):
+def test_paused_engine_has_no_forecast(view, session):
     fill(session, rate=10)
     session.overview.stops.begin(int(session.overview.time_ns[-3]), "Ada")
     view.refresh()

@@ -1,4 +1,4 @@
-"""Memory: the account adds up, and what is unknown is never zero."""
+"""Tests of the memory account: its parts sum to the total, and unknown values are never zero."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def mirror(engine, session, poll):
     return session.mirror
 
 
-def by_key(result):
+def bytes_by_key(result):
     return {part.key: part.num_bytes for part in result.parts}
 
 
-def test_parts_add_up_to_the_device(mirror):
+def test_parts_sum_to_the_device_memory(mirror):
     memory = MemoryBreakdown(epoch=7, time_ns=1, weights_bytes=300 * MIB, kv_bytes=64 * BLOCK)
     whole = account(
         mirror,
         memory,
         sample(memory_total_bytes=4096 * MIB, memory_used_bytes=1000 * MIB, process_bytes=700 * MIB),
     )
-    parts = by_key(whole)
+    parts = bytes_by_key(whole)
     assert parts["kv_active"] == 4 * BLOCK
     assert parts["kv_cached"] == 2 * BLOCK
     assert parts["kv_free"] == 58 * BLOCK
@@ -55,12 +55,12 @@ def test_parts_add_up_to_the_device(mirror):
     assert sum(value for value in parts.values() if value is not None) == 4096 * MIB
 
 
-def test_nothing_measured_is_unknown(mirror):
-    parts = by_key(account(mirror, None, None))
+def test_unmeasured_parts_are_unknown(mirror):
+    parts = bytes_by_key(account(mirror, None, None))
     assert [key for key, value in parts.items() if value is None] == ["weights", "workspace", "other", "others", "free"]
 
 
-def test_the_parts_of_a_gpu_add_up_at_every_sample(make_engine, make_session, poll):
+def test_gpu_parts_sum_to_the_total_at_every_sample(make_engine, make_session, poll):
     engine = make_engine(device="cuda")
     session = make_session(engine)
     poll(session)
@@ -91,12 +91,12 @@ def test_the_parts_of_a_gpu_add_up_at_every_sample(make_engine, make_session, po
         )
         devices = Devices(epoch=7, time_ns=1, gpus=(Gpu(index=0), gpu), used_gpus=(1,))
         whole = account(session.mirror, memory, None, devices)
-        parts = by_key(whole)
+        parts = bytes_by_key(whole)
         assert sum(value or 0 for value in parts.values()) == whole.total_bytes == total
         assert (parts["workspace"], parts["torch_cache"], parts["context"]) == (50 * MIB, 40 * MIB, 500 * MIB)
 
 
-def test_the_parts_of_a_cpu_add_up_at_every_sample(mirror):
+def test_cpu_parts_sum_to_the_total_at_every_sample(mirror):
     memory = MemoryBreakdown(epoch=7, time_ns=1, weights_bytes=300 * MIB, kv_bytes=64 * BLOCK)
     draw = random.Random(5)
     for _ in range(50):
@@ -105,20 +105,20 @@ def test_the_parts_of_a_cpu_add_up_at_every_sample(mirror):
         available = draw.randrange(0, 4096 * MIB)
         host = Host(memory_total_bytes=4096 * MIB, memory_available_bytes=available, processes=(process,))
         whole = account(mirror, memory, None, Devices(epoch=7, time_ns=1, host=host))
-        assert sum(value or 0 for value in by_key(whole).values()) == whole.total_bytes == 4096 * MIB
+        assert sum(value or 0 for value in bytes_by_key(whole).values()) == whole.total_bytes == 4096 * MIB
 
 
-def test_a_gpu_that_is_lost_is_unknown_and_not_zero(make_engine, make_session, poll):
+def test_memory_of_a_lost_gpu_is_unknown(make_engine, make_session, poll):
     session = make_session(make_engine(device="cuda"))
     poll(session)
     memory = MemoryBreakdown(epoch=7, time_ns=1, weights_bytes=300 * MIB, kv_bytes=64 * BLOCK)
     lost = Devices(epoch=7, time_ns=1, gpus=(Gpu(index=0, fault="GPU is lost"),), used_gpus=(0,))
-    parts = by_key(account(session.mirror, memory, None, lost))
+    parts = bytes_by_key(account(session.mirror, memory, None, lost))
     assert (parts["other"], parts["others"], parts["free"]) == (None, None, None)
     assert parts["weights"] == 300 * MIB
 
 
-def test_what_the_allocator_says_is_told_in_detail():
+def test_allocator_rows_list_modules_and_tensors():
     memory = MemoryBreakdown(
         epoch=7,
         time_ns=1,
@@ -131,12 +131,12 @@ def test_what_the_allocator_says_is_told_in_detail():
     assert allocator_rows(None) == []
 
 
-def test_weights_on_the_host_are_told_and_take_nothing_of_the_device():
+def test_weights_on_the_host_are_listed_separately():
     memory = MemoryBreakdown(epoch=7, time_ns=1, weights_bytes=3 * MIB, host_weights_bytes=9 * MIB)
     assert {name: value for name, value, _ in allocator_rows(memory)} == {"Weights on the host": "9.00 MiB"}
 
 
-def test_each_rank_has_its_row():
+def test_each_rank_has_an_allocator_row():
     ranks = [
         RankMemory(rank=rank, device="H100", weights_bytes=3 * MIB, kv_bytes=(4 - rank) * MIB, uuid=f"u{rank}")
         for rank in (0, 1)
@@ -146,15 +146,15 @@ def test_each_rank_has_its_row():
     assert "H100 (u0)" in rows[0][2]
 
 
-def test_a_pool_that_is_not_resident_leaves_less_than_nothing(mirror):
+def test_nonresident_pool_makes_the_other_part_negative(mirror):
     memory = MemoryBreakdown(epoch=7, time_ns=1, weights_bytes=300 * MIB, kv_bytes=64 * BLOCK)
     whole = account(mirror, memory, sample(process_bytes=100 * MIB))
-    assert by_key(whole)["other"] == 100 * MIB - 300 * MIB - 64 * BLOCK  # and it is said so
+    assert bytes_by_key(whole)["other"] == 100 * MIB - 300 * MIB - 64 * BLOCK  # negative, and shown as such
     assert whole.total_bytes is None
     assert all(whole.share(part) is None for part in whole.parts)
 
 
-def test_detail_counts_tokens_slots_and_what_sharing_saves(mirror):
+def test_kv_detail_counts_slots_and_blocks_saved_by_sharing(mirror):
     detail = kv_detail(mirror)
     assert detail.use.num_used == 3 * 16 + 4
     assert detail.use.num_held == 64
@@ -166,7 +166,7 @@ def test_detail_counts_tokens_slots_and_what_sharing_saves(mirror):
     assert detail.token_bytes == BLOCK / 16
 
 
-def test_the_view_shows_them(engine, session, poll, qtbot, mirror):
+def test_view_shows_the_account_and_its_bar(engine, session, poll, qtbot, mirror):
     view = MemoryView(session)
     qtbot.addWidget(view)
     view.resize(420, 300)
@@ -188,7 +188,7 @@ def test_the_view_shows_them(engine, session, poll, qtbot, mirror):
     assert image.pixelColor(2, 15).name() == THEMES["light"].series[6]
 
 
-def test_weights_are_shown_though_paused_before_the_first_memory_breakdown(engine, session, poll, qtbot, mirror):
+def test_weights_are_shown_if_paused_before_the_first_memory_breakdown(engine, session, poll, qtbot, mirror):
     view = MemoryView(session)
     qtbot.addWidget(view)
     view.show()
@@ -201,7 +201,7 @@ def test_weights_are_shown_though_paused_before_the_first_memory_breakdown(engin
     assert view.table.value("weights") == "300.0 MiB"
 
 
-def test_before_an_engine_there_is_a_sentence(make_engine, make_session, qtbot):
+def test_view_without_an_engine_shows_no_bar(make_engine, make_session, qtbot):
     engine = make_engine()
     engine.source.updates.clear()
     view = MemoryView(make_session(engine))
@@ -211,8 +211,8 @@ def test_before_an_engine_there_is_a_sentence(make_engine, make_session, qtbot):
     assert not view.bar.isVisible()
 
 
-def test_a_step_at_a_time_shows_what_the_map_shows(engine, session, poll, make_window, qtbot):
-    """However slowly steps come: panel and map are of the same state, without another step after it."""
+def test_view_shows_each_single_step_without_a_further_one(engine, session, poll, make_window, qtbot):
+    """The panel must show the same state as the map, however slowly steps arrive."""
     window = make_window(session, with_views=("memory",))
     window.focus_view("memory")
     view = window.views["memory"]
@@ -220,7 +220,7 @@ def test_a_step_at_a_time_shows_what_the_map_shows(engine, session, poll, make_w
     for number in range(1, 6):
         engine.hold([number])
         poll(session)
-        held = by_key(account(session.mirror, session.history.memory, None, None))["kv_active"]
+        held = bytes_by_key(account(session.mirror, session.history.memory, None, None))["kv_active"]
         assert held == number * BLOCK
 
         def texts():

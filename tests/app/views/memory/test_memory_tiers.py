@@ -1,4 +1,4 @@
-"""Lower tiers in the memory view: bytes by use, nothing where there are none; the pool's numbers stay the pool's."""
+"""Tests of lower tiers in the Memory view."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from kvscope_telemetry.messages.telemetry import Counters
 BLOCK = 368_640
 
 
-def fill(engine):
-    """Three blocks of the pool, two swapped and one cached in host memory, one swapped on disk."""
+def fill_tiers(engine):
+    """Use three GPU blocks, two swapped and one cached block in host memory, and one swapped block on disk."""
     engine.hold([0, 1, 2], filled=16)
     engine.hold([64, 65], owner=2, filled=16)
     engine.hold([66], owner=2, filled=16, state=BlockState.CACHED, ref_count=0)
@@ -26,12 +26,12 @@ def fill(engine):
 
 
 @pytest.fixture
-def tiered(make_engine):
-    return fill(make_engine(num_host=20, num_disk=10))
+def tiered_engine(make_engine):
+    return fill_tiers(make_engine(num_host=20, num_disk=10))
 
 
 @pytest.fixture
-def show(qtbot):
+def show_memory_view(qtbot):
     def make(session):
         view = MemoryView(session)
         qtbot.addWidget(view)
@@ -44,22 +44,22 @@ def show(qtbot):
     return make
 
 
-def test_uses_add_up(tiered, make_session):
-    host, disk = tier_uses(make_session(tiered).mirror)
+def test_tier_uses_count_swapped_cached_and_free_blocks(tiered_engine, make_session):
+    host, disk = tier_uses(make_session(tiered_engine).mirror)
     assert (host.title, host.size, host.swapped, host.cached, host.free) == ("Host memory", 20, 2, 1, 17)
     assert (disk.title, disk.size, disk.swapped, disk.cached, disk.free) == ("Disk", 10, 1, 0, 9)
     assert host.num_bytes(host.size) == 20 * BLOCK
 
 
-def test_the_pool_in_detail_leaves_lower_tiers_out(tiered, make_session):
-    detail = kv_detail(make_session(tiered).mirror)
+def test_kv_detail_excludes_lower_tiers(tiered_engine, make_session):
+    detail = kv_detail(make_session(tiered_engine).mirror)
     assert detail.use.num_used == detail.use.num_held == 48
     assert detail.use.internal_fragmentation == 0.0
     assert detail.use.num_free == 61 * 16
     assert detail.num_saved_blocks == 0
 
 
-def test_address_space_without_memory_is_no_memory(engine, make_session):
+def test_unmapped_blocks_count_as_no_memory(engine, make_session):
     engine.hold(range(40), state=BlockState.UNMAPPED, ref_count=0, owner=-1, filled=0)
     engine.hold([50])
     session = make_session(engine)
@@ -69,15 +69,15 @@ def test_address_space_without_memory_is_no_memory(engine, make_session):
     assert kv_detail(session.mirror).use.num_free == 23 * 16
 
 
-def test_a_cpus_account_has_the_host_tier_and_a_gpus_has_not(tiered, make_engine, make_session):
-    parts = {part.key: part.num_bytes for part in account(make_session(tiered).mirror, None, None).parts}
+def test_host_tier_is_part_of_a_cpu_account_but_not_of_a_gpu_account(tiered_engine, make_engine, make_session):
+    parts = {part.key: part.num_bytes for part in account(make_session(tiered_engine).mirror, None, None).parts}
     assert parts["kv_host"] == 20 * BLOCK
     on_gpu = make_session(make_engine(num_host=20, device="cuda"))
     assert "kv_host" not in {part.key for part in account(on_gpu.mirror, None, None).parts}
 
 
-def test_the_view_shows_bars_and_bytes(tiered, make_session, show):
-    view = show(make_session(tiered))
+def test_view_shows_bars_and_bytes_of_tiers(tiered_engine, make_session, show_memory_view):
+    view = show_memory_view(make_session(tiered_engine))
     assert view.tiers.isVisible()
     assert view.tiers.value(Tier.HOST, "swapped") == "720.0 KiB"
     assert view.tiers.value(Tier.HOST, "cached") == "360.0 KiB"
@@ -93,23 +93,23 @@ def test_the_view_shows_bars_and_bytes(tiered, make_session, show):
         assert image.pixelColor(bar.width() // 2, 7).name() == theme.raised
 
 
-def test_without_lower_tiers_nothing_is_shown(session, show):
-    view = show(session)
+def test_view_without_lower_tiers_shows_none(session, show_memory_view):
+    view = show_memory_view(session)
     assert not view.tiers.isVisible()
     assert "kv_host" not in view.table.rows
 
 
-def test_tiers_come_and_go_with_the_engine(tiered, make_engine, make_session, show, poll):
-    session = make_session(tiered)
-    view = show(session)
+def test_tiers_follow_the_engine(tiered_engine, make_engine, make_session, show_memory_view, poll):
+    session = make_session(tiered_engine)
+    view = show_memory_view(session)
     plain = make_engine(epoch=9)
-    tiered.source.updates.extend(plain.source.updates)
+    tiered_engine.source.updates.extend(plain.source.updates)
     poll(session)
     view.refresh()
     assert not view.tiers.isVisible()
     assert list(view.table.rows)[-1] == "total"
-    again = fill(make_engine(num_host=20, num_disk=10, epoch=11))
-    tiered.source.updates.extend(again.source.updates)
+    again = fill_tiers(make_engine(num_host=20, num_disk=10, epoch=11))
+    tiered_engine.source.updates.extend(again.source.updates)
     poll(session)
     view.refresh()
     assert view.tiers.isVisible()
@@ -117,7 +117,7 @@ def test_tiers_come_and_go_with_the_engine(tiered, make_engine, make_session, sh
     assert list(view.table.rows)[-1] == "total"
 
 
-def test_lost_blocks_are_told_when_there_are_any():
+def test_moved_text_mentions_lost_blocks_only_if_there_are_any():
     assert "lost" not in moved_text(Counters())
     assert moved_text(Counters(lost_blocks=2)).endswith("2 lost and recomputed")
     moved = moved_text(Counters(swapped_states=2, loaded_states=1))

@@ -1,4 +1,4 @@
-"""The memory over the session: from its overview, in bytes, over any range."""
+"""Tests of the Memory view's charts."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
 MIB = 1 << 20
 
 
-def fill(session, seconds, ago_s=0, **columns):
-    """The overview has seconds up to `ago_s` ago."""
+def extend_overview(session, seconds, ago_s=0, **columns):
+    """Extend the overview by `seconds` seconds that end `ago_s` seconds ago."""
     last = (time.monotonic_ns() + session.history.wall_ns(0)) // SECOND_NS - ago_s
     session.overview.extend(
         Summary(time_ns=(last - seconds + second) * SECOND_NS, epoch=7, **columns) for second in range(seconds)
@@ -39,14 +39,14 @@ def view(session, qtbot):
     return view
 
 
-def test_without_a_overview_nothing_is_shown(view):
+def test_charts_are_hidden_without_an_overview(view):
     view.draw_all()
     assert not view.charts.isVisible()
 
 
-def test_charts_of_what_was_told(session, view):
+def test_charts_show_the_reported_values(session, view):
     block_bytes = session.mirror.hello.cache.block_bytes
-    fill(session, 90, active_blocks=3, cached_blocks=1, process_bytes=700 * MIB, memory_used_bytes=900 * MIB)
+    extend_overview(session, 90, active_blocks=3, cached_blocks=1, process_bytes=700 * MIB, memory_used_bytes=900 * MIB)
     view.draw_all()
     pool, lower, device = view.charts.panels.values()
     assert (pool.isVisible(), lower.isVisible(), device.isVisible()) == (True, False, True)
@@ -55,11 +55,11 @@ def test_charts_of_what_was_told(session, view):
     unit = view.charts.scales["KV pool"].unit_bytes
     cached, active = (pool.curve_items[name].getData()[1][1] for name in ("cached_blocks", "active_blocks"))
     assert active * unit == pytest.approx(3 * block_bytes)
-    assert cached * unit == pytest.approx(4 * block_bytes)  # on top
+    assert cached * unit == pytest.approx(4 * block_bytes)  # stacked on the active blocks
 
 
-def test_all_reaches_from_the_first_second_on(session, view):
-    fill(session, 7200, active_blocks=3)
+def test_range_all_starts_at_the_first_second(session, view):
+    extend_overview(session, 7200, active_blocks=3)
     view.charts.show_last(math.inf)
     (first, last), _ = view.charts.panels["KV pool"].plot.view_box.viewRange()
     assert 7198 < last - first < 7300
@@ -68,7 +68,7 @@ def test_all_reaches_from_the_first_second_on(session, view):
     assert last - first == pytest.approx(30)
 
 
-def test_the_range_is_kept(session, view, settings, qtbot):
+def test_range_is_saved_and_restored(session, view, settings, qtbot):
     view.charts.show_last(math.inf)
     view.save_settings(settings)
     other = MemoryView(session)
@@ -80,15 +80,15 @@ def test_the_range_is_kept(session, view, settings, qtbot):
     assert other.charts.range_s == math.inf
 
 
-def test_a_narrow_dock_stays_narrow(session, view):
-    fill(session, 60, active_blocks=3)
+def test_charts_fit_a_narrow_dock(session, view):
+    extend_overview(session, 60, active_blocks=3)
     view.draw_all()
     assert view.charts.minimumSizeHint().width() < 276
     view.resize(300, 1400)
     assert view.charts.bar.width() < 300
 
 
-def test_charts_of_a_recording_that_stands_still_are_drawn_when_scrolled_to(qtbot):
+def test_charts_of_a_paused_recording_are_drawn_when_scrolled_into_view(qtbot):
     recording = Recording.open(sample_recording())
     session = Session(PlaybackSource(recording, is_playing=False))
     try:
@@ -105,7 +105,7 @@ def test_charts_of_a_recording_that_stands_still_are_drawn_when_scrolled_to(qtbo
         qtbot.waitUntil(lambda: not session.source.is_seeking, timeout=60_000)
         bar = view.findChild(QScrollArea).verticalScrollBar()
         qtbot.waitUntil(lambda: bar.maximum() > 0, timeout=60_000)
-        qtbot.wait(200)  # all that comes by itself has come
+        qtbot.wait(200)  # wait until nothing is refreshed by itself
         bar.setValue(bar.maximum())
         plots = [view.charts.panels[name].plot for name in ("Lower tiers", "Device memory")]
         now_s = session.timeline.shown_until_ns / 1e9

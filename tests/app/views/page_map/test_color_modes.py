@@ -1,4 +1,4 @@
-"""What each mode makes of a block."""
+"""Tests of the keys and colours of each colour mode."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALL = slice(None)
 
 @pytest.fixture
 def ledger():
-    """Blocks: free, active, shared, cached, active on host, cached on disk."""
+    """Ledger of 6 blocks: free, active, shared, cached, active in host memory, cached on disk."""
     ledger = Ledger(6)
     ledger.state[:] = [BlockState.FREE, 1, 1, BlockState.CACHED, 1, 2]
     ledger.ref_count[:] = [0, 1, 3, 0, 1, 0]
@@ -32,19 +32,19 @@ def ledger():
     return ledger
 
 
-def test_state(ledger):
+def test_state_keys_follow_state_sharing_and_tier(ledger):
     expected = [modes.FREE, modes.ACTIVE, modes.SHARED, modes.CACHED, modes.HOST, modes.DISK_CACHED]
     assert STATE.keys(ledger, ALL, 16, 100).tolist() == expected
 
 
-def test_owner_colours_repeat_and_cached_ones_differ_from_active(ledger):
+def test_owner_colors_repeat_and_differ_for_cached_blocks(ledger):
     result = OWNER.keys(ledger, ALL, 16, 100)
     assert result[0] == modes.FREE
     assert result[1] == result[4] == modes.OWNER_ACTIVE + 5
     assert result[3] == modes.OWNER_CACHED + 7
 
 
-def test_fill_ranks_waste_highest(ledger):
+def test_fill_keys_rank_waste_highest(ledger):
     result = FILL.keys(ledger, ALL, 16, 100)
     assert result[0] == modes.FREE
     assert result[1] == modes.FILL_FULL
@@ -52,14 +52,14 @@ def test_fill_ranks_waste_highest(ledger):
     assert result[1] < result[2] < result[4]
 
 
-def test_sharing_counts_holders(ledger):
+def test_sharing_keys_count_holders(ledger):
     ledger.ref_count[4] = 1000
     result = SHARING.keys(ledger, ALL, 16, 100)
     assert result.tolist()[:4] == [modes.FREE, modes.ONE_HOLDER, modes.ONE_HOLDER + 2, modes.UNHELD]
     assert result[4] == modes.UNHELD + modes.MAX_HOLDERS
 
 
-def test_eviction_ranks_the_next_highest(ledger):
+def test_eviction_keys_rank_the_next_block_highest(ledger):
     ledger.state[4:] = BlockState.CACHED
     ledger.eviction_order[3:] = [70, 50, 90]
     ledger.tier[:] = Tier.HBM
@@ -70,7 +70,7 @@ def test_eviction_ranks_the_next_highest(ledger):
     assert EVICTION.keys(ledger, np.array([5, 3], np.uint32), 16, 100).tolist() == [last, half]
 
 
-def test_eviction_ranks_the_blocks_of_each_tier_by_themselves(ledger):
+def test_eviction_keys_are_ranked_per_tier(ledger):
     ledger.state[1:] = BlockState.CACHED
     ledger.tier[4:] = Tier.HOST
     ledger.eviction_order[1:] = [1001, 1003, 1002, 6, 5]
@@ -80,7 +80,7 @@ def test_eviction_ranks_the_blocks_of_each_tier_by_themselves(ledger):
     assert result.tolist() == [modes.FREE, soonest, last, half, last, soonest]
 
 
-def test_a_cached_block_without_an_order_is_not_shown_as_in_use(ledger):
+def test_cached_block_without_eviction_order_is_not_shown_as_in_use(ledger):
     ledger.state[3:] = BlockState.CACHED
     ledger.eviction_order[3:] = [7, 0, 0]
     ledger.tier[5] = Tier.STATES
@@ -89,12 +89,12 @@ def test_a_cached_block_without_an_order_is_not_shown_as_in_use(ledger):
     assert result.tolist()[4:] == [modes.NO_ORDER] * 2
 
 
-def test_the_eviction_mode_is_disabled_for_an_engine_or_recording_that_does_not_report_the_order():
+def test_eviction_mode_is_disabled_if_the_order_is_not_reported():
     assert EVICTION.why_not(OWN_ENGINE) == "This engine does not report the order of eviction"
     assert not EVICTION.why_not(replace(OWN_ENGINE, eviction_order=True))
 
 
-def test_age_ranks_the_newest_highest_and_survives_a_step_from_the_future(ledger):
+def test_age_keys_rank_the_newest_highest_even_for_future_steps(ledger):
     result = AGE.keys(ledger, ALL, 16, 100).astype(int)
     assert result[1] == modes.OLDEST + modes.AGE_STEPS
     assert result[1] > result[2] > result[3] > result[4] > result[0]
@@ -102,7 +102,7 @@ def test_age_ranks_the_newest_highest_and_survives_a_step_from_the_future(ledger
 
 
 @pytest.mark.parametrize("mode", COLOR_MODES, ids=str)
-def test_rows_by_ids_equal_rows_by_slice(mode, ledger):
+def test_keys_by_ids_equal_keys_by_slice(mode, ledger):
     ids = np.array([5, 0, 3, 3], np.uint32)
     whole = mode.keys(ledger, ALL, 16, 100)
     assert mode.keys(ledger, ids, 16, 100).tolist() == whole[ids].tolist()
@@ -110,7 +110,7 @@ def test_rows_by_ids_equal_rows_by_slice(mode, ledger):
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT])
 @pytest.mark.parametrize("mode", COLOR_MODES, ids=str)
-def test_every_key_in_use_has_a_colour_of_its_own(mode, theme, ledger):
+def test_every_key_in_use_has_a_color(mode, theme, ledger):
     colors = mode.key_colors(theme)
     for key in mode.keys(ledger, ALL, 16, 100).tolist():
         assert colors[key] != theme.base
@@ -129,12 +129,12 @@ def test_states_differ_in_lightness_too(theme):
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT])
 @pytest.mark.parametrize("ink", ["text", "muted", "accent", "good", "warn", "bad"])
-def test_words_can_be_read(theme, ink):
+def test_text_colors_have_enough_contrast(theme, ink):
     assert contrast(getattr(theme, ink), theme.panel) >= 4.5
 
 
 def contrast(first, second):
-    """WCAG 2 contrast ratio."""
+    """Return the WCAG 2 contrast ratio."""
 
     def luminance(color):
         parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
@@ -145,7 +145,7 @@ def contrast(first, second):
     return (light + 0.05) / (dark + 0.05)
 
 
-def test_attention_is_told_from_not_measured_and_its_share_ranks(ledger):
+def test_attention_keys_rank_shares_and_mark_unmeasured_blocks(ledger):
     ledger.attention[1:4] = attention_units(np.array([1.0, 0.03, 1e-7], np.float32))
     result = ATTENTION.keys(ledger, ALL, 16, 100).astype(int)
     assert result[0] == modes.FREE
@@ -155,8 +155,8 @@ def test_attention_is_told_from_not_measured_and_its_share_ranks(ledger):
     assert result[4] == result[5] == modes.UNMEASURED
 
 
-def test_what_decodes_passed_over_is_told_from_what_they_chose(ledger):
-    """Where attention is measured as well, that is what shades mean; what nobody chose is of one colour in both."""
+def test_attention_keys_mark_blocks_skipped_by_sparse_decode(ledger):
+    """Measured attention takes precedence; blocks skipped by all heads have one colour in both cases."""
     ledger.skipped[1:5] = attention_units(np.array([0.0, 0.75, 1.0, 1.0], np.float32))
     ledger.attention[4] = attention_units(np.array([0.5], np.float32))[0]
     result = ATTENTION.keys(ledger, ALL, 16, 100).astype(int)

@@ -1,4 +1,4 @@
-"""The legend: one line for a plain pool, up to three where there is more to tell, everything in its tooltip."""
+"""Tests of the page map's legend: number of lines, hidden entries, tooltip and owners."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def legend(qtbot, themes):
     return made
 
 
-def test_a_plain_pool_has_one_line_at_any_width(legend):
+def test_legend_of_a_plain_pool_has_one_line_at_any_width(legend):
     one = legend.sizeHint().height()
     legend.resize(80, 20)
     legend.show_mode(STATE, LIGHT, ShownItems())
     assert legend.sizeHint().height() == one
 
 
-def test_tiers_and_flashes_take_a_second_line_where_there_is_height(legend):
+def test_tiers_and_flashes_take_a_second_line_unless_the_map_is_low(legend):
     one = legend.sizeHint().height()
     legend.show_mode(STATE, DARK, ALL)
     assert legend.sizeHint().height() > one
@@ -48,7 +48,7 @@ def test_tiers_and_flashes_take_a_second_line_where_there_is_height(legend):
 
 @pytest.mark.parametrize("width", [150, 260, 400, 2000])
 @pytest.mark.parametrize("tiers", [frozenset(), frozenset({Tier.HOST})])
-def test_the_first_flash_of_a_kind_takes_no_further_line(legend, width, tiers):
+def test_first_flash_of_a_kind_does_not_change_the_height(legend, width, tiers):
     legend.resize(width, 20)
     legend.show_mode(STATE, DARK, ShownItems(tiers, may_flash=MOVES))
     before = legend.sizeHint().height()
@@ -58,15 +58,15 @@ def test_the_first_flash_of_a_kind_takes_no_further_line(legend, width, tiers):
     assert "loaded" in legend.accessibleName()
 
 
-def test_kinds_of_flashes_that_can_come_follow_from_the_pool(make_engine, make_session):
+def test_possible_flashes_follow_from_the_tiers(make_engine, make_session):
     kinds = may_flash(make_session(make_engine()).mirror)
     assert MOVES[0] in kinds
-    assert MOVES[-1] not in kinds, "there is no lower tier to load from"
+    assert MOVES[-1] not in kinds, "without a lower tier nothing can be loaded"
 
 
 @pytest.mark.parametrize("width", [60, 150, 260, 400, 700, 2000])
 @pytest.mark.parametrize("is_low", [False, True])
-def test_what_finds_no_room_is_counted(legend, width, is_low):
+def test_entries_without_space_are_counted(legend, width, is_low):
     legend.show_mode(STATE, DARK, ALL)
     legend.set_low(is_low)
     legend.resize(width, 20)
@@ -79,14 +79,14 @@ def test_what_finds_no_room_is_counted(legend, width, is_low):
     assert legend.grab().toImage().width() > 0
 
 
-def test_a_plain_pool_that_finds_no_room_is_explained(legend):
+def test_hidden_entries_of_a_plain_pool_are_in_the_tooltip(legend):
     legend.show_mode(STATE, DARK, ShownItems())
     legend.resize(90, 20)
     assert legend.more_label
     assert "free" in legend.toolTip()
 
 
-def test_the_second_line_is_painted(legend):
+def test_second_line_is_painted(legend):
     legend.show_mode(STATE, DARK, ALL)
     legend.resize(400, legend.sizeHint().height())
     image = legend.grab().toImage()
@@ -104,7 +104,7 @@ def test_every_mode_explains_flashes_and_missing_memory(legend, mode, theme):
     assert legend.grab().toImage().width() > 0
 
 
-def test_where_blocks_are_held_ahead_that_has_a_colour(legend, make_engine, make_session):
+def test_reserved_empty_slots_are_in_the_legend(legend, make_engine, make_session):
     legend.show_mode(STATE, DARK, ShownItems(reserved=True))
     assert "held, empty slots" in legend.accessibleName()
     assert "shared" not in legend.accessibleName()
@@ -112,7 +112,7 @@ def test_where_blocks_are_held_ahead_that_has_a_colour(legend, make_engine, make
 
 
 @pytest.mark.parametrize("mode", COLOR_MODES, ids=str)
-def test_the_corner_of_pins_is_explained_while_there_are_some(legend, mode):
+def test_pin_marker_is_in_the_legend_while_blocks_are_pinned(legend, mode):
     legend.show_mode(mode, LIGHT, ShownItems())
     assert "pinned" not in legend.accessibleName()
     legend.resize(700, 20)
@@ -121,27 +121,25 @@ def test_the_corner_of_pins_is_explained_while_there_are_some(legend, mode):
     ((_, x, _),) = [placed for placed in legend.fitting if placed[0].is_pin]
     image = legend.grab().toImage()
     darks = [image.pixelColor(x + 5 + at, 4 + at).lightness() for at in range(6)]
-    assert min(darks) < 60, "its corner is drawn"
+    assert min(darks) < 60, "the corner marker is not drawn"
 
 
 @pytest.mark.parametrize("width", [60, 200, 400, 2000])
-def test_owners_have_their_colours_and_the_others_are_counted(legend, width):
+def test_owners_are_shown_with_their_colors_and_the_rest_is_counted(legend, width):
     shown = ShownItems(owners=(3, 5, 17), num_more_owners=40)
     legend.show_mode(OWNER, DARK, shown)
     legend.resize(width, 20)
     swatches = [swatch for swatch, *_ in legend.fitting]
     for swatch, number in zip(swatches, shown.owners, strict=False):
         assert (swatch.label, swatch.color) == (f"#{number}", owner_color(number, DARK).name())
-    assert legend.more_label == f"+{40 + 4 - len(swatches)} more", "free blocks have a colour as well"
+    assert legend.more_label == f"+{40 + 4 - len(swatches)} more", "free blocks have an entry as well"
     assert "#17" in legend.toolTip()
-    assert legend.sizeHint().height() == PageMapLegend().sizeHint().height(), (
-        "requests come and go: the map stays where it is"
-    )
+    assert legend.sizeHint().height() == PageMapLegend().sizeHint().height(), "the height must not depend on the owners"
     legend.show_mode(STATE, DARK, shown)
     assert not any(swatch.label.startswith("#") for swatch, *_ in legend.fitting)
 
 
-def test_owners_are_those_that_hold_most_blocks(make_engine, make_session, poll):
+def test_owners_in_the_legend_hold_the_most_blocks(make_engine, make_session, poll):
     engine = make_engine(num_blocks=400)
     for number in range(1, 41):
         first = (number - 1) * 10

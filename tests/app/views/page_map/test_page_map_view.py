@@ -1,4 +1,4 @@
-"""The page map as a person uses it: sees, points, clicks, presses keys."""
+"""Tests of the page map view: colours on screen, mouse, keyboard, cards and selection."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 
 @pytest.fixture
-def show(qtbot, themes):
+def show_page_map(qtbot, themes):
     def make(session, size=(720, 520)):
         view = PageMapView(session)
         qtbot.addWidget(view)
@@ -36,22 +36,22 @@ def show(qtbot, themes):
         view.show()
         view.refresh()
         qtbot.mouseMove(view, QPoint(0, 0))
-        QApplication.sendEvent(view.canvas, QEvent(QEvent.Type.Leave))  # it may have stood over a block all the time
+        QApplication.sendEvent(view.canvas, QEvent(QEvent.Type.Leave))  # the mouse may have been over a block already
         return view
 
     return make
 
 
 def color_at(view, block):
-    """What is on the screen in the left part of a block, beside its number."""
+    """Return the colour in the left part of a block, next to its number."""
     image = view.canvas.grab().toImage().convertToFormat(QImage.Format.Format_RGB32)
     cell = view.canvas.cell_rect(block)
     point = cell.topLeft() + QPoint(cell.width() // 4, cell.height() // 5)
     return image.pixelColor(point * image.devicePixelRatio()).name()
 
 
-def test_the_screen_shows_the_colours_of_the_blocks(engine, session, show, poll):
-    view = show(session)
+def test_screen_shows_the_colors_of_the_blocks(engine, session, show_page_map, poll):
+    view = show_page_map(session)
     assert color_at(view, 0) == DARK.block_free
     engine.hold([0, 63])
     engine.hold([10], state=BlockState.CACHED, ref_count=0)
@@ -62,29 +62,29 @@ def test_the_screen_shows_the_colours_of_the_blocks(engine, session, show, poll)
     assert color_at(view, 11) == DARK.block_free
 
 
-def test_follows_the_theme(engine, session, show, poll):
+def test_page_map_follows_the_theme(engine, session, show_page_map, poll):
     engine.hold([5])
     poll(session)
-    view = show(session)
+    view = show_page_map(session)
     view.apply_theme(LIGHT)
     assert color_at(view, 5) == LIGHT.block_active
     assert color_at(view, 6) == LIGHT.block_free
 
 
-def test_the_summary_says_how_full_it_is(engine, session, show, poll):
+def test_summary_shows_block_counts_and_sizes(engine, session, show_page_map, poll):
     engine.hold([0, 1, 2])
     poll(session)
-    view = show(session)
+    view = show_page_map(session)
     text = view.summary.longest
     for part in ("64 blocks", "3 active", "0 cached", "61 free", "16 tokens, 360.0 KiB each"):
         assert part in text
 
 
-def test_pointing_at_a_block_shows_its_card_and_asks_for_its_text(engine, session, show, poll, qtbot):
+def test_hovering_over_a_block_shows_its_card_and_requests_its_text(engine, session, show_page_map, poll, qtbot):
     engine.request(2, blocks=[7, 8])
     engine.hold([7, 8], owner=2, filled=13)
     poll(session)
-    view = show(session)
+    view = show_page_map(session)
     qtbot.mouseMove(view.canvas, view.canvas.cell_rect(7).center())
     assert view.card.isVisible()
     assert "Block 7" in driver.text(view.card)
@@ -101,11 +101,11 @@ def test_pointing_at_a_block_shows_its_card_and_asks_for_its_text(engine, sessio
     assert "sql" in driver.text(view.card)
 
 
-def test_text_is_asked_for_once_and_kept(engine, session, show, poll, qtbot, monkeypatch):
-    monkeypatch.setattr(session_texts, "REPLY_TIMEOUT_MS", 60_000)  # however slow the machine, an answer comes in time
+def test_block_text_is_requested_once_and_cached(engine, session, show_page_map, poll, qtbot, monkeypatch):
+    monkeypatch.setattr(session_texts, "REPLY_TIMEOUT_MS", 60_000)  # long enough for an answer on a slow machine
     engine.hold([7, 8])
     poll(session)
-    view = show(session)
+    view = show_page_map(session)
     for block in (7, 8, 7):
         qtbot.mouseMove(view.canvas, view.canvas.cell_rect(block).center())
 
@@ -125,18 +125,18 @@ def test_text_is_asked_for_once_and_kept(engine, session, show, poll, qtbot, mon
     assert [block for question in engine.source.sent for block in question.blocks].count(7) == 1
 
 
-def test_a_free_block_is_not_asked_about(engine, session, show, qtbot):
-    view = show(session)
+def test_text_of_a_free_block_is_not_requested(engine, session, show_page_map, qtbot):
+    view = show_page_map(session)
     qtbot.mouseMove(view.canvas, view.canvas.cell_rect(3).center())
     assert view.card.isVisible()
     qtbot.wait(120)  # longer than the pause between questions
     assert engine.source.sent == []
 
 
-def test_an_answer_to_somebody_else_is_left_alone(engine, session, show, poll, qtbot):
+def test_text_reply_to_another_question_is_ignored(engine, session, show_page_map, poll, qtbot):
     engine.hold([7])
     poll(session)
-    view = show(session)
+    view = show_page_map(session)
     qtbot.mouseMove(view.canvas, view.canvas.cell_rect(7).center())
     qtbot.waitUntil(lambda: engine.source.sent != [], timeout=120_000)
     other = BlockText(contents=(BlockContent(block=9, token_ids=(1,), text="not ours"),), tag=3)
@@ -145,12 +145,12 @@ def test_an_answer_to_somebody_else_is_left_alone(engine, session, show, poll, q
     assert "not ours" not in driver.text(view.card)
 
 
-def test_clicking_a_block_selects_its_request_everywhere(engine, session, show, poll, qtbot):
+def test_click_on_a_block_selects_its_request(engine, session, show_page_map, poll, qtbot):
     engine.request(2, blocks=[7, 8])
     engine.hold([7, 8], owner=2)
     engine.hold([9], owner=3)
     poll(session)
-    view = show(session)
+    view = show_page_map(session)
     qtbot.mouseClick(view.canvas, Qt.MouseButton.LeftButton, pos=view.canvas.cell_rect(7).center())
     assert session.selection.request == 2
     assert color_at(view, 8) == DARK.block_active
@@ -160,7 +160,7 @@ def test_clicking_a_block_selects_its_request_everywhere(engine, session, show, 
     assert color_at(view, 9) == DARK.block_active
 
 
-def test_an_entry_that_stands_for_no_block_is_none_of_the_request(engine, make_session, show, poll):
+def test_reserved_block_id_in_a_table_is_no_block_of_the_request(engine, make_session, show_page_map, poll):
     engine.hello = replace(engine.hello, cache=replace(engine.hello.cache, num_reserved_blocks=1))
     engine.source.updates.clear()
     engine.source.updates.append(Update(snapshot=engine.snapshot()))
@@ -168,22 +168,22 @@ def test_an_entry_that_stands_for_no_block_is_none_of_the_request(engine, make_s
     engine.hold([7, 8], owner=2)
     session = make_session(engine)
     poll(session)
-    view = show(session)
+    view = show_page_map(session)
     before = color_at(view, 0)
     session.selection.select_request(2)
     assert color_at(view, 7) == DARK.block_active
-    assert color_at(view, 0) != before, "it fades, as all that is not its own"
+    assert color_at(view, 0) != before, "block 0 is dimmed, because it does not belong to the request"
     assert [finding.detail for finding in findings("#2", session.mirror, SessionOverview())] == [
         "running, 2 blocks  ·  chat-2"
     ]
 
 
-def test_clicking_a_shared_block_goes_through_its_holders(engine, session, show, poll, qtbot):
+def test_clicks_on_a_shared_block_cycle_through_its_holders(engine, session, show_page_map, poll, qtbot):
     engine.request(2, blocks=[7])
     engine.request(5, blocks=[7])
     engine.hold([7], owner=2, ref_count=2)
     poll(session)
-    view = show(session)
+    view = show_page_map(session)
     chosen = []
     for _ in range(3):
         qtbot.mouseClick(view.canvas, Qt.MouseButton.LeftButton, pos=view.canvas.cell_rect(7).center())
@@ -191,29 +191,29 @@ def test_clicking_a_shared_block_goes_through_its_holders(engine, session, show,
     assert chosen == [2, 5, 2]
 
 
-def test_an_ended_request_shows_what_it_left_in_the_cache(engine, session, show, poll):
+def test_selected_finished_request_shows_its_cached_blocks(engine, session, show_page_map, poll):
     engine.request(4, blocks=[], state=3)
     engine.hold([30, 31], owner=4, state=BlockState.CACHED, ref_count=0)
     engine.hold([40], owner=5)
     poll(session)
-    view = show(session)
+    view = show_page_map(session)
     session.selection.select_request(4)
     assert color_at(view, 30) == DARK.block_cached
     assert color_at(view, 40) != DARK.block_active
 
 
-def test_ended_request_still_shows_the_cached_blocks_that_it_reused(engine, session, show, poll):
+def test_ended_request_still_shows_the_cached_blocks_that_it_reused(engine, session, show_page_map, poll):
     engine.ledger.hash[[20, 30]], engine.ledger.parent[30] = (101, 102), 101
     engine.hold([20], owner=3, state=BlockState.CACHED, ref_count=0)
     engine.hold([30], owner=4, state=BlockState.CACHED, ref_count=0)
     engine.hold([40], owner=5, state=BlockState.CACHED, ref_count=0)
     poll(session)
-    view = show(session)
+    view = show_page_map(session)
     session.selection.select_request(4)
     assert [color_at(view, block) == DARK.block_cached for block in (20, 30, 40)] == [True, True, False]
 
 
-def test_ended_request_that_wrote_no_full_block_shows_those_it_reused(engine, session, show, poll):
+def test_ended_request_that_wrote_no_full_block_shows_those_it_reused(engine, session, show_page_map, poll):
     engine.ledger.hash[[20, 30]], engine.ledger.parent[30] = (101, 102), 101
     engine.hold([20, 30], owner=3)
     engine.hold([31], owner=4, filled=5)
@@ -224,16 +224,16 @@ def test_ended_request_that_wrote_no_full_block_shows_those_it_reused(engine, se
     engine.hold([31], owner=-1, filled=0, state=BlockState.FREE, ref_count=0)
     engine.hold([40], owner=5, state=BlockState.CACHED, ref_count=0)
     poll(session)
-    view = show(session)
+    view = show_page_map(session)
     session.selection.select_request(4)
     assert [color_at(view, block) == DARK.block_cached for block in (20, 30, 40)] == [True, True, False]
 
 
-def test_a_request_that_left_nothing_does_not_dim_the_map(engine, session, show, poll):
+def test_selected_request_without_blocks_does_not_dim_the_map(engine, session, show_page_map, poll):
     engine.request(4, (5, 6))
     engine.hold([5, 6, 9], owner=4)
     poll(session)
-    view = show(session)
+    view = show_page_map(session)
     session.selection.select_request(4)
     view.refresh()
     assert color_at(view, 9) != DARK.block_active
@@ -244,11 +244,11 @@ def test_a_request_that_left_nothing_does_not_dim_the_map(engine, session, show,
     assert color_at(view, 9) == DARK.block_active
 
 
-def test_a_selected_request_that_grows_is_followed(engine, session, show, poll):
+def test_new_blocks_of_the_selected_request_stand_out(engine, session, show_page_map, poll):
     engine.request(2, blocks=[7])
     engine.hold([7], owner=2)
     poll(session)
-    view = show(session)
+    view = show_page_map(session)
     session.selection.select_request(2)
     engine.request(2, blocks=[7, 20])
     engine.hold([20], owner=2)
@@ -257,11 +257,11 @@ def test_a_selected_request_that_grows_is_followed(engine, session, show, poll):
     assert color_at(view, 20) == DARK.block_active
 
 
-def test_arrow_keys_move_a_cursor_that_is_told_to_screen_readers(engine, session, show, poll, qtbot):
+def test_arrow_keys_move_a_cursor_with_accessible_description(engine, session, show_page_map, poll, qtbot):
     engine.request(2, blocks=[1])
     engine.hold([1], owner=2)
     poll(session)
-    view = show(session)
+    view = show_page_map(session)
     view.canvas.setFocus()
     qtbot.waitUntil(view.canvas.hasFocus)
     qtbot.keyClick(view.canvas, Qt.Key.Key_Right)
@@ -275,8 +275,8 @@ def test_arrow_keys_move_a_cursor_that_is_told_to_screen_readers(engine, session
     assert session.selection.request == 2
 
 
-def test_the_cursor_stays_inside_the_pool(session, show, qtbot):
-    view = show(session)
+def test_cursor_stays_inside_the_pool(session, show_page_map, qtbot):
+    view = show_page_map(session)
     view.canvas.setFocus()
     for key in (Qt.Key.Key_Left, Qt.Key.Key_Up, Qt.Key.Key_PageUp):
         qtbot.keyClick(view.canvas, key)
@@ -286,8 +286,8 @@ def test_the_cursor_stays_inside_the_pool(session, show, qtbot):
     assert view.canvas.pointed_block == 63
 
 
-def test_the_wheel_zooms_at_the_pointer_and_fit_goes_back(make_engine, make_session, show):
-    view = show(make_session(make_engine(num_blocks=5000)))
+def test_wheel_zooms_at_the_pointer_and_fit_resets(make_engine, make_session, show_page_map):
+    view = show_page_map(make_session(make_engine(num_blocks=5000)))
     position = QPointF(300, 200)
     before = view.scene.block_at(*view.canvas.to_scene(position))
     whole = view.scene.camera
@@ -302,11 +302,11 @@ def test_the_wheel_zooms_at_the_pointer_and_fit_goes_back(make_engine, make_sess
     assert view.scene.camera == whole
 
 
-def test_dragging_pans_and_does_not_select(make_engine, make_session, show, qtbot):
+def test_dragging_pans_without_selecting(make_engine, make_session, show_page_map, qtbot):
     engine = make_engine(num_blocks=5000)
     engine.hold(range(5000))
     session = make_session(engine)
-    view = show(session)
+    view = show_page_map(session)
     view.canvas.zoom(3.0)
     x = view.scene.camera.x
     qtbot.mousePress(view.canvas, Qt.MouseButton.LeftButton, pos=QPoint(300, 200))
@@ -316,20 +316,22 @@ def test_dragging_pans_and_does_not_select(make_engine, make_session, show, qtbo
     assert session.selection.request is None
 
 
-def test_attention_waits_until_an_engine_measures_it(engine, session, show):
-    view = show(session)
+def test_attention_mode_is_refused_if_attention_is_not_measured(engine, session, show_page_map):
+    view = show_page_map(session)
     view.set_mode(ATTENTION)
     assert view.mode is STATE
     assert "--page-heat 16" in view.why_not(ATTENTION)
 
 
-def test_choices_of_decodes_are_explained_where_attention_is_not_measured(make_engine, make_session, show, poll):
+def test_attention_mode_shows_sparse_decode_choices_if_attention_is_not_measured(
+    make_engine, make_session, show_page_map, poll
+):
     engine = make_engine(capabilities=Capabilities(sparse_decode=True))
     session = make_session(engine)
     engine.ledger.skipped[3] = attention_units(np.array([1.0], np.float32))[0]
     engine.hold(range(10))
     poll(session)
-    view = show(session)
+    view = show_page_map(session)
     view.set_mode(ATTENTION)
     assert view.mode is ATTENTION
     name = view.legend.accessibleName()
@@ -340,20 +342,20 @@ def test_choices_of_decodes_are_explained_where_attention_is_not_measured(make_e
 
 
 @pytest.mark.parametrize("mode", COLOR_MODES, ids=str)
-def test_each_mode_draws_and_explains_itself(mode, make_engine, make_session, show, poll):
+def test_each_color_mode_is_drawn_and_has_a_legend(mode, make_engine, make_session, show_page_map, poll):
     engine = make_engine(capabilities=Capabilities(attention=True, groups=True, eviction_order=True))
     session = make_session(engine)
     engine.hold(range(10), filled=5)
     poll(session)
-    view = show(session)
+    view = show_page_map(session)
     view.set_mode(mode)
     assert mode.name in view.legend.accessibleName()
     assert view.grab().toImage().width() > 0
     assert color_at(view, 0) != DARK.block_free
 
 
-def test_a_new_engine_with_another_pool_is_shown_whole(engine, session, show, poll, make_engine):
-    view = show(session)
+def test_pool_of_another_engine_run_is_fitted(engine, session, show_page_map, poll, make_engine):
+    view = show_page_map(session)
     view.canvas.zoom(3.0)
     bigger = make_engine(num_blocks=300, epoch=9)
     bigger.hold([299])
@@ -364,8 +366,8 @@ def test_a_new_engine_with_another_pool_is_shown_whole(engine, session, show, po
     assert color_at(view, 299) == DARK.block_active
 
 
-def test_paused_it_stands_still_and_catches_up_when_live(engine, session, show, poll):
-    view = show(session)
+def test_paused_map_is_frozen_and_catches_up_when_live(engine, session, show_page_map, poll):
+    view = show_page_map(session)
     session.timeline.pause()
     view.refresh()
     engine.hold([12])
@@ -377,7 +379,7 @@ def test_paused_it_stands_still_and_catches_up_when_live(engine, session, show, 
     assert color_at(view, 12) == DARK.block_active
 
 
-def test_facts_of_a_cached_block_nobody_holds(engine, session, poll):
+def test_facts_of_an_idle_cached_block(engine, session, poll):
     engine.hold([3], owner=8, state=BlockState.CACHED, ref_count=0, step=1)
     engine.frame()
     poll(session)
@@ -388,19 +390,19 @@ def test_facts_of_a_cached_block_nobody_holds(engine, session, poll):
     assert "1 step ago" in facts.sentence
 
 
-def orders(session, *blocks):
-    """The fact `Eviction order` of blocks, None where there is none."""
+def eviction_orders(session, *blocks):
+    """Return the fact `Eviction order` of each block, or None."""
     return [dict(block_facts(session.mirror, block, 16).rows).get("Eviction order") for block in blocks]
 
 
-def test_facts_say_the_order_of_cached_blocks_and_how_many_free_ones_go_before(make_engine, make_session, poll):
+def test_facts_show_the_eviction_order_after_free_blocks(make_engine, make_session, poll):
     engine = make_engine(num_blocks=8, num_host=2)
     session = make_session(engine)
     engine.ledger.eviction_order[[3, 4, 8]] = [80, 75, 2]
     engine.hold([3, 4, 5, 8], owner=8, state=BlockState.CACHED, ref_count=0, step=1)
     engine.frame()
     poll(session)
-    assert orders(session, 3, 4, 5, 8) == [
+    assert eviction_orders(session, 3, 4, 5, 8) == [
         "no. 2 of 2 cached blocks, after 5 free blocks",
         "next of 2 cached blocks, after 5 free blocks",
         None,
@@ -408,7 +410,7 @@ def test_facts_say_the_order_of_cached_blocks_and_how_many_free_ones_go_before(m
     ]
 
 
-def test_facts_say_the_order_in_an_engine_with_one_queue_for_free_and_cached_blocks(make_engine, make_session, poll):
+def test_facts_show_the_eviction_order_of_a_common_queue(make_engine, make_session, poll):
     engine = make_engine(num_blocks=4)
     session = make_session(engine)
     engine.ledger.eviction_order[:] = [10, 0, 30, 20]
@@ -416,14 +418,14 @@ def test_facts_say_the_order_in_an_engine_with_one_queue_for_free_and_cached_blo
     engine.hold([2, 3], owner=8, state=BlockState.CACHED, ref_count=0)
     engine.frame(range(4))
     poll(session)
-    assert orders(session, 1, 2, 3) == [
+    assert eviction_orders(session, 1, 2, 3) == [
         None,
         "no. 3 of 3 blocks that may be given out",
         "no. 2 of 3 blocks that may be given out",
     ]
 
 
-def test_one_kv_group_can_stand_out(engine, session, show, poll):
+def test_chosen_kv_group_is_highlighted(engine, session, show_page_map, poll):
     groups = (KVGroup(kind="full"), KVGroup(kind="window", window=64))
     engine.hello = replace(engine.hello, cache=replace(engine.hello.cache, groups=groups))
     engine.ledger.group[[4, 5]] = 1
@@ -431,7 +433,7 @@ def test_one_kv_group_can_stand_out(engine, session, show, poll):
     engine.source.updates.clear()
     engine.source.updates.append(Update(snapshot=engine.snapshot()))
     poll(session)
-    view = show(session)
+    view = show_page_map(session)
     view.draw_all()
     assert view.group.isVisible()
     assert [view.group.itemText(place) for place in range(3)][:2] == ["All KV groups", "0: full attention"]
@@ -443,8 +445,8 @@ def test_one_kv_group_can_stand_out(engine, session, show, poll):
     assert color_at(view, 3) == bright
 
 
-def test_numbers_beside_the_cells_are_drawn_when_they_may_have_changed(engine, session, show, poll, monkeypatch):
-    view = show(session)
+def test_block_numbers_are_redrawn_only_after_zooming(engine, session, show_page_map, poll, monkeypatch):
+    view = show_page_map(session)
     assert view.canvas.gutter
     drawn = []
     monkeypatch.setattr(canvas_module, "draw_gutter", lambda *rest: drawn.append(1))
@@ -462,12 +464,12 @@ def test_numbers_beside_the_cells_are_drawn_when_they_may_have_changed(engine, s
     assert drawn
 
 
-def test_frames_at_a_million_blocks_cost_little(make_engine, make_session, show, poll):
+def test_frame_of_a_million_blocks_is_drawn_within_60_ms(make_engine, make_session, show_page_map, poll):
     import time
 
     engine = make_engine(num_blocks=1_000_000)
     session = make_session(engine)
-    view = show(session, size=(1200, 800))
+    view = show_page_map(session, size=(1200, 800))
     view.set_flashing(True)
     rng = np.random.default_rng(1)
     times = []

@@ -1,4 +1,4 @@
-"""Lower tiers on the page map: sections that lie apart, cells and ids that fit, and cards that say where."""
+"""Tests of lower tiers on the page map: sections, headings, colours and cards."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ SIZES = [(1456, 512, 900), (64, 7), (1, 1, 1), (300_000, 40_000, 900), (40_000, 
 
 
 @pytest.fixture
-def tiered(make_engine):
-    """64 blocks (ids 0 to 63), 20 places in host memory (64 to 83), 10 on disk (84 to 93)."""
+def tiered_engine(make_engine):
+    """Engine with 64 GPU blocks (ids 0 to 63), 20 host blocks (64 to 83) and 10 disk blocks (84 to 93)."""
     return make_engine(num_host=20, num_disk=10)
 
 
 @pytest.fixture
-def show(qtbot, themes):
+def show_page_map(qtbot, themes):
     def make(session, size=(720, 620), theme=DARK):
         view = PageMapView(session)
         qtbot.addWidget(view)
@@ -43,7 +43,7 @@ def show(qtbot, themes):
         view.set_flashing(False)
         view.show()
         view.refresh()
-        qtbot.mouseMove(view, QPoint(0, 0))  # from wherever another test left it: a pointer that stands tells nothing
+        qtbot.mouseMove(view, QPoint(0, 0))  # the mouse may be where another test left it, without a move event
         return view
 
     return make
@@ -76,7 +76,7 @@ def color_at(view, block):
 
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("window", [(1000, 700), (330, 170), (180, 60)])
-def test_every_block_has_a_cell_of_its_own_inside_the_window(sizes, window):
+def test_every_block_has_its_own_cell_inside_the_window(sizes, window):
     grid, camera = fit(sum(sizes), *window, sizes, 20)
     ids = np.arange(sum(sizes), dtype=np.uint32)
     cells = grid.cells_of(ids)
@@ -90,7 +90,7 @@ def test_every_block_has_a_cell_of_its_own_inside_the_window(sizes, window):
     assert bottom <= window[1] + 1
 
 
-def test_sections_begin_in_rows_of_their_own_below_empty_ones():
+def test_sections_begin_in_new_rows_below_a_gap():
     grid = Grid(13, 4, (6, 5, 2), gap_rows=2)
     assert [s.first_row for s in grid.sections] == [2, 6, 10]
     assert grid.place_of(6) == (6, 0)
@@ -102,7 +102,7 @@ def test_sections_begin_in_rows_of_their_own_below_empty_ones():
     assert grid.blocks_of(np.array([0, 8, 24, 28, 40])).tolist() == [-1, 0, 6, 10, 11]
 
 
-def test_arrows_step_over_headings():
+def test_arrow_keys_skip_headings():
     grid = Grid(13, 4, (6, 5, 2), gap_rows=2)
     assert grid.step_from(4, 0, 1) == 6
     assert grid.step_from(6, 0, -1) == 4
@@ -113,7 +113,7 @@ def test_arrows_step_over_headings():
 
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("zoom", [1.0, 2.3, 9.0])
-def test_incremental_drawing_equals_drawing_anew(sizes, zoom):
+def test_incremental_drawing_of_tiers_equals_a_full_redraw(sizes, zoom):
     rng = np.random.default_rng(sum(sizes))
     scene, ledger = tiered_scene(sizes, size=(331, 257))
     if zoom != 1.0:
@@ -129,13 +129,13 @@ def test_incremental_drawing_equals_drawing_anew(sizes, zoom):
 
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT])
-def test_the_screen_shows_each_tier_in_its_colours(tiered, make_session, show, theme):
-    tiered.hold([0])
-    tiered.hold([64, 65], owner=3)
-    tiered.hold([66], state=BlockState.CACHED, ref_count=0)
-    tiered.hold([84])
-    tiered.hold([85], state=BlockState.CACHED, ref_count=0)
-    view = show(make_session(tiered), theme=theme)
+def test_screen_shows_each_tier_in_its_colors(tiered_engine, make_session, show_page_map, theme):
+    tiered_engine.hold([0])
+    tiered_engine.hold([64, 65], owner=3)
+    tiered_engine.hold([66], state=BlockState.CACHED, ref_count=0)
+    tiered_engine.hold([84])
+    tiered_engine.hold([85], state=BlockState.CACHED, ref_count=0)
+    view = show_page_map(make_session(tiered_engine), theme=theme)
     assert color_at(view, 0) == theme.block_active
     assert color_at(view, 64) == color_at(view, 65) == theme.block_host
     assert color_at(view, 66) == lower_cached(theme.block_host, theme)
@@ -146,7 +146,7 @@ def test_the_screen_shows_each_tier_in_its_colours(tiered, make_session, show, t
 
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT])
-def test_colours_of_a_tier_differ_in_lightness(theme):
+def test_colors_of_a_tier_differ_in_lightness(theme):
     def light(color):
         red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
         return 0.2126 * red + 0.7152 * green + 0.0722 * blue
@@ -157,7 +157,7 @@ def test_colours_of_a_tier_differ_in_lightness(theme):
         assert abs(cached - free) > 25
 
 
-def test_a_block_without_memory_is_an_outline(tiered):
+def test_unmapped_block_is_drawn_as_an_outline(tiered_engine):
     scene, ledger = tiered_scene((64,))
     ledger.state[:] = BlockState.UNMAPPED
     scene.change(np.arange(64, dtype=np.uint32), 2, S)
@@ -168,19 +168,19 @@ def test_a_block_without_memory_is_an_outline(tiered):
     assert (cell == ink.empty_outline).sum() > scene.camera.pitch
 
 
-def test_headings_name_the_tiers_and_what_they_keep(tiered, make_engine, make_session, show):
-    tiered.hold([64, 65])
-    tiered.hold([66], state=BlockState.CACHED, ref_count=0)
-    view = show(make_session(tiered))
+def test_headings_show_the_name_and_use_of_tiers(tiered_engine, make_engine, make_session, show_page_map):
+    tiered_engine.hold([64, 65])
+    tiered_engine.hold([66], state=BlockState.CACHED, ref_count=0)
+    view = show_page_map(make_session(tiered_engine))
     titles = [heading.title for heading in view.canvas.headings]
     assert titles == ["Memory", "Host memory", "Disk"]
     assert view.canvas.headings[1].details == ("2 swapped out", "1 cached", "20 blocks", "7.03 MiB")
-    on_gpu = show(make_session(make_engine(num_host=4, device="cuda")))
+    on_gpu = show_page_map(make_session(make_engine(num_host=4, device="cuda")))
     assert [heading.title for heading in on_gpu.canvas.headings] == ["GPU memory", "Host memory"]
 
 
-def test_headings_are_painted_and_stay_slim_when_one_zooms_in(make_engine, make_session, show):
-    view = show(make_session(make_engine(num_blocks=200_000, num_host=50_000)))
+def test_headings_are_painted_and_stay_slim_when_zoomed(make_engine, make_session, show_page_map):
+    view = show_page_map(make_session(make_engine(num_blocks=200_000, num_host=50_000)))
     first = view.canvas.cell_rect(200_000)
     band = view.canvas.grab().toImage()
     ink = {band.pixelColor(x, y).name() for y in range(first.top() - 18, first.top() - 2) for x in range(40, 300)}
@@ -192,19 +192,19 @@ def test_headings_are_painted_and_stay_slim_when_one_zooms_in(make_engine, make_
     assert view.scene.block_at(*view.canvas.to_scene(view.canvas.cell_rect(200_001).center().toPointF())) == 200_001
 
 
-def test_without_lower_tiers_nothing_is_added(session, show):
-    view = show(session)
+def test_map_without_lower_tiers_has_no_headings(session, show_page_map):
+    view = show_page_map(session)
     assert view.canvas.headings == ()
     assert view.scene.grid.gap_rows == 0
     assert view.legend.accessibleName() == "Colours show state: active, shared, cached, free"
     assert view.legend.toolTip() == ""
 
 
-def test_the_card_of_a_place_says_whose_block_it_holds(tiered, make_session, show, qtbot):
-    tiered.request(7, blocks=[84, 70, 71, 76], state=PREEMPTED)
-    tiered.hold([84, 70, 71, 76], owner=7)
-    session = make_session(tiered)
-    view = show(session)
+def test_card_of_a_host_block_names_the_swapped_request(tiered_engine, make_session, show_page_map, qtbot):
+    tiered_engine.request(7, blocks=[84, 70, 71, 76], state=PREEMPTED)
+    tiered_engine.hold([84, 70, 71, 76], owner=7)
+    session = make_session(tiered_engine)
+    view = show_page_map(session)
     facts = block_facts(session.mirror, 76, 16)
     assert facts.sentence.startswith("Host block 12: swapped out, holds block 3 of request #7 (swapped out)")
     qtbot.mouseMove(view.canvas, view.canvas.cell_rect(76).center())
@@ -215,36 +215,36 @@ def test_the_card_of_a_place_says_whose_block_it_holds(tiered, make_session, sho
     assert "Empty" in driver.text(view.card)
 
 
-def test_a_swapped_request_is_chosen_and_lit_in_its_places(tiered, make_session, show, qtbot):
-    tiered.request(7, blocks=[84, 70], state=PREEMPTED)
-    tiered.hold([84, 70], owner=7)
-    tiered.hold([72], owner=8)
-    session = make_session(tiered)
-    view = show(session)
+def test_click_on_a_host_block_selects_its_swapped_request(tiered_engine, make_session, show_page_map, qtbot):
+    tiered_engine.request(7, blocks=[84, 70], state=PREEMPTED)
+    tiered_engine.hold([84, 70], owner=7)
+    tiered_engine.hold([72], owner=8)
+    session = make_session(tiered_engine)
+    view = show_page_map(session)
     qtbot.mouseClick(view.canvas, Qt.MouseButton.LeftButton, pos=view.canvas.cell_rect(70).center())
     assert session.selection.request == 7
     assert color_at(view, 84) == DARK.block_disk
     assert color_at(view, 72) != DARK.block_host
 
 
-def test_facts_of_address_space_without_memory(engine, make_session, show):
+def test_facts_of_an_unmapped_block(engine, make_session, show_page_map):
     engine.hold([3], state=BlockState.UNMAPPED, ref_count=0, owner=-1, filled=0)
     session = make_session(engine)
     facts = block_facts(session.mirror, 3, 16)
     assert (facts.state, facts.color, facts.rows, facts.asked) == ("unmapped", "block_unmapped", (), None)
     assert "without memory" in facts.empty
-    view = show(session)
+    view = show_page_map(session)
     assert "1 without memory" in view.summary.longest
     assert "no memory behind it" in view.legend.accessibleName()
     assert view.usage.toolTip() == "0.0 % active, 0.0 % cached, 100.0 % free"
 
 
-def test_a_new_engine_without_tiers_is_shown_without_headings(tiered, make_engine, make_session, show, poll):
-    session = make_session(tiered)
-    view = show(session)
-    plain = make_engine(num_blocks=94, epoch=9)  # as many rows, in one section
+def test_headings_disappear_with_an_engine_without_tiers(tiered_engine, make_engine, make_session, show_page_map, poll):
+    session = make_session(tiered_engine)
+    view = show_page_map(session)
+    plain = make_engine(num_blocks=94, epoch=9)  # the same number of rows, in one section
     plain.hold([93])
-    tiered.source.updates.extend(plain.source.updates)
+    tiered_engine.source.updates.extend(plain.source.updates)
     poll(session)
     view.refresh()
     view.draw_all()
@@ -254,21 +254,23 @@ def test_a_new_engine_without_tiers_is_shown_without_headings(tiered, make_engin
 
 
 @pytest.mark.parametrize("size", [(720, 620), (1200, 260), (500, 400)])
-def test_numbers_beside_a_narrow_grid_outlive_changes_of_its_rows(make_engine, show, make_session, size):
-    view = show(make_session(make_engine(num_host=900)), size, LIGHT)
+def test_block_numbers_stay_when_rows_of_the_grid_are_repainted(make_engine, show_page_map, make_session, size):
+    view = show_page_map(make_session(make_engine(num_host=900)), size, LIGHT)
     canvas = view.canvas
     painted = canvas.grab()
     whole = painted.toImage()
     left = max(0, int(canvas.scene.camera.x))
     beside = QRect(0, 0, left + canvas.gutter, canvas.height())
-    assert len({whole.pixel(x, y) for x in range(beside.width() - 4) for y in range(whole.height())}) > 2, "numbers"
+    assert len({whole.pixel(x, y) for x in range(beside.width() - 4) for y in range(whole.height())}) > 2, (
+        "numbers should be drawn"
+    )
     for top in (0, canvas.height() // 3, canvas.height() // 2):
         rows = QRect(canvas.gutter, top, canvas.width() - canvas.gutter, 18)
         canvas.render(painted, rows.topLeft(), QRegion(rows))
         assert painted.toImage().copy(beside) == whole.copy(beside)
 
 
-def test_slots_are_sections_that_say_what_they_hold(make_engine, make_session, show, poll):
+def test_llama_slots_are_sections_with_their_use(make_engine, make_session, show_page_map, poll):
     engine = make_engine(capabilities=Capabilities(engine="llama", physical_rows=False))
     cache = replace(engine.hello.cache, slot_blocks=32)
     model = replace(engine.hello.model, max_model_len=500)
@@ -280,7 +282,7 @@ def test_slots_are_sections_that_say_what_they_hold(make_engine, make_session, s
     engine.source.updates.append(Update(snapshot=engine.snapshot()))
     session = make_session(engine)
     poll(session)
-    view = show(session)
+    view = show_page_map(session)
     mirror = session.mirror
     assert [section.size for section in view.scene.grid.sections] == [32, 32]
     assert headings(mirror, cache, engine.hello.device) == (
@@ -289,4 +291,4 @@ def test_slots_are_sections_that_say_what_they_hold(make_engine, make_session, s
     )
     assert block_facts(mirror, 33, 16).title == "Slot 1, tokens 16 to 31"
     many = replace(cache, slot_blocks=2)
-    assert map_sections(many) == (), "more slots than have room are one section"
+    assert map_sections(many) == (), "slots that do not fit are one section"

@@ -1,4 +1,4 @@
-"""The prefix tree's dock: what it shows, how it opens, sorts and filters, and what stands out elsewhere."""
+"""Tests of the prefix tree view: rows, opening, sorting, filters, selection and texts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def engine(make_engine):
 
 @pytest.fixture
 def view(engine, session, poll, qtbot):
-    fill(engine)
+    fill_tree(engine)
     poll(session)
     made = PrefixesView(session)
     qtbot.addWidget(made)
@@ -55,8 +55,8 @@ def view(engine, session, poll, qtbot):
     made.shut_down()
 
 
-def seal(engine, text, **more):
-    """Blocks of a text, each after the one before; (row, hash) each."""
+def write_chain(engine, text, **more):
+    """Write a chain of (row, hash) blocks, each the child of the one before."""
     rows = [row for row, _ in text]
     parents = [0, *(h for _, h in text)]
     for (row, block_hash), parent in zip(text, parents, strict=False):
@@ -65,14 +65,14 @@ def seal(engine, text, **more):
     engine.hold(rows, **more)
 
 
-def fill(engine):
-    """Two texts that begin alike and one of its own; the trunk is shared, the last sank to host memory."""
-    seal(engine, [(4, 104), (9, 109), (17, 117)], owner=1, state=BlockState.CACHED, ref_count=0)
-    seal(engine, [(4, 104), (9, 109), (18, 118), (19, 119)], owner=2)
+def fill_tree(engine):
+    """Write two texts with a common shared beginning, and one text of which a block is also in host memory."""
+    write_chain(engine, [(4, 104), (9, 109), (17, 117)], owner=1, state=BlockState.CACHED, ref_count=0)
+    write_chain(engine, [(4, 104), (9, 109), (18, 118), (19, 119)], owner=2)
     engine.ledger.prefix_hits[[4, 9]] = 3
     engine.hold([4, 9], owner=1, ref_count=2)
-    seal(engine, [(30, 130)], owner=5, state=BlockState.CACHED, ref_count=0)
-    seal(engine, [(66, 130)], owner=5, state=BlockState.CACHED, ref_count=0)
+    write_chain(engine, [(30, 130)], owner=5, state=BlockState.CACHED, ref_count=0)
+    write_chain(engine, [(66, 130)], owner=5, state=BlockState.CACHED, ref_count=0)
     engine.request(2, blocks=(4, 9, 18, 19))
 
 
@@ -81,8 +81,8 @@ def column(view, title):
     return [view.model.index(row, index).data() for row in range(view.model.rowCount())]
 
 
-def answer(engine, session, poll, notes=None):
-    """What the engine says of the blocks that it was asked for."""
+def reply_with_texts(engine, session, poll, notes=None):
+    """Reply to the questions for block texts. Returns the blocks that were asked for."""
     asked = [command for command in engine.source.sent if isinstance(command, GetBlockText)]
     engine.source.sent.clear()
     for command in asked:
@@ -95,15 +95,15 @@ def answer(engine, session, poll, notes=None):
     return [command.blocks for command in asked]
 
 
-def texts_come(view, engine, session, poll, qtbot, notes=None):
+def wait_and_reply_with_texts(view, engine, session, poll, qtbot, notes=None):
     def asked():
         return any(isinstance(command, GetBlockText) for command in engine.source.sent)
 
     qtbot.waitUntil(asked)
-    return answer(engine, session, poll, notes)
+    return reply_with_texts(engine, session, poll, notes)
 
 
-def test_one_row_until_texts_part(view):
+def test_tree_has_one_row_until_texts_branch(view):
     assert column(view, "Prefix") == ["#1 · 32 tokens from the start", "#5 · 16 tokens from the start"]
     assert column(view, "Subtree blocks") == ["5", "1"]
     assert column(view, "Hits") == ["3", "–"]
@@ -122,11 +122,11 @@ def test_one_row_until_texts_part(view):
     assert view.count.text() == "3 texts, 6 blocks"
 
 
-def test_what_else_a_prompt_is_cached_for_stands_before_its_text(view, engine, session, poll, qtbot, monkeypatch):
+def test_adapter_and_salt_are_shown_before_the_text(view, engine, session, poll, qtbot, monkeypatch):
     monkeypatch.setitem(WORDS, 4, "You are a helpful assistant who answers questions")
     monkeypatch.setitem(WORDS, 30, "You are a helpful assistant who answers questions")
     notes = {30: (("LoRA", "sql"), ("Cache salt", "tenant b"))}
-    texts_come(view, engine, session, poll, qtbot, notes)
+    wait_and_reply_with_texts(view, engine, session, poll, qtbot, notes)
     first, second = column(view, "Prefix")
     assert first.startswith("You are a helpful assistant")
     assert second == "LoRA sql, Cache salt tenant b · You are a helpful assistant who answers questions"
@@ -134,9 +134,9 @@ def test_what_else_a_prompt_is_cached_for_stands_before_its_text(view, engine, s
     assert column(view, "Prefix") == [second]
 
 
-def test_the_last_column_is_seen_whole_beside_the_bar(view, engine, session, poll, qtbot):
+def test_columns_fit_next_to_the_scroll_bar(view, engine, session, poll, qtbot):
     for row in range(31, 61):
-        seal(engine, [(row, 200 + row)], owner=6, state=BlockState.CACHED, ref_count=0)
+        write_chain(engine, [(row, 200 + row)], owner=6, state=BlockState.CACHED, ref_count=0)
     poll(session)
     view.resize(1300, 300)
 
@@ -148,13 +148,13 @@ def test_the_last_column_is_seen_whole_beside_the_bar(view, engine, session, pol
     assert view.table.horizontalHeader().length() <= view.table.viewport().width()
 
 
-def test_the_model_keeps_qts_rules(view, qtmodeltester):
+def test_prefix_model_passes_the_model_tester(view, qtmodeltester):
     qtmodeltester.check(view.model)
     view.model.set_all_open(True)
     qtmodeltester.check(view.model)
 
 
-def test_keys_open_and_close_and_go(view, qtbot):
+def test_arrow_keys_open_close_and_move(view, qtbot):
     view.table.setFocus()
     view.table.selectRow(0)
     for key, rows, current in (
@@ -169,14 +169,14 @@ def test_keys_open_and_close_and_go(view, qtbot):
         assert (view.model.rowCount(), view.table.currentIndex().row()) == (rows, current)
 
 
-def test_the_sign_opens_and_chooses_nothing(view, session, qtbot):
+def test_click_on_the_branch_sign_opens_without_selecting(view, session, qtbot):
     at = view.table.visualRect(view.model.index(0, 0)).topLeft() + QPoint(9, 8)
     qtbot.mouseClick(view.table.viewport(), Qt.MouseButton.LeftButton, pos=at)
     assert view.model.rowCount() == 4
     assert session.selection.highlighted_rows is None
 
 
-def test_choosing_lets_blocks_stand_out_on_the_map(view, session, qtbot):
+def test_selected_row_highlights_its_blocks_on_the_map(view, session, qtbot):
     page_map = PageMapView(session)
     qtbot.addWidget(page_map)
     page_map.resize(400, 300)
@@ -191,7 +191,7 @@ def test_choosing_lets_blocks_stand_out_on_the_map(view, session, qtbot):
     assert page_map.scene.cells.selected.tolist() == [4, 9, 18, 19]
 
 
-def test_what_is_selected_elsewhere_is_shown_at_its_place(view, session):
+def test_selected_request_is_shown_at_its_row(view, session):
     session.selection.select_request(2)
     assert view.table.chosen_rows() == [1]
     assert view.model.is_open(0)
@@ -201,7 +201,7 @@ def test_what_is_selected_elsewhere_is_shown_at_its_place(view, session):
     assert view.table.chosen_rows() == []
 
 
-def test_ended_request_is_shown_at_the_end_of_its_text(view, session):
+def test_selected_finished_request_is_shown_at_the_end_of_its_text(view, session):
     ledger = session.mirror.ledger
     assert session.mirror.requests.row_of(9) is None
     ledger.owner[[18, 19]], ledger.state[[18, 19]] = 9, BlockState.CACHED
@@ -210,26 +210,26 @@ def test_ended_request_is_shown_at_the_end_of_its_text(view, session):
     assert view.table.chosen_rows() == [1]
 
 
-def test_a_selected_block_is_shown_at_its_place(view, session):
+def test_selected_block_is_shown_at_its_row(view, session):
     session.selection.block = 66
     session.selection.changed.emit()
     assert view.table.chosen_rows() == [1]
     assert "host 1" in view.detail.facts.text()
 
 
-def test_what_is_chosen_stays_chosen_as_the_tree_grows(view, engine, session, poll, qtbot):
+def test_selection_follows_its_node_as_the_tree_grows(view, engine, session, poll, qtbot):
     view.model.set_open(0, True)
     view.table.selectRow(2)
     assert session.selection.highlighted_rows.tolist() == [17]
-    seal(engine, [(30, 130), (31, 131)], owner=5)
-    seal(engine, [(4, 104), (9, 109), (17, 117), (20, 120), (21, 121)], owner=6)
+    write_chain(engine, [(30, 130), (31, 131)], owner=5)
+    write_chain(engine, [(4, 104), (9, 109), (17, 117), (20, 120), (21, 121)], owner=6)
     poll(session)
     view.refresh()
     qtbot.waitUntil(lambda: session.selection.highlighted_rows.tolist() == [17, 20, 21])
     assert view.table.chosen_rows() == [view.model.row_of(view.model.moment.tree.node_of(17))]
 
 
-def test_escape_lets_go(view, session, qtbot):
+def test_escape_clears_the_selection(view, session, qtbot):
     view.table.selectRow(0)
     qtbot.keyClick(view.table, Qt.Key.Key_Escape)
     assert session.selection.highlighted_rows is None
@@ -237,11 +237,11 @@ def test_escape_lets_go(view, session, qtbot):
     assert not view.detail.isVisible()
 
 
-def test_texts_are_asked_for_what_is_seen(view, engine, session, poll, qtbot):
-    assert texts_come(view, engine, session, poll, qtbot) == [(4, 9, 30)]
+def test_texts_are_requested_for_visible_rows(view, engine, session, poll, qtbot):
+    assert wait_and_reply_with_texts(view, engine, session, poll, qtbot) == [(4, 9, 30)]
     assert column(view, "Prefix") == ["You are a helpful", "Once upon"]
     view.model.set_open(0, True)
-    texts_come(view, engine, session, poll, qtbot)
+    wait_and_reply_with_texts(view, engine, session, poll, qtbot)
     assert column(view, "Prefix")[1:3] == ["cook. Stir", "poet. Sing"]
     view.table.selectRow(0)
     assert view.detail.text.toPlainText() == "You are a helpful"
@@ -250,29 +250,29 @@ def test_texts_are_asked_for_what_is_seen(view, engine, session, poll, qtbot):
     assert view.count.text() == "1 of 4 rows"
 
 
-def test_brothers_that_begin_alike_are_told_apart(view, engine, session, poll, qtbot, monkeypatch):
+def test_siblings_with_equal_beginnings_show_where_they_differ(view, engine, session, poll, qtbot, monkeypatch):
     alike = "You are a helpful assistant of a "
     monkeypatch.setitem(WORDS, 18, f"{alike}bakery")
     monkeypatch.setitem(WORDS, 17, f"{alike}bookshop")
     view.model.set_open(0, True)
     qtbot.waitUntil(lambda: any(isinstance(c, GetBlockText) and 17 in c.blocks for c in engine.source.sent))
-    answer(engine, session, poll)
+    reply_with_texts(engine, session, poll)
     assert column(view, "Prefix")[1:3] == ["…of a bakery Stir", "…of a bookshop"]
     tip = view.model.index(2, 0).data(Qt.ItemDataRole.ToolTipRole)
     assert tip == f"{alike}bookshop"
 
 
-def test_no_text_of_another_prefix_in_the_same_row(view, engine, session, poll, qtbot):
+def test_text_of_a_replaced_block_is_not_shown(view, engine, session, poll, qtbot):
     qtbot.waitUntil(lambda: any(isinstance(command, GetBlockText) for command in engine.source.sent))
     engine.ledger.hash[30] = 999
     engine.hold([30], owner=9)
     poll(session)
-    answer(engine, session, poll)
+    reply_with_texts(engine, session, poll)
     known, other = column(view, "Prefix")
     assert (known, other[2:]) == ("You are a helpful", " · 16 tokens from the start")
 
 
-def test_a_viewer_asks_for_nothing(view, engine, session, poll, qtbot):
+def test_viewer_does_not_request_texts(view, engine, session, poll, qtbot):
     session.status = replace(session.status, role=Role.VIEWER)
     session.texts.request(view, [Asked(7, 18, 0, 0, 118)])
     session.texts.poll()
@@ -293,7 +293,7 @@ def test_a_viewer_asks_for_nothing(view, engine, session, poll, qtbot):
         (PrefixFilter.CUT, 0),
     ],
 )
-def test_filters_show_who_matches_and_all_above(view, which, num_rows):
+def test_filter_shows_matching_rows_and_their_ancestors(view, which, num_rows):
     view.model.set_all_open(True)
     view.which.setCurrentText(which.value)
     assert view.model.rowCount() == num_rows
@@ -302,13 +302,13 @@ def test_filters_show_who_matches_and_all_above(view, which, num_rows):
 @pytest.mark.parametrize(
     ("words", "num_rows"), [("#2", 2), ("#77", 0), ("19", 2), ("66", 1), ("nowhere", 0), ("#x", 0)]
 )
-def test_requests_and_blocks_are_found(view, words, num_rows):
+def test_search_finds_requests_and_blocks(view, words, num_rows):
     view.model.set_all_open(True)
     view.search.setText(words)
     assert view.model.rowCount() == num_rows
 
 
-def test_sorted_by_any_column_brothers_among_themselves(view):
+def test_sorting_keeps_siblings_below_their_parent(view):
     view.model.set_all_open(True)
     for index in range(len(COLUMNS)):
         for order in (Qt.SortOrder.AscendingOrder, Qt.SortOrder.DescendingOrder):
@@ -317,7 +317,7 @@ def test_sorted_by_any_column_brothers_among_themselves(view):
             assert levels in ([0, 1, 1, 0], [0, 0, 1, 1])
 
 
-def test_rows_are_copied_with_tabs(view, qtbot):
+def test_rows_are_copied_as_tab_separated_text(view, qtbot):
     view.model.set_all_open(True)
     view.table.selectAll()
     qtbot.keyClick(view.table, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
@@ -328,7 +328,7 @@ def test_rows_are_copied_with_tabs(view, qtbot):
     assert {len(line) for line in lines} == {len(COLUMNS)}
 
 
-def test_beginnings_that_are_gone_are_said(view, engine, session, poll, qtbot):
+def test_row_with_an_evicted_beginning_is_marked(view, engine, session, poll, qtbot):
     engine.ledger.hash[[4, 9]], engine.ledger.parent[[4, 9]] = 0, 0
     engine.hold([4, 9], filled=0, ref_count=0, state=BlockState.FREE, owner=-1)
     poll(session)
@@ -342,9 +342,9 @@ def test_beginnings_that_are_gone_are_said(view, engine, session, poll, qtbot):
     assert session.selection.highlighted_rows.size == 0
 
 
-def test_of_several_groups_one_is_shown_and_another_can_be_chosen(engine, make_session, qtbot):
-    seal(engine, [(4, 104), (9, 109)], owner=1)
-    seal(engine, [(20, 104)], owner=1)
+def test_one_of_several_kv_groups_is_shown_and_can_be_changed(engine, make_session, qtbot):
+    write_chain(engine, [(4, 104), (9, 109)], owner=1)
+    write_chain(engine, [(20, 104)], owner=1)
     cache = msgspec.structs.replace(
         engine.hello.cache, groups=(KVGroup(kind="window", window=64, block_size=32), KVGroup(kind="full"))
     )
@@ -370,8 +370,8 @@ def test_of_several_groups_one_is_shown_and_another_can_be_chosen(engine, make_s
     made.shut_down()
 
 
-def test_of_prefixes_that_end_amid_blocks_the_shortest_is_said(engine, make_session, qtbot):
-    seal(engine, [(4, 104)], owner=1)
+def test_note_states_the_shortest_reusable_prefix_within_a_block(engine, make_session, qtbot):
+    write_chain(engine, [(4, 104)], owner=1)
     groups = (KVGroup(kind="state", block_size=64), KVGroup(kind="full"))
     cache = msgspec.structs.replace(engine.hello.cache, groups=groups, hit_tokens=16)
     engine.hello = msgspec.structs.replace(engine.hello, cache=cache)
@@ -389,7 +389,7 @@ def test_of_prefixes_that_end_amid_blocks_the_shortest_is_said(engine, make_sess
 @pytest.mark.parametrize(
     ("caching", "parents", "words"), [(False, True, NO_CACHE), (True, False, NO_PARENTS), (True, True, NOTHING_YET)]
 )
-def test_says_why_there_is_no_tree(engine, make_session, qtbot, caching, parents, words):
+def test_empty_view_explains_why_there_is_no_tree(engine, make_session, qtbot, caching, parents, words):
     update = engine.source.updates.popleft()
     cache = msgspec.structs.replace(engine.hello.cache, prefix_caching=caching, has_parents=parents)
     hello = msgspec.structs.replace(engine.hello, cache=cache)
@@ -403,9 +403,9 @@ def test_says_why_there_is_no_tree(engine, make_session, qtbot, caching, parents
     assert words in driver.lines(made)
 
 
-def test_large_trees_are_made_beside_the_window(engine, session, poll, qtbot, monkeypatch):
+def test_large_tree_is_built_in_the_background(engine, session, poll, qtbot, monkeypatch):
     monkeypatch.setattr(tree_builder, "MAX_SYNC_ROWS", 0)
-    fill(engine)
+    fill_tree(engine)
     poll(session)
     made = PrefixesView(session)
     qtbot.addWidget(made)
@@ -413,7 +413,7 @@ def test_large_trees_are_made_beside_the_window(engine, session, poll, qtbot, mo
     made.refresh()
     assert made.model.rowCount() == 0
     qtbot.waitUntil(lambda: made.model.rowCount() == 2)
-    seal(engine, [(40, 140)], owner=5)
+    write_chain(engine, [(40, 140)], owner=5)
     poll(session)
     made.refresh()
     qtbot.waitUntil(lambda: made.model.rowCount() == 3)
@@ -421,14 +421,14 @@ def test_large_trees_are_made_beside_the_window(engine, session, poll, qtbot, mo
     made.shut_down()
 
 
-def test_a_tree_that_cannot_be_made_is_told_and_made_later(engine, session, poll, qtbot, monkeypatch):
+def test_failed_tree_is_reported_and_retried(engine, session, poll, qtbot, monkeypatch):
     def broken(blocks):
         raise MemoryError("for a tree")
 
     monkeypatch.setattr(tree_builder, "MAX_SYNC_ROWS", 0)
     monkeypatch.setattr(tree_builder, "_AFTER_FAILURE_S", 0.0)
     monkeypatch.setattr(tree_builder, "build", broken)
-    fill(engine)
+    fill_tree(engine)
     poll(session)
     made = PrefixesView(session)
     qtbot.addWidget(made)
@@ -442,7 +442,7 @@ def test_a_tree_that_cannot_be_made_is_told_and_made_later(engine, session, poll
     made.shut_down()
 
 
-def test_idle_is_told_in_seconds(view, engine, session, poll, qtbot):
+def test_idle_column_shows_a_duration(view, engine, session, poll, qtbot):
     now_ns = view.model.moment.now_ns
     moment = view.model.moment
     row, held = (next(r for r in range(2) if column(view, "Held by")[r] == words) for words in ("idle", "shared by 2"))
@@ -458,7 +458,7 @@ def test_idle_is_told_in_seconds(view, engine, session, poll, qtbot):
     assert column(view, "Idle")[held] == "now"
 
 
-def test_steps_lie_between_the_seconds_of_the_overview(session):
+def test_step_times_are_interpolated_between_seconds(session):
     overview, mirror = SessionOverview(), session.mirror
     mirror.step, mirror.time_ns = 100, 10 * SECOND_NS + 1
     seconds = [Summary(time_ns=at * SECOND_NS, epoch=7, step=10 * at) for at in range(2, 9)]
@@ -474,7 +474,7 @@ def test_steps_lie_between_the_seconds_of_the_overview(session):
     assert StepTimes(SessionOverview(), mirror).times_of(np.array([99, 100])).tolist() == [UNKNOWN, 10 * SECOND_NS + 1]
 
 
-def test_what_is_chosen_is_chosen_again_where_it_is_there_again(view, engine, session, poll, qtbot):
+def test_selection_returns_with_its_node(view, engine, session, poll, qtbot):
     view.model.set_open(0, True)
     view.table.selectRow(2)
     assert session.selection.highlighted_rows.tolist() == [17]
@@ -483,14 +483,14 @@ def test_what_is_chosen_is_chosen_again_where_it_is_there_again(view, engine, se
     poll(session)
     view.refresh()
     qtbot.waitUntil(lambda: session.selection.highlighted_rows.size == 0)
-    seal(engine, [(4, 104), (9, 109), (17, 117)], owner=3)
+    write_chain(engine, [(4, 104), (9, 109), (17, 117)], owner=3)
     poll(session)
     view.refresh()
     qtbot.waitUntil(lambda: session.selection.highlighted_rows.tolist() == [17])
     assert view.model.is_open(0)
 
 
-def test_filter_and_order_are_remembered(view, session, settings, qtbot):
+def test_filter_and_order_are_saved_and_restored(view, session, settings, qtbot):
     view.which.setCurrentText(PrefixFilter.IDLE.value)
     view.table.sortByColumn(next(i for i, c in enumerate(COLUMNS) if c.title == "Hits"), Qt.SortOrder.AscendingOrder)
     view.save_settings(settings)
@@ -506,9 +506,9 @@ def test_filter_and_order_are_remembered(view, session, settings, qtbot):
     other.shut_down()
 
 
-def test_it_shows_the_moment_that_is_shown(view, engine, session, poll, qtbot):
+def test_tree_is_frozen_while_paused(view, engine, session, poll, qtbot):
     session.timeline.pause()
-    seal(engine, [(40, 140)], owner=5)
+    write_chain(engine, [(40, 140)], owner=5)
     poll(session)
     view.refresh()
     assert view.model.rowCount() == 2
@@ -519,7 +519,7 @@ def test_it_shows_the_moment_that_is_shown(view, engine, session, poll, qtbot):
 
 @pytest.mark.parametrize("theme", ["dark", "light"])
 @pytest.mark.parametrize(("width", "height"), [(300, 600), (1400, 220)])
-def test_it_paints_narrow_and_low(view, theme, width, height):
+def test_view_is_painted_at_narrow_and_low_sizes(view, theme, width, height):
     view.apply_theme(THEMES[theme])
     view.model.set_all_open(True)
     view.table.selectRow(1)
@@ -527,9 +527,12 @@ def test_it_paints_narrow_and_low(view, theme, width, height):
     assert view.grab().width() == width
 
 
-def test_going_back_from_a_deep_place_in_a_large_tree_to_a_small_one(make_window, qtbot):
-    """A recording's middle has a tree of two dozen nodes, its start none: the place of a block that was clicked
-    on the map there is nobody's place at the start, and nothing raises (pytest-qt fails the test if it does)."""
+def test_seek_from_a_large_to_a_small_tree_drops_the_selected_node(make_window, qtbot):
+    """The tree has two dozen nodes in the middle of the recording and none at its start.
+
+    The node of the block clicked on the map does not exist at the start, and nothing must raise (pytest-qt would fail
+    the test).
+    """
     session = Session(PlaybackSource(Recording.open(sample_recording()), is_playing=False))
     try:
         window = make_window(session, with_views=("prefixes",), size=(1400, 900))
@@ -561,13 +564,13 @@ def test_going_back_from_a_deep_place_in_a_large_tree_to_a_small_one(make_window
             current = view.selection.current
             assert current is None or current < len(view.model.moment.tree)
             canvas.setFocus()
-        assert num_deep, "at least one of the blocks clicked was deep in the tree"
+        assert num_deep, "at least one of the clicked blocks must be deep in the tree"
     finally:
         session.close()
 
 
 @pytest.mark.parametrize("width", [520, 700, 820, 1100, 1600])
-def test_no_column_is_cut_at_the_edge(view, width):
+def test_columns_end_at_the_edge_of_the_table(view, width):
     view.resize(width, 500)
     columns, room = range(len(COLUMNS)), view.table.viewport().width()
     ends = [view.table.columnViewportPosition(column) + view.table.columnWidth(column) for column in columns]

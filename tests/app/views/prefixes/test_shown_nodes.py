@@ -1,4 +1,4 @@
-"""Which nodes are rows: held against the plain way to walk a tree, on random trees, opened and filtered at random."""
+"""Test that the shown rows equal those of a plain tree walk, on random trees with random filters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvscope_telemetry.prefixes.tree import ROOT, build
 
 
 def random_tree(rng, num_blocks):
-    """Each block after one that was there before, or at the beginning."""
+    """Return a tree in which each block follows a random earlier one or none."""
     parent = [0 if rng.random() < 0.3 or i == 0 else int(rng.integers(1, i + 1)) for i in range(num_blocks)]
     return build(
         CachedBlocks(
@@ -28,17 +28,17 @@ def random_tree(rng, num_blocks):
     )
 
 
-def walked(tree, node, opened, values, kept):
-    """Node by node."""
+def walk_shown(tree, node, opened, values, kept):
+    """Yield the shown nodes of a subtree in order."""
     children = [child for child in tree.children_of(node).tolist() if kept[child]]
     for child in sorted(children, key=lambda each: (values[each], int(tree.key[each]))):
         yield child
         if int(tree.key[child]) in opened:
-            yield from walked(tree, child, opened, values, kept)
+            yield from walk_shown(tree, child, opened, values, kept)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_rows_are_those_of_a_plain_walk(seed, monkeypatch):
+def test_shown_rows_equal_those_of_a_plain_walk(seed, monkeypatch):
     rng = np.random.default_rng(seed)
     tree = random_tree(rng, int(rng.integers(0, 80)))
     opened = {key for key in tree.key.tolist() if rng.random() < 0.6} | {999_999}
@@ -47,7 +47,7 @@ def test_rows_are_those_of_a_plain_walk(seed, monkeypatch):
     for node in np.flatnonzero(passing).tolist():
         kept[tree.path_to(node)] = True
     for descending, sign in ((False, 1), (True, -1)):
-        wanted = list(walked(tree, ROOT, opened, sign * values, kept))
+        wanted = list(walk_shown(tree, ROOT, opened, sign * values, kept))
         shown = visible_nodes(tree, opened, values, descending, passing)
         assert (shown.nodes.tolist(), shown.num_left_out) == (wanted, 0)
         assert shown.num_matching == int(passing.sum())

@@ -1,4 +1,4 @@
-"""The block table of a request: each cell has its ink, however many there are."""
+"""Tests of the strip of a request's blocks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def strip(qtbot):
     return made
 
 
-def show(strip, ids, seed=5, cache=None):
+def show_blocks(strip, ids, seed=5, cache=None):
     random = np.random.default_rng(seed)
     filled, refs = random.integers(0, 17, ids.size), random.integers(1, 3, ids.size)
     strip.show_blocks(ids, filled, refs, 16, cache)
@@ -32,10 +32,10 @@ def show(strip, ids, seed=5, cache=None):
     return filled, refs
 
 
-def test_each_of_many_blocks_has_the_ink_of_its_fill_and_kind(strip):
+def test_each_cell_has_the_color_and_height_of_its_block(strip):
     cache = CacheInfo(num_blocks=200, block_size=16, num_host_blocks=60, num_disk_blocks=40)
     ids = np.random.default_rng(1).permutation(NUM_BLOCKS)
-    filled, refs = show(strip, ids, cache=cache)
+    filled, refs = show_blocks(strip, ids, cache=cache)
     image = strip.grab().toImage()
     for index in range(NUM_BLOCKS):
         box = strip.cell_rect(index)
@@ -49,30 +49,30 @@ def test_each_of_many_blocks_has_the_ink_of_its_fill_and_kind(strip):
             assert found == wanted, f"block {index}, line {y} of its cell"
 
 
-def test_a_part_of_a_long_table_is_painted_as_the_whole_is(strip, qtbot):
-    show(strip, np.arange(5_000))
+def test_partial_repaint_equals_the_full_painting(strip, qtbot):
+    show_blocks(strip, np.arange(5_000))
     whole = strip.grab().toImage()
     part = strip.rect().adjusted(0, 377, 0, -211)
     assert strip.grab(part).toImage() == whole.copy(part)
 
 
-def test_few_blocks_carry_their_ids(strip):
-    filled, refs = show(strip, np.arange(MAX_NAMED))
+def test_few_blocks_are_painted_with_their_ids(strip):
+    filled, refs = show_blocks(strip, np.arange(MAX_NAMED))
     named = strip.grab().toImage()
     strip.show_blocks(np.arange(MAX_NAMED) + 100, filled, refs, 16)
     assert strip.grab().toImage() != named
 
 
-def test_a_block_that_becomes_shared_is_painted_anew(strip):
+def test_block_that_becomes_shared_is_repainted(strip):
     ids = np.arange(NUM_BLOCKS)
-    filled, _ = show(strip, ids)
+    filled, _ = show_blocks(strip, ids)
     strip.show_blocks(ids, filled, np.ones(NUM_BLOCKS, np.int64), 16)
     before = strip.grab().toImage()
     strip.show_blocks(ids, filled, np.full(NUM_BLOCKS, 2), 16)
     assert strip.grab().toImage() != before
 
 
-def test_the_image_has_a_line_a_row_and_nothing_where_there_is_no_block():
+def test_small_cells_has_one_line_per_row_and_leaves_missing_cells_empty():
     image = small_cells(np.array([7, 8, 9], np.uint32), np.array([13, 0, 1]), per_row=2, empty=3)
     assert image.shape == (32, 32)
     assert image[0, 0] == image[12, 12] == 7
@@ -82,11 +82,11 @@ def test_the_image_has_a_line_a_row_and_nothing_where_there_is_no_block():
     assert not image[13:16].any()
 
 
-def test_painting_costs_the_rows_that_are_seen_not_the_blocks(strip):
-    """A long table is painted several times a second: the calls it takes do not grow with it."""
+def test_painting_cost_depends_on_visible_rows_only(strip):
+    """The number of calls must not grow with the table, which is painted several times a second."""
 
     def num_calls(num_blocks):
-        show(strip, np.arange(num_blocks))
+        show_blocks(strip, np.arange(num_blocks))
         seen = QRect(0, 0, strip.width(), 240)
         strip.grab(seen)
         calls = []
@@ -98,10 +98,10 @@ def test_painting_costs_the_rows_that_are_seen_not_the_blocks(strip):
         return len(calls)
 
     few = num_calls(4_000)
-    assert num_calls(40_000) < 2 * few < 4_000  # the collector may come in between
+    assert num_calls(40_000) < 2 * few < 4_000  # leaves room for calls of the garbage collector
 
 
-def test_where_a_window_has_let_go_there_is_no_block(strip):
-    show(strip, np.array([0, 0, 7]), cache=CacheInfo(num_blocks=200, block_size=16, num_reserved_blocks=1))
+def test_freed_entry_of_a_sliding_window_is_no_block(strip):
+    show_blocks(strip, np.array([0, 0, 7]), cache=CacheInfo(num_blocks=200, block_size=16, num_reserved_blocks=1))
     assert strip.tip(1) == "Let go: no block\nindex 1 of the table, positions 16 to 31"
     assert strip.tip(2).startswith("Block 7\n")

@@ -1,4 +1,4 @@
-"""Requests that missed their goals: the filter, goodput, what delayed each, and the way to who was in its way."""
+"""Tests of requests that missed their latency goals: filter, goodput, and what delayed each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ WAITING, RUNNING, _, FINISHED = range(4)
 
 @pytest.fixture
 def view(engine, session, poll, qtbot):
-    """A step takes a millisecond. Request 1 holds up request 2, which is preempted for it as well; 3 is quick."""
+    """View with three requests; a step takes 1 ms.
+
+    Request 1 delays request 2, which is also preempted for it; 3 is fast.
+    """
     engine.request(1, state=RUNNING, num_output_tokens=1)
     engine.event(kind="admitted", number=1)
     engine.request(2, state=WAITING, num_output_tokens=0)
@@ -41,43 +44,43 @@ def view(engine, session, poll, qtbot):
     return made
 
 
-def shown(view):
+def shown_numbers(view):
     return [view.model.number_at(row) for row in range(view.model.rowCount())]
 
 
-def choose(view, goals):
+def set_goals(view, goals):
     view.filter.setCurrentText("Missed goals")
     view.goals.setText(goals)
     view.goals.editingFinished.emit()
 
 
-def test_without_goals_nobody_missed_one(view):
+def test_without_goals_no_request_missed_one(view):
     assert not view.goals.isVisible()
     view.filter.setCurrentText("Missed goals")
     assert view.goals.isVisible()
-    assert shown(view) == []
+    assert shown_numbers(view) == []
     assert view.count.text() == "No goals set"
 
 
-def test_the_filter_shows_who_missed_and_the_goodput(view):
-    choose(view, "ttft:10")
-    assert shown(view) == [2]
+def test_filter_shows_requests_that_missed_goals_and_the_goodput(view):
+    set_goals(view, "ttft:10")
+    assert shown_numbers(view) == [2]
     assert view.count.text() == "goodput 50.0% of 2 finished requests, 1 missed"
-    choose(view, "ttft:10000")
-    assert shown(view) == []
+    set_goals(view, "ttft:10000")
+    assert shown_numbers(view) == []
     assert view.count.text() == "goodput 100.0% of 2 finished requests, 0 missed"
 
 
-def test_what_is_no_goal_is_said_and_the_old_ones_hold(view):
-    choose(view, "ttft:10")
-    choose(view, "ttft:soon")
+def test_invalid_goal_is_reported_and_the_old_goals_stay(view):
+    set_goals(view, "ttft:10")
+    set_goals(view, "ttft:soon")
     assert view.count.text() == "Not accepted; write it as ttft:200"
     assert "'ttft:soon' is not accepted" in view.goals.toolTip()
-    assert shown(view) == [2]
+    assert shown_numbers(view) == [2]
 
 
-def test_a_click_on_a_cause_selects_that_request(view, session):
-    choose(view, "ttft:10")
+def test_link_in_a_delay_selects_the_request_that_caused_it(view, session):
+    set_goals(view, "ttft:10")
     session.selection.select_request(2)
     text = view.detail.delays.text()
     assert text.startswith("Missed: TTFT ")
@@ -89,15 +92,15 @@ def test_a_click_on_a_cause_selects_that_request(view, session):
     assert session.selection.request == 1
     assert "Missed" not in view.detail.delays.text()
     view.detail.delays.linkActivated.emit("77")
-    assert session.selection.request == 1, "nobody knows that one"
+    assert session.selection.request == 1, "an unknown request must not be selected"
 
 
-def test_words_of_an_engine_are_no_markup():
+def test_linked_text_escapes_markup():
     assert linked(["<b>#3</b> for #4"], 4) == '&lt;b&gt;<a href="3">#3</a>&lt;/b&gt; for #4'
 
 
-def test_goals_are_kept(view, settings, session, qtbot):
-    choose(view, "ttft:10 tpot:50")
+def test_goals_are_saved_and_restored(view, settings, session, qtbot):
+    set_goals(view, "ttft:10 tpot:50")
     view.save_settings(settings)
     other = RequestsView(session)
     qtbot.addWidget(other)

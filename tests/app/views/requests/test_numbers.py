@@ -1,4 +1,4 @@
-"""Numbers of requests instead of rows: what is not told is no 0."""
+"""Test of the request counters that are shown instead of rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvscope_telemetry.mirror.mirror import Mirror
 
 
 @pytest.mark.parametrize(("aborts", "shown"), [(True, "0"), (False, NOTHING)])
-def test_aborted_ones_that_are_not_counted_are_no_zero(qtbot, aborts, shown):
+def test_unreported_number_of_aborted_requests_is_a_dash(qtbot, aborts, shown):
     made, mirror = RequestNumbers(), Mirror()
     qtbot.addWidget(made)
     mirror.hello = Hello(

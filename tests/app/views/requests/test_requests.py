@@ -1,4 +1,4 @@
-"""Requests: the table, the selection, abort, the block table, events."""
+"""Tests of the requests view: table, filters, selection, abort, block table and events."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def column(view, title):
     return [view.model.index(row, index).data() for row in range(view.model.rowCount())]
 
 
-def test_the_model_keeps_qts_rules(view, engine, session, poll, qtmodeltester):
+def test_request_model_passes_the_model_tester(view, engine, session, poll, qtmodeltester):
     qtmodeltester.check(view.model)
     engine.request(5)
     poll(session)
@@ -57,7 +57,7 @@ def test_the_model_keeps_qts_rules(view, engine, session, poll, qtmodeltester):
     qtmodeltester.check(view.model)
 
 
-def test_newest_first_with_states_in_words(view):
+def test_requests_are_listed_newest_first_with_named_states(view):
     assert column(view, "#") == ["4", "3", "2", "1"]
     assert column(view, "Id") == ["chat-4", "chat-3", "chat-2", "chat-1"]
     assert column(view, "State") == ["preempted", "waiting", "running", "finished"]
@@ -65,7 +65,7 @@ def test_newest_first_with_states_in_words(view):
     assert column(view, "Blocks") == ["0", "0", "3", "0"]
 
 
-def test_a_stopped_request_does_not_read_finished(engine, session, poll, view):
+def test_ended_requests_show_how_they_ended(engine, session, poll, view):
     for number in (6, 7, 8, 9):
         engine.request(number, state=FINISHED, num_output_tokens=0)
     for number, kind in ((6, "finished"), (7, "aborted"), (8, "refused")):
@@ -78,7 +78,7 @@ def test_a_stopped_request_does_not_read_finished(engine, session, poll, view):
     assert json.loads(view.model.json_at(2))["ending"] == "aborted"
 
 
-def test_a_prefill_in_progress_says_how_far(engine, session, poll, view):
+def test_prefill_in_progress_shows_its_percentage(engine, session, poll, view):
     engine.request(9, state=RUNNING, num_prompt_tokens=200, num_output_tokens=0)
     columns = session.mirror.requests
     poll(session)
@@ -89,7 +89,7 @@ def test_a_prefill_in_progress_says_how_far(engine, session, poll, view):
     assert column(view, "State")[0] == "prefill 25%"
 
 
-def test_output_knows_its_share(view):
+def test_output_column_has_its_progress(view):
     output = next(i for i, c in enumerate(COLUMNS) if c.title == "Output")
     assert view.model.index(2, output).data(PROGRESS_ROLE) == pytest.approx(8 / 64)
     assert view.model.index(2, 0).data(PROGRESS_ROLE) is None
@@ -105,7 +105,7 @@ def test_output_knows_its_share(view):
         ("All", "at-1", [1]),
     ],
 )
-def test_filters(view, chosen, text, numbers):
+def test_filter_and_search_select_rows(view, chosen, text, numbers):
     view.filter.setCurrentText(chosen)
     view.search.setText(text)
     assert [view.model.number_at(row) for row in range(view.model.rowCount())] == numbers
@@ -114,21 +114,21 @@ def test_filters(view, chosen, text, numbers):
     )
 
 
-def test_sorting_is_by_number_not_by_text_and_unknown_last(view, session):
+def test_sorting_is_numeric_with_unknown_values_last(view, session):
     columns = read_columns(session.mirror, session.history.request_times)
     columns.ttft_s[:] = [np.nan, 0.5, 0.02, np.nan]
     for descending, wanted in ((False, [2, 1, 3, 0]), (True, [1, 2, 3, 0])):
         assert order_rows(columns, RequestQuery(), "ttft_s", descending).tolist() == wanted
 
 
-def test_clicking_a_row_selects_everywhere(view, session, qtbot):
+def test_click_on_a_row_selects_the_request(view, session, qtbot):
     with qtbot.waitSignal(session.selection.changed):
         place = view.table.visualRect(view.model.index(2, 1)).center()
         qtbot.mouseClick(view.table.viewport(), Qt.MouseButton.LeftButton, pos=place)
     assert session.selection.request == 2
 
 
-def test_a_swatch_keeps_its_colour_where_its_row_is_chosen(view, session):
+def test_swatch_keeps_its_color_in_a_selected_row(view, session):
     row = view.model.row_of(2)
     index = view.model.index(row, 0)
     session.selection.select_request(2)
@@ -139,7 +139,7 @@ def test_a_swatch_keeps_its_colour_where_its_row_is_chosen(view, session):
     assert index.data(Qt.ItemDataRole.DecorationRole).name() in colors
 
 
-def test_a_selection_from_elsewhere_is_shown_and_stays_while_rows_move(view, engine, session, poll):
+def test_selected_request_stays_selected_while_rows_move(view, engine, session, poll):
     session.selection.select_request(2)
     assert view.model.number_at(view.table.currentIndex().row()) == 2
     engine.request(5)
@@ -155,7 +155,7 @@ def test_a_selection_from_elsewhere_is_shown_and_stays_while_rows_move(view, eng
     assert view.model.number_at(view.table.currentIndex().row()) == 2
 
 
-def test_what_has_not_ended_is_aborted_after_a_question(view, engine, session):
+def test_unfinished_request_is_aborted_after_confirmation(view, engine, session):
     view.table.setFocus()
     session.selection.select_request(1)
     view.ask_abort()
@@ -169,7 +169,7 @@ def test_what_has_not_ended_is_aborted_after_a_question(view, engine, session):
     assert engine.source.sent == [Abort(request_id="chat-2")]
 
 
-def test_the_block_table_of_the_selected_request(view, session):
+def test_detail_shows_the_blocks_of_the_selected_request(view, session):
     session.selection.select_request(2)
     assert view.detail.summary.text() == "Request #2: 3 blocks, 1.05 MiB, 37 of 48 slots filled"
     assert view.detail.strip.tip(2) == "Block 17\nindex 2 of the table, positions 32 to 47\n5 of 16 slots filled"
@@ -184,7 +184,7 @@ def test_the_block_table_of_the_selected_request(view, session):
     assert view.detail.summary.text() == "Request #3 holds no blocks now. 3 blocks are still cached, 1 of them reused."
 
 
-def test_several_selected_requests_show_how_many_blocks_they_hold_together(view, engine, session, poll):
+def test_several_selected_requests_show_their_total_of_blocks(view, engine, session, poll):
     engine.request(5, blocks=(4, 20), state=RUNNING)
     poll(session)
     session.selection.select_batch((2, 3, 5))
@@ -193,7 +193,7 @@ def test_several_selected_requests_show_how_many_blocks_they_hold_together(view,
     )
 
 
-def test_events_tell_who_why_and_how_much(view, engine, session, poll):
+def test_event_tables_show_requests_reasons_and_amounts(view, engine, session, poll):
     engine.event(kind="preempted", number=4, other=2, cause="no free block", num_blocks=3, num_tokens=40)
     engine.event(kind="admitted", number=2)
     poll(session)
@@ -213,7 +213,7 @@ def test_events_tell_who_why_and_how_much(view, engine, session, poll):
     assert [view.detail.all_events.index(row, 2).data() for row in range(2)] == ["#2", "#4"]
 
 
-def test_choosing_an_event_selects_its_request(view, engine, session, poll):
+def test_activated_event_selects_its_request(view, engine, session, poll):
     engine.event(kind="admitted", number=2)
     poll(session)
     view.refresh()
@@ -221,11 +221,11 @@ def test_choosing_an_event_selects_its_request(view, engine, session, poll):
     assert session.selection.request == 2
 
 
-def test_a_cause_that_names_the_other_is_not_repeated():
+def test_reason_text_does_not_repeat_the_other_request():
     assert why_text(Event(kind="preempted", time_ns=0, other=7, cause="for request 7")) == "for request 7"
 
 
-def test_events_are_bounded(view, session, qtmodeltester):
+def test_number_of_listed_events_is_bounded(view, session, qtmodeltester):
     session.history.events.extend([Event(kind="note", time_ns=i) for i in range(5_000)], 7, 0)
     view.refresh()
     assert view.detail.all_events.rowCount() == 2_000
@@ -243,7 +243,7 @@ def strip(qtbot):
     return made
 
 
-def test_cells_wrap_and_are_found_under_the_mouse(strip):
+def test_cells_wrap_and_are_found_by_position(strip):
     ids = np.arange(200, 210)
     strip.show_blocks(ids, np.full(10, 16), np.ones(10, np.int64), 16)
     strip.resize(240, strip.heightForWidth(240))
@@ -252,7 +252,7 @@ def test_cells_wrap_and_are_found_under_the_mouse(strip):
     assert strip.index_at(239, strip.height() - 12) is None
 
 
-def test_ink_is_as_high_as_the_block_is_full(strip):
+def test_cell_is_filled_as_high_as_its_block(strip):
     theme = THEMES["dark"]
     strip.show_blocks(np.arange(200), np.repeat([16, 0], 100), np.repeat([1, 2], 100), 16)
     strip.resize(400, strip.heightForWidth(400))
@@ -262,7 +262,7 @@ def test_ink_is_as_high_as_the_block_is_full(strip):
     assert image.pixelColor(last).name() == theme.block_free
 
 
-def test_both_themes_and_small_sizes_paint(view, session):
+def test_view_is_painted_in_all_themes_and_sizes(view, session):
     session.selection.select_request(2)
     for theme in THEMES.values():
         view.apply_theme(theme)
@@ -271,13 +271,12 @@ def test_both_themes_and_small_sizes_paint(view, session):
             assert not view.grab().isNull()
 
 
-def test_the_wait_of_each_request_is_in_the_table(view):
-    """As far as it was seen: of one that waits so far, of one that runs until it ran."""
+def test_queue_time_is_shown_for_waiting_and_running_requests(view):
     waited = column(view, "Queued")
     assert [text.endswith(" ms") for text in waited] == [False, True, True, False]
 
 
-def test_in_a_low_narrow_dock_the_rows_have_the_room_until_one_is_selected(view, session, qtbot):
+def test_small_dock_gives_the_table_all_space_until_a_request_is_selected(view, session, qtbot):
     view.resize(430, 250)
     splitter = view.splitter
     qtbot.waitUntil(lambda: splitter.orientation() is Qt.Orientation.Vertical, timeout=120_000)
@@ -293,7 +292,7 @@ def test_in_a_low_narrow_dock_the_rows_have_the_room_until_one_is_selected(view,
     assert abs(splitter.sizes()[0] - splitter.sizes()[1]) <= 4
 
 
-def test_a_split_by_hand_stays(view, session):
+def test_split_moved_by_the_user_is_kept(view, session):
     view.resize(430, 250)
     view.splitter.setSizes([100, 100])
     view.splitter.splitterMoved.emit(100, 1)
@@ -302,7 +301,7 @@ def test_a_split_by_hand_stays(view, session):
     assert view.splitter.sizes() == before
 
 
-def test_tabs_of_the_detail_keep_their_height_as_text_grows(session, qtbot):
+def test_detail_tabs_keep_their_height_with_a_larger_font(session, qtbot):
     view = RequestsView(session)
     qtbot.addWidget(view)
     font = view.detail.tabBar().font()
@@ -311,7 +310,7 @@ def test_tabs_of_the_detail_keep_their_height_as_text_grows(session, qtbot):
     assert view.detail.minimumSizeHint().height() >= view.detail.tabBar().fontMetrics().height()
 
 
-def test_adapters_have_a_column_once_there_are_any_and_are_found_by_name(engine, session, poll, view):
+def test_adapter_column_is_shown_once_needed_and_can_be_searched(engine, session, poll, view):
     index = next(i for i, each in enumerate(COLUMNS) if each.title == "Adapter")
     assert view.table.isColumnHidden(index)
     engine.request(5, adapter="sql")
@@ -327,7 +326,7 @@ def test_adapters_have_a_column_once_there_are_any_and_are_found_by_name(engine,
     assert json.loads(view.model.json_at(0))["adapters"] == "sql"
 
 
-def test_request_aborted_before_its_prompt_was_read_shows_no_number_of_prompt_tokens(engine, session, poll, view):
+def test_request_aborted_before_tokenization_shows_no_prompt_length(engine, session, poll, view):
     engine.request(5, num_prompt_tokens=0, num_output_tokens=0, state=RequestState.FINISHED)
     engine.request(6, num_prompt_tokens=1234)
     poll(session)
@@ -336,7 +335,7 @@ def test_request_aborted_before_its_prompt_was_read_shows_no_number_of_prompt_to
     assert (prompts["5"], prompts["6"]) == ("–", count(1234))
 
 
-def test_requests_of_one_client_are_shown_from_the_menu_of_a_row(engine, session, poll, view):
+def test_context_menu_filters_requests_of_one_client(engine, session, poll, view):
     index = next(i for i, each in enumerate(COLUMNS) if each.title == "Client")
     assert view.table.isColumnHidden(index), "the engine reports no clients"
     for number, client in ((5, 1), (6, 2), (7, 1)):
@@ -351,7 +350,7 @@ def test_requests_of_one_client_are_shown_from_the_menu_of_a_row(engine, session
     assert column(view, "#") == ["7", "5"]
 
 
-def test_live_requests_stay_after_a_restart_and_a_click_on_one_selects_nothing_else(engine, session, poll, view):
+def test_requests_of_an_earlier_engine_run_stay_listed_and_cannot_be_selected(engine, session, poll, view):
     engine.begin(8)
     engine.requests.clear()
     engine.request(1, state=RUNNING)
@@ -366,7 +365,7 @@ def test_live_requests_stay_after_a_restart_and_a_click_on_one_selects_nothing_e
     assert session.selection.request == 1
 
 
-def test_live_requests_that_the_state_dropped_stay_in_the_table(engine, session, poll, view):
+def test_requests_dropped_from_the_mirror_stay_in_the_table(engine, session, poll, view):
     session.live_mirror.requests.max_finished = 2
     for number in range(5, 60):
         engine.request(number, state=RUNNING)

@@ -1,4 +1,4 @@
-"""What a request reused and why not more, in words."""
+"""Tests of the text about the reuse of cached prefixes."""
 
 from __future__ import annotations
 
@@ -43,31 +43,31 @@ def admitted(data, num_tokens=0, **fields):
         (admitted(None), "Reused none of its 140 prompt tokens."),
     ],
 )
-def test_how_a_request_began(event, sentence):
+def test_reuse_text_describes_the_admission(event, sentence):
     assert reuse_text([event], 7, PROMPT) == sentence
 
 
-def test_without_a_prefix_cache_it_says_so():
+def test_reuse_text_states_that_prefix_caching_is_off():
     sentence = reuse_text(
         [admitted(EventData(kind="started", num_known_tokens=140))], 7, PromptReuse(140, 0, has_cache=False)
     )
     assert sentence == "Reused nothing: prefix caching is off. All 140 prompt tokens computed."
 
 
-def test_how_it_came_back_is_told_too():
+def test_reuse_text_describes_the_resumption():
     data = EventData(kind="started", waited_ns=5_000_000, num_known_tokens=366, num_loaded_blocks=23)
     back = Event(kind="resumed", time_ns=2, number=7, data=data, num_tokens=365)
     lines = reuse_text([admitted(MISS), back], 7, PROMPT).splitlines()
     assert lines[1] == "Came back with 365 tokens already cached; 23 blocks loaded from lower tiers."
 
 
-def test_events_of_others_are_not_taken_for_its_own():
+def test_events_of_other_requests_are_ignored():
     other = Event(kind="admitted", time_ns=1, number=8, other=7, cause="forked from request 7", num_tokens=5)
     assert reuse_text([other], 7, PROMPT) == "Reused 96 of 140 prompt tokens."
     assert reuse_text([], 7, PromptReuse(140, 0, has_cache=True)) == ""
 
 
-def test_the_detail_shows_it(engine, session, poll, qtbot):
+def test_reuse_text_is_shown_in_the_detail(engine, session, poll, qtbot):
     view = RequestsView(session)
     qtbot.addWidget(view)
     view.resize(500, 500)

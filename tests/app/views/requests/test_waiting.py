@@ -1,4 +1,4 @@
-"""Why requests wait, who was refused, and how long each phase took: what a person reads in the Requests dock."""
+"""Tests of the texts about waiting and refused requests and about the phases of a request."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SECOND_NS = 1_000_000_000
 
 
 @pytest.fixture
-def busy(engine, session, poll):
-    """All 64 blocks but four are held by request 1; 2 was preempted, 3 waits behind it."""
+def busy_session(engine, session, poll):
+    """Session in which request 1 holds all but four of 64 blocks, request 2 was preempted, and 3 waits behind it."""
     engine.request(2, blocks=(), state=PREEMPTED, num_prompt_tokens=100, num_output_tokens=30)
     engine.request(3, blocks=(), state=WAITING, num_prompt_tokens=40, num_output_tokens=0)
     engine.request(1, blocks=range(58), state=RUNNING)
@@ -38,8 +38,8 @@ def busy(engine, session, poll):
 
 
 @pytest.fixture
-def view(busy, qtbot):
-    made = RequestsView(busy)
+def view(busy_session, qtbot):
+    made = RequestsView(busy_session)
     qtbot.addWidget(made)
     made.resize(900, 500)
     made.apply_theme(THEMES["dark"])
@@ -49,8 +49,8 @@ def view(busy, qtbot):
     made.shut_down()
 
 
-def test_who_waits_is_told_what_it_needs_and_who_is_before_it(busy):
-    mirror = busy.mirror
+def test_waiting_reason_names_needed_blocks_and_position(busy_session):
+    mirror = busy_session.mirror
     assert first_waiting(mirror) == 2
     assert num_ahead(mirror, mirror.requests.row_of(3)) == 1
     assert why_waits(mirror, 2) == (
@@ -62,13 +62,13 @@ def test_who_waits_is_told_what_it_needs_and_who_is_before_it(busy):
 
 
 @pytest.mark.parametrize(("allocator", "needed"), [("contiguous", 64), ("buddy", 16), ("virtual", "up to 9")])
-def test_who_reserves_needs_more_than_the_text_takes(busy, allocator, needed):
-    """130 tokens, of which 30 are output, 16 a block, a model of at most 1,000 tokens."""
-    hello = busy.mirror.hello
+def test_waiting_reason_includes_reserved_blocks(busy_session, allocator, needed):
+    """The request has 130 tokens, 30 of them output, 16 per block; the model takes at most 1,000 tokens."""
+    hello = busy_session.mirror.hello
     cache, model = replace(hello.cache, allocator=allocator), replace(hello.model, max_model_len=1000)
-    busy.mirror.hello = replace(hello, cache=cache, model=model)
+    busy_session.mirror.hello = replace(hello, cache=cache, model=model)
     wanted = f"it needs {needed} blocks" + (" in a row" if allocator != "virtual" else "")
-    assert why_waits(busy.mirror, 2).startswith(wanted)
+    assert why_waits(busy_session.mirror, 2).startswith(wanted)
 
 
 @pytest.mark.parametrize(
@@ -79,20 +79,20 @@ def test_who_reserves_needs_more_than_the_text_takes(busy, allocator, needed):
         (WaitsFor.BLOCKS, "it needs up to 9 blocks, 4 free and 2 idle in the cache"),
     ],
 )
-def test_what_an_engine_says_itself_of_it_comes_first(reason, words, busy):
-    requests, hello = busy.mirror.requests, busy.mirror.hello
+def test_waiting_reason_reported_by_the_engine_takes_precedence(reason, words, busy_session):
+    requests, hello = busy_session.mirror.requests, busy_session.mirror.hello
     requests.waits_for[requests.row_of(2)] = reason
-    busy.mirror.hello = replace(hello, capabilities=replace(hello.capabilities, engine="vllm"))
-    assert why_waits(busy.mirror, 2) == words, "what is kept back is a rule of our own engine"
+    busy_session.mirror.hello = replace(hello, capabilities=replace(hello.capabilities, engine="vllm"))
+    assert why_waits(busy_session.mirror, 2) == words, "reserved blocks are a rule of kvscope's engine only"
 
 
-def test_as_many_run_as_may(busy):
-    busy.mirror.limits = (1, 0)
-    assert why_waits(busy.mirror, 2).startswith("1 request runs, the maximum")
+def test_waiting_reason_names_the_request_limit(busy_session):
+    busy_session.mirror.limits = (1, 0)
+    assert why_waits(busy_session.mirror, 2).startswith("1 request runs, the maximum")
 
 
-def test_whom_nothing_is_in_the_way_of_starts_with_the_next_step(engine, session, poll):
-    """Who came after the last step was planned, and for whom it had no tokens left, where the engine does not say."""
+def test_waiting_reason_of_an_unblocked_request_is_the_next_step(engine, session, poll):
+    """Such a request arrived after the last step was planned, or that step had no tokens left for it."""
     engine.request(2, blocks=(), state=WAITING, num_prompt_tokens=40, num_output_tokens=0)
     poll(session)
     waits = "it needs up to 3 blocks, 64 free; it starts in the next step that has tokens left and needs no preemption"
@@ -105,7 +105,7 @@ def test_whom_nothing_is_in_the_way_of_starts_with_the_next_step(engine, session
     )
 
 
-def test_who_lacks_no_block_may_lack_a_slot_for_its_state(engine, session, poll):
+def test_waiting_reason_names_a_missing_state_slot(engine, session, poll):
     engine.request(2, blocks=(), state=WAITING, num_prompt_tokens=40, num_output_tokens=0)
     poll(session)
     mirror = session.mirror
@@ -114,11 +114,11 @@ def test_who_lacks_no_block_may_lack_a_slot_for_its_state(engine, session, poll)
     assert why_waits(mirror, 2).endswith("64 free; it needs a slot for its recurrent state as well")
 
 
-def test_a_line_tells_who_waits_and_who_was_refused(view, engine, busy, poll):
+def test_note_names_waiting_and_refused_requests(view, engine, busy_session, poll):
     assert view.note.text().startswith("2 waiting. #2 is next: it needs up to 9 blocks")
     refused = Event(kind="refused", time_ns=5, cause="the prompt has 5000 tokens: at most 799 are accepted")
     engine.frame([], events=(refused,))
-    poll(busy)
+    poll(busy_session)
     view.refresh()
     assert "1 was refused at" in view.note.text()
     assert "at most 799" in view.note.text()
@@ -127,15 +127,15 @@ def test_a_line_tells_who_waits_and_who_was_refused(view, engine, busy, poll):
     assert "1 request is ahead" in view.model.index(row, state).data(Qt.ItemDataRole.ToolTipRole)
 
 
-def test_nobody_waits_and_nothing_is_said(session):
+def test_note_is_empty_without_waiting_requests(session):
     assert queue_note(session.mirror, session.history.events, 0) == ""
     assert first_waiting(session.mirror) is None
 
 
-def test_a_waiting_request_says_why_in_its_details(view, busy):
-    busy.selection.select_request(2)
+def test_detail_shows_why_a_request_waits(view, busy_session):
+    busy_session.selection.select_request(2)
     assert "Waiting: it needs up to 9 blocks" in view.detail.phases.text()
-    busy.selection.select_request(3)
+    busy_session.selection.select_request(3)
     assert "Waiting: 1 request is ahead of it" in view.detail.phases.text()
 
 
@@ -149,7 +149,7 @@ def phases_of(mirror, number, events=(), times=None, first=-1):
     return dict(phases(mirror, times or RequestTimes(), events, number, lambda: first))
 
 
-def test_phases_come_from_events_and_what_was_seen(engine, session, poll):
+def test_phases_are_computed_from_events_and_token_times(engine, session, poll):
     engine.request(4, blocks=(5, 6), state=RUNNING, num_prompt_tokens=20, num_output_tokens=11)
     poll(session)
     mirror = session.mirror
@@ -174,7 +174,7 @@ def test_phases_come_from_events_and_what_was_seen(engine, session, poll):
     assert "not seen" in phases_of(mirror, 4, events)["Prefill"]
 
 
-def test_prefill_in_progress_says_how_much_of_the_prompt_is_computed(engine, session, poll):
+def test_prefill_phase_shows_the_computed_part_of_the_prompt(engine, session, poll):
     engine.request(4, blocks=(5, 6), state=RUNNING, num_prompt_tokens=8_136, num_output_tokens=0)
     poll(session)
     mirror = session.mirror
@@ -187,7 +187,7 @@ def test_prefill_in_progress_says_how_much_of_the_prompt_is_computed(engine, ses
     )
 
 
-def test_when_a_request_was_admitted_is_known_from_its_event():
+def test_start_and_ending_of_a_request_are_known_from_events():
     times = RequestTimes()
     times.add_snapshot(rows(4, 9))
     admitted = Event(kind="admitted", time_ns=77, number=4)
@@ -198,7 +198,7 @@ def test_when_a_request_was_admitted_is_known_from_its_event():
     assert times.endings(np.array([4, 5])).tolist() == [Ending.FINISHED, Ending.UNKNOWN]
 
 
-def test_a_row_is_copied_as_cells_and_as_json(view):
+def test_row_is_copied_as_cells_or_json(view):
     view.table.selectRow(view.model.row_of(3))
     view.table.copy_row.trigger()
     titles, cells = (line.split("\t") for line in QGuiApplication.clipboard().text().splitlines())

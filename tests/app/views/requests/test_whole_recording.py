@@ -1,4 +1,4 @@
-"""The requests of a recording: all of them, at any moment, with the figures of `kvscope info`."""
+"""Tests of the requests view on a recording: all requests at any time, with the figures of `kvscope info`."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def view(qtbot):
 
 @pytest.fixture
 def content(view):
-    """What exports and `kvscope info` read of the recording."""
+    """Content of the recording as exports and `kvscope info` read it."""
     recording = Recording.open(sample_recording())
     return Content(recording, view.session.overview, span_of(recording))
 
 
 @pytest.fixture
 def go_to(view, qtbot):
-    """Goes to a second of the recording and waits until its state is shown."""
+    """Function that seeks to a second and waits until its state is shown."""
     timeline = view.session.timeline
 
     def go(at_s):
@@ -82,7 +82,7 @@ def click(view, qtbot, number, modifier=Qt.KeyboardModifier.NoModifier):
     qtbot.mouseClick(view.table.viewport(), Qt.MouseButton.LeftButton, modifier, place)
 
 
-def test_every_moment_lists_all_requests_with_their_state_then(view, go_to, content):
+def test_all_requests_are_listed_with_their_state_at_the_cursor(view, go_to, content):
     for at_s in (42.4, 30.3, 5.0):
         go_to(at_s)
         counters = view.session.mirror.counters
@@ -98,7 +98,7 @@ def test_every_moment_lists_all_requests_with_their_state_then(view, go_to, cont
     assert states(view).count("later") == num_later > 0
 
 
-def test_filters_show_what_info_counts(view, go_to, content):
+def test_filters_agree_with_the_counts_of_info(view, go_to, content):
     histories, goals = content.histories(), {"ttft": 200.0, "tpot": 50.0}
     kept = goals_kept(histories, content.overview, content.recording, content.span, goals, NUM_REQUESTS)
     go_to(42.4)
@@ -115,7 +115,7 @@ def test_filters_show_what_info_counts(view, go_to, content):
         assert sorted(numbers(view)) == sorted(wanted)
 
 
-def test_a_click_on_a_title_shows_the_slowest_request_and_why(view):
+def test_sorting_by_total_shows_the_slowest_request_and_its_reason(view):
     header, total = view.table.horizontalHeader(), next(i for i, each in enumerate(COLUMNS) if each.title == "Total")
     assert header.model().headerData(total, Qt.Orientation.Horizontal, Qt.ItemDataRole.InitialSortOrderRole) == (
         Qt.SortOrder.DescendingOrder
@@ -126,7 +126,7 @@ def test_a_click_on_a_title_shows_the_slowest_request_and_why(view):
     assert "preempted for #33" in view.model.index(2, REASON_COLUMN).data(Qt.ItemDataRole.ToolTipRole)
 
 
-def test_a_click_goes_to_a_moment_at_which_the_request_runs(view, go_to, qtbot):
+def test_click_on_a_request_seeks_to_a_time_at_which_it_runs(view, go_to, qtbot):
     go_to(42.4)
     click(view, qtbot, 35)
 
@@ -145,19 +145,19 @@ def test_a_click_goes_to_a_moment_at_which_the_request_runs(view, go_to, qtbot):
     qtbot.waitUntil(runs, timeout=WAIT_MS)
 
 
-def test_click_that_moves_the_cursor_reports_where(view, go_to, qtbot):
+def test_click_that_moves_the_cursor_reports_the_time(view, go_to, qtbot):
     notices = []
     view.session.noticed.connect(notices.append)
     go_to(27.5)
     click(view, qtbot, 33)
-    assert notices == [], "#33 is there at this moment"
+    assert notices == [], "#33 exists at this time"
     click(view, qtbot, 35)
     click(view, qtbot, 36)
     text = clock_text(view.session.timeline.cursor_ns)
     assert notices == [f"Moved to {text}, the first token of #36."]
 
 
-def test_several_chosen_rows_are_selected_together(view, go_to, qtbot):
+def test_several_chosen_rows_are_selected_as_a_batch(view, go_to, qtbot):
     go_to(30.3)
     click(view, qtbot, 34)
     click(view, qtbot, 36, Qt.KeyboardModifier.ControlModifier)
@@ -166,7 +166,7 @@ def test_several_chosen_rows_are_selected_together(view, go_to, qtbot):
     assert {view.model.number_at(row) for row in chosen} == {34, 36}
 
 
-def test_selecting_further_rows_does_not_move_the_cursor(view, go_to, qtbot):
+def test_extending_the_selection_does_not_move_the_cursor(view, go_to, qtbot):
     go_to(27.5)
     click(view, qtbot, 36)
     cursor_ns = view.session.timeline.cursor_ns
@@ -179,8 +179,8 @@ def test_selecting_further_rows_does_not_move_the_cursor(view, go_to, qtbot):
     assert (view.session.timeline.cursor_ns, notices) == (cursor_ns, [])
 
 
-def test_a_request_that_has_not_started_shows_no_prefill_and_no_reuse(view, go_to):
-    """The step that admits #35 begins at 33.7 s; its frame comes at 34.4 s."""
+def test_request_that_has_not_started_shows_no_prefill_and_no_reuse(view, go_to):
+    """The step that admits #35 begins at 33.7 s; its frame is recorded at 34.4 s."""
     go_to(34.0)
     view.session.selection.select_request(35)
     view.refresh()
@@ -195,7 +195,7 @@ def test_a_request_that_has_not_started_shows_no_prefill_and_no_reuse(view, go_t
     assert view.detail.reuse.text().startswith("Reused 16 of 319 prompt tokens")
 
 
-def test_the_inspector_shows_the_figures_of_the_table(view, go_to, qtbot):
+def test_inspector_shows_the_same_figures_as_the_table(view, go_to, qtbot):
     go_to(30.3)
     inspector = InspectorView(view.session)
     qtbot.addWidget(inspector)
@@ -205,7 +205,9 @@ def test_the_inspector_shows_the_figures_of_the_table(view, go_to, qtbot):
     inspector.show_subject(REQUEST)
     inspector.refresh()
     shown = inspector.table.facts
-    from_the_end = [shown.fact_at(row) for row in reversed(range(shown.rowCount()))]  # phases have some of the names
+    from_the_end = [
+        shown.fact_at(row) for row in reversed(range(shown.rowCount()))
+    ]  # reversed, because phases use some of the names
     facts = {fact.name: fact.value for fact in from_the_end if fact is not None}
     row = view.model.row_of(32)
     for title in ("State", "Total", "Queued", "TTFT", "Per token", "Preempted", "Output"):
@@ -214,7 +216,7 @@ def test_the_inspector_shows_the_figures_of_the_table(view, go_to, qtbot):
     inspector.shut_down()
 
 
-def test_plots_show_each_request_and_a_click_on_a_dot_chooses_it(view, go_to, qtbot):
+def test_plots_show_each_request_and_a_click_on_a_dot_selects_it(view, go_to, qtbot):
     go_to(30.3)
     view.detail.setCurrentWidget(view.detail.plots)
     view.refresh()

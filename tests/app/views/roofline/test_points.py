@@ -1,4 +1,4 @@
-"""Steps as points, the axes they lie on, and what is said of them."""
+"""Tests of the roofline's points, logarithmic axes and texts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEVICE = DeviceInfo(kind="cuda", read_bytes_per_s=1_000, flops_per_s=8_000)
 
 
 def steps_of(rows):
-    """(end, prefill, decode, flops, bytes, forward) a step."""
+    """Return step columns from rows of (end, prefill, decode, flops, bytes, forward)."""
     end, prefill, decode, flops, num_bytes, forward = np.array(rows, np.int64).reshape(len(rows), 6).T
     size = len(rows)
     starts = np.arange(size + 1)
@@ -29,7 +29,7 @@ def steps_of(rows):
     )
 
 
-def test_points_are_rates_of_the_forward_pass():
+def test_points_are_rates_of_the_forward_pass_per_step():
     rows = [
         (10, 0, 2, 400, 100, 10**9),
         (20, 5, 2, 600, 300, 5 * 10**8),
@@ -48,11 +48,11 @@ def test_points_are_rates_of_the_forward_pass():
     assert points.of_step(2, 13) is None
 
 
-def test_steps_of_an_engine_that_tells_no_work_are_no_points():
+def test_steps_without_reported_work_are_no_points():
     assert len(points_of(steps_of([(10, 0, 2, 0, 0, 10**9)]), 0, 50)) == 0
 
 
-def test_a_logarithmic_axis():
+def test_log_scale_places_values_and_ticks():
     scale = LogScale(1.0, 1000.0, 0.0, 300.0)
     assert scale.at(10.0) == pytest.approx(100)
     assert scale.ticks() == [1, 10, 100, 1000]
@@ -67,16 +67,16 @@ def test_a_logarithmic_axis():
     ("value", "text"),
     [(0.25, "0.25 B/s"), (999, "999 B/s"), (1_234, "1.23 kB/s"), (5e10, "50.0 GB/s"), (2e15, "2.00 PB/s")],
 )
-def test_rates_are_read(value, text):
+def test_rates_are_formatted_with_a_prefix(value, text):
     assert with_prefix(value, "B/s") == text
 
 
-def test_ticks_say_no_more_than_they_must():
+def test_tick_texts_are_short():
     assert [tick_text(value, "FLOP/s") for value in (1e9, 1e11)] == ["1 GFLOP/s", "100 GFLOP/s"]
     assert [tick_text(value, "") for value in (0.1, 10, 1000)] == ["0.1", "10", "1 k"]
 
 
-def test_what_a_step_did_is_told_with_its_limits():
+def test_work_facts_compare_a_step_with_the_limits_of_the_device():
     work = Work(flops=800, attention_flops=200, weights_bytes=150, kv_read_bytes=50, graph_size=8, wait_ns=2_000)
     values = {fact.name: fact.value for fact in work_facts(work, 10**9, DEVICE)}
     assert values["Weights"] == "150 B, 75 %"
@@ -93,15 +93,15 @@ def test_what_a_step_did_is_told_with_its_limits():
     }
 
 
-def test_weights_from_host_memory_are_told_with_their_speed():
+def test_work_facts_show_weights_streamed_from_the_host():
     work = Work(flops=800, weights_bytes=150, streamed_bytes=3_000)
     values = {fact.name: fact.value for fact in work_facts(work, 10**9, DEVICE)}
     assert values["Streamed"] == f"{num_bytes(3_000)}, 3.00 kB/s"
-    assert values["Moved"] == "150 B", "over the bus, not within the device"
+    assert values["Moved"] == "150 B", "streamed bytes are not device memory traffic"
     assert "Streamed" not in {fact.name for fact in work_facts(Work(flops=1, weights_bytes=1), 10**9, DEVICE)}
 
 
-def test_how_a_step_ran_is_told():
+def test_execution_fact_names_graphs_or_eager_mode():
     def told(device: DeviceInfo, **how: int) -> str:
         frame = Frame(epoch=1, seq=1, step=1, time_ns=1, work=Work(flops=1, **how))
         return next(iter(how_it_ran(frame, device))).value
@@ -113,7 +113,7 @@ def test_how_a_step_ran_is_told():
     assert told(DeviceInfo(kind="cpu")) == "eager"
 
 
-def test_nothing_is_told_of_an_engine_that_tells_nothing():
+def test_step_without_reported_work_has_no_facts():
     frame = Frame(epoch=1, seq=1, step=1, time_ns=1)
     assert [*how_it_ran(frame, DEVICE), *work_facts(frame.work, 10**9, DEVICE)] == []
     unknown = DeviceInfo(kind="cpu")
@@ -122,11 +122,11 @@ def test_nothing_is_told_of_an_engine_that_tells_nothing():
     assert "Bound by" not in values
 
 
-def test_phases_never_take_more_than_the_step():
+def test_phases_never_exceed_the_step():
     phases = {p.name: p.time_ns for p in phases_of(Timings(schedule_ns=1, run_ns=10, forward_ns=12, commit_ns=2))}
     assert phases == {"Schedule": 1, "Forward": 10, "Sample, wait": 0, "Commit": 2, "Record": 0}
 
 
-def test_a_run_whose_forward_pass_is_not_told_is_not_called_sampling():
+def test_run_without_reported_forward_time_is_not_shown_as_sampling():
     phases = {p.name: p.time_ns for p in phases_of(Timings(schedule_ns=1, run_ns=10, commit_ns=2))}
     assert phases == {"Schedule": 1, "Forward": 0, "Run": 10, "Commit": 2, "Record": 0}

@@ -1,4 +1,4 @@
-"""The roofline as a person uses it, on a recording whose steps tell their work: read, pointed at, chosen."""
+"""Tests of the roofline view on a recording with the work of its steps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIMITS = DeviceInfo(kind="cpu", read_bytes_per_s=20_000_000_000, flops_per_s=400
 
 
 def with_work(message):
-    """A message of the sample, as today's engine tells it."""
+    """Return a message of the sample with invented work and device limits."""
     if isinstance(message, Snapshot):
         return msgspec.structs.replace(message, hello=msgspec.structs.replace(message.hello, device=LIMITS))
     if isinstance(message, Frame) and message.batch.number:
@@ -37,23 +37,23 @@ def with_work(message):
 
 
 def without_work(message):
-    """The same as older engines told it."""
+    """Return the message without its work, as older engines sent it."""
     return msgspec.structs.replace(message, work=Work()) if isinstance(message, Frame) else message
 
 
 @pytest.fixture(scope="module")
 def recording_with_work(tmp_path_factory):
-    """The sample's first seconds with the work of each step."""
-    return write(tmp_path_factory.mktemp("roofline") / "told.mcap", with_work)
+    """Path of a recording of the sample's first seconds with the work of each step."""
+    return write_recording(tmp_path_factory.mktemp("roofline") / "told.mcap", with_work)
 
 
 @pytest.fixture(scope="module")
-def untold(tmp_path_factory):
-    """The same without, as older engines recorded it."""
-    return write(tmp_path_factory.mktemp("roofline") / "untold.mcap", without_work)
+def recording_without_work(tmp_path_factory):
+    """Path of a recording of the sample's first seconds without work, as from older engines."""
+    return write_recording(tmp_path_factory.mktemp("roofline") / "untold.mcap", without_work)
 
 
-def write(path, change):
+def write_recording(path, change):
     with resources.as_file(resources.files("kvscope_resources") / "sample.mcap") as sample:
         recording = Recording.open(Path(sample))
         with RecordingWriter(path) as writer:
@@ -64,7 +64,7 @@ def write(path, change):
 
 
 @pytest.fixture
-def show(qtbot):
+def show_roofline(qtbot):
     made = []
 
     def make(path):
@@ -90,22 +90,22 @@ def show(qtbot):
         each.shut_down() if isinstance(each, RooflineView) else each.close()
 
 
-def pixel(view, place):
+def pixel_of_point(view, place):
     across, up = view.canvas.scales()
     points = view.points
     return QPointF(across.at(float(points.intensity[place])), up.at(float(points.flops_per_s[place])))
 
 
-def test_a_step_that_is_clicked_is_shown_everywhere(show, recording_with_work, qtbot):
-    view = show(recording_with_work)
+def test_clicked_step_is_shown_in_all_views(show_roofline, recording_with_work, qtbot):
+    view = show_roofline(recording_with_work)
     session, points = view.session, view.points
     assert len(points) > 3
     inspector = InspectorView(session)
     qtbot.addWidget(inspector)
     inspector.show()
     place = len(points) // 2
-    view.canvas.point_at = lambda at: place  # others may lie where it does
-    qtbot.mouseClick(view.canvas, Qt.MouseButton.LeftButton, pos=pixel(view, place).toPoint())
+    view.canvas.point_at = lambda at: place  # other points may be at the same place
+    qtbot.mouseClick(view.canvas, Qt.MouseButton.LeftButton, pos=pixel_of_point(view, place).toPoint())
     step, numbers = int(points.steps.step[points.place[place]]), points.steps.batch(int(points.place[place])).numbers
     qtbot.waitUntil(lambda: session.mirror.step == step, timeout=WAIT_MS)
     qtbot.waitUntil(lambda: session.selection.batch == tuple(numbers.tolist()), timeout=WAIT_MS)
@@ -115,7 +115,7 @@ def test_a_step_that_is_clicked_is_shown_everywhere(show, recording_with_work, q
         view.refresh()
         return view.words.text().startswith("Step ")
 
-    qtbot.waitUntil(is_available, timeout=WAIT_MS)  # steps around it may be read once more
+    qtbot.waitUntil(is_available, timeout=WAIT_MS)  # steps around it may be read again
     assert view.canvas.selected == view.points.of_step(session.mirror.epoch, step) is not None
     assert "of memory bandwidth" in view.words.text()
 
@@ -129,8 +129,8 @@ def test_a_step_that_is_clicked_is_shown_everywhere(show, recording_with_work, q
     inspector.shut_down()
 
 
-def test_keys_go_from_step_to_step(show, recording_with_work, qtbot):
-    view = show(recording_with_work)
+def test_arrow_keys_go_from_step_to_step(show_roofline, recording_with_work, qtbot):
+    view = show_roofline(recording_with_work)
     chosen = []
     view.canvas.chosen.disconnect()
     view.canvas.chosen.connect(chosen.append)
@@ -141,8 +141,8 @@ def test_keys_go_from_step_to_step(show, recording_with_work, qtbot):
 
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT])
-def test_points_and_roofs_are_drawn_in_the_colours_of_the_theme(show, recording_with_work, theme):
-    view = show(recording_with_work)
+def test_points_and_roofs_have_the_colors_of_the_theme(show_roofline, recording_with_work, theme):
+    view = show_roofline(recording_with_work)
     view.apply_theme(theme)
     view.draw_all()
     image = view.canvas.grab().toImage()
@@ -155,17 +155,17 @@ def test_points_and_roofs_are_drawn_in_the_colours_of_the_theme(show, recording_
     assert up.high > LIMITS.flops_per_s
 
 
-def test_a_recording_without_the_work_of_steps_is_said_to_be_one(show, untold):
-    view = show(untold)
+def test_recording_without_work_shows_an_explanation(show_roofline, recording_without_work):
+    view = show_roofline(recording_without_work)
     assert len(view.points) == 0
     assert view.empty_label.isVisible()
     assert NOT_RECORDED in driver.lines(view)
     assert view.words.text() == ""
 
 
-def test_its_time_is_remembered(show, recording_with_work, qtbot, tmp_path):
+def test_roofline_range_is_saved_and_restored(show_roofline, recording_with_work, qtbot, tmp_path):
     settings = QSettings(str(tmp_path / "s.ini"), QSettings.Format.IniFormat)
-    view = show(recording_with_work)
+    view = show_roofline(recording_with_work)
     view.ranges.chosen.emit(1)
     view.save_settings(settings)
     other = RooflineView(view.session)
@@ -179,18 +179,20 @@ def test_its_time_is_remembered(show, recording_with_work, qtbot, tmp_path):
     other.shut_down()
 
 
-def test_pointing_tells_of_a_point_and_of_nothing_elsewhere(show, recording_with_work, qtbot):
-    view = show(recording_with_work)
+def test_hovering_describes_the_point_under_the_mouse(show_roofline, recording_with_work, qtbot):
+    view = show_roofline(recording_with_work)
     canvas = view.canvas
-    assert canvas.point_at(pixel(view, len(view.points) - 1)) >= 0
+    assert canvas.point_at(pixel_of_point(view, len(view.points) - 1)) >= 0
     assert canvas.point_at(QPointF(-500, -500)) == -1
-    place = next(place for place in range(len(view.points)) if canvas.point_at(pixel(view, place)) != canvas.selected)
-    text = point_text(view.points, canvas.point_at(pixel(view, place)), view.device)
+    place = next(
+        place for place in range(len(view.points)) if canvas.point_at(pixel_of_point(view, place)) != canvas.selected
+    )
+    text = point_text(view.points, canvas.point_at(pixel_of_point(view, place)), view.device)
     assert not view.words.text().startswith(text)
 
     def is_told():
-        """Points that are read meanwhile are shown instead of the one that is pointed at."""
-        for at in (QPointF(1, 1), pixel(view, place)):
+        """Points that are read meanwhile replace the description, so move the mouse again."""
+        for at in (QPointF(1, 1), pixel_of_point(view, place)):
             qtbot.mouseMove(canvas, at.toPoint())
         return view.words.text().startswith(text)
 

@@ -1,4 +1,4 @@
-"""A shown throughput view."""
+"""Fixture: a visible throughput view."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Curves that are level look the same as time goes on: they are drawn more rarely, and anew when somebody looks."""
+"""Tests of level (constant) curves, which are redrawn less often."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from kvscope_app.views.throughput import throughput_view as view_module
 from kvscope_app.views.throughput.panels import is_level
 
 
-def window(**columns):
+def history_window(**columns):
     (num,) = {column.size for column in columns.values()}
     return HistoryWindow(np.arange(num) / 10.0, columns, 10**12)
 
 
-def test_what_changes_is_not_level():
+def test_changing_curve_is_not_level():
     zeros, unknown = np.zeros(100), np.full(100, np.nan)
-    assert is_level(window(a=zeros, b=unknown, c=zeros + 7))
+    assert is_level(history_window(a=zeros, b=unknown, c=zeros + 7))
     step = zeros.copy()
     step[50:] = 1
-    assert not is_level(window(a=zeros, b=step))
+    assert not is_level(history_window(a=zeros, b=step))
     begun = unknown.copy()
     begun[30:] = 0
-    assert not is_level(window(a=begun))
+    assert not is_level(history_window(a=begun))
 
 
-def test_what_came_in_the_newest_second_may_be_missing():
+def test_missing_values_in_the_newest_second_do_not_matter():
     late = np.zeros(100)
     late[-7:] = np.nan
-    assert is_level(window(a=late))
+    assert is_level(history_window(a=late))
     late[-30:] = np.nan
-    assert not is_level(window(a=late))
-    assert not is_level(window(a=np.zeros(5)))
+    assert not is_level(history_window(a=late))
+    assert not is_level(history_window(a=np.zeros(5)))
 
 
-def test_level_curves_are_drawn_more_rarely(engine, session, view, monkeypatch):
+def test_level_curves_are_redrawn_less_often(engine, session, view, monkeypatch):
     now_ns = [time.monotonic_ns()]
     clock = SimpleNamespace(monotonic=lambda: now_ns[0] / 1e9, monotonic_ns=lambda: now_ns[0])
     monkeypatch.setattr(view_module, "time", clock)
@@ -58,14 +58,14 @@ def test_level_curves_are_drawn_more_rarely(engine, session, view, monkeypatch):
     assert 5 <= times_in_a_minute(level=True) <= 8
 
 
-def test_who_points_at_level_curves_sees_them_as_they_are_now(session, view, monkeypatch):
+def test_level_curves_are_redrawn_when_the_mouse_enters(session, view, monkeypatch):
     drawn, draw_all = [], view.charts.refresh_all
     monkeypatch.setattr(view.charts, "refresh_all", lambda: drawn.append(1))
     monkeypatch.setattr(view_module, "is_level", lambda _: True)
     draw_all()
     view.charts.show_values_at(1.0)
     view.charts.show_values_at(2.0)
-    assert len(drawn) == 1, "when the mouse comes, and not with each of its moves"
+    assert len(drawn) == 1, "redrawn when the mouse enters, not on each move"
     view.charts.show_values_at(None)
     monkeypatch.setattr(view_module, "is_level", lambda _: False)
     draw_all()

@@ -1,4 +1,4 @@
-"""Throughput: curves, values, following and looking back."""
+"""Tests of the throughput view: curves, values, following and looking back."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from kvscope_telemetry.source import SERIES_FIELDS, Update
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
 
 
-def frames(now_ns, num_frames, **columns):
-    """Frames 10 ms apart until `now_ns`."""
+def frame_series(now_ns, num_frames, **columns):
+    """Return series of frames 10 ms apart that end at `now_ns`."""
     series = {name: np.zeros(num_frames, np.int64) for name in SERIES_FIELDS}
     series["time_ns"] = now_ns - 10_000_000 * np.arange(num_frames, dtype=np.int64)[::-1]
     series["seq"] = np.arange(1, num_frames + 1)
@@ -30,21 +30,21 @@ def frames(now_ns, num_frames, **columns):
     return series
 
 
-def feed(session, events=(), seconds=3, ago_s=0, **columns):
-    """`seconds` of frames up to the last whole bin, or `ago_s` before that of the session's snapshot.
+def feed_history(session, events=(), seconds=3, ago_s=0, **columns):
+    """Add `seconds` of frames to the history, up to the last whole bin, or up to `ago_s` before the session's snapshot.
 
-    That one is in the history as well: what happens around it would hang on how long ago it is by now.
+    The snapshot is in the history as well, so values around it would depend on how long ago it was.
     """
     newest = session.history.ring.newest if ago_s else time.monotonic_ns() // BIN_NS
     end_ns = (newest - ago_s * 10) * BIN_NS - 1
     for index in range(seconds * 10):
         now_ns = end_ns - (seconds * 10 - 1 - index) * BIN_NS
-        update = Update(series=frames(now_ns, 10, **columns), events=events if index == 5 else ())
+        update = Update(series=frame_series(now_ns, 10, **columns), events=events if index == 5 else ())
         session.history.add_update(update, session.mirror, now_ns)
     return end_ns
 
 
-def test_before_an_engine_there_is_a_sentence(make_engine, make_session, qtbot):
+def test_view_without_an_engine_shows_no_charts(make_engine, make_session, qtbot):
     engine = make_engine()
     engine.source.updates.clear()
     view = ThroughputView(make_session(engine))
@@ -54,8 +54,8 @@ def test_before_an_engine_there_is_a_sentence(make_engine, make_session, qtbot):
     assert not view.charts.panels["decode"].isVisible()
 
 
-def test_values_and_curves(session, view):
-    end_s = feed(session, ago_s=1, decode_tokens=3, prefill_tokens=7, num_running=5, num_waiting=2) / 1e9
+def test_curves_and_legend_show_the_fed_values(session, view):
+    end_s = feed_history(session, ago_s=1, decode_tokens=3, prefill_tokens=7, num_running=5, num_waiting=2) / 1e9
     view.charts.show_fixed(end_s - 5, end_s)
     view.charts.show_values_at(end_s)
     assert view.charts.panels["decode"].legend.values["decode_tokens"] == "300 tok/s"
@@ -68,7 +68,7 @@ def test_values_and_curves(session, view):
 
 
 def test_maximum_of_a_live_session_is_that_of_the_visible_range(session, view):
-    end_s = feed(session, ago_s=1, decode_tokens=3, num_running=5) / 1e9
+    end_s = feed_history(session, ago_s=1, decode_tokens=3, num_running=5) / 1e9
     panel = view.charts.panels["requests"]
     view.charts.show_fixed(end_s - 2, end_s)
     (peak,) = panel.peak_line.peaks
@@ -79,15 +79,15 @@ def test_maximum_of_a_live_session_is_that_of_the_visible_range(session, view):
     assert panel.peak_line.peaks == ()
 
 
-def test_the_share_of_right_guesses_has_a_panel_once_there_are_guesses(session, view):
-    feed(session)
+def test_draft_acceptance_panel_is_shown_once_there_are_drafts(session, view):
+    feed_history(session)
     view.refresh()
     assert "drafts" not in view.charts.shown
-    end_ns = feed(session, ago_s=1)
+    end_ns = feed_history(session, ago_s=1)
     for second, (drafts, accepted) in enumerate(((8, 4), (16, 10))):
         counters = Counters(draft_tokens=drafts, accepted_tokens=accepted)
         now_ns = end_ns - (2 - second) * SECOND_NS
-        session.history.add_update(Update(series=frames(now_ns, 1), counters=counters), session.mirror, now_ns)
+        session.history.add_update(Update(series=frame_series(now_ns, 1), counters=counters), session.mirror, now_ns)
     view.charts.show_fixed(end_ns / 1e9 - 5, end_ns / 1e9)
     view.charts.show_values_at(end_ns / 1e9 - 1)
     assert view.charts.panels["drafts"].isVisible()
@@ -96,7 +96,7 @@ def test_the_share_of_right_guesses_has_a_panel_once_there_are_guesses(session, 
 
 def test_every_panel_is_drawn_within_six_refreshes(session, view):
     view.resize(1100, 600)
-    feed(session, decode_tokens=1, num_running=1)
+    feed_history(session, decode_tokens=1, num_running=1)
     view.refresh()
     view.charts.drawn.clear()
     for _ in view.charts.shown:
@@ -104,9 +104,9 @@ def test_every_panel_is_drawn_within_six_refreshes(session, view):
     assert set(view.charts.drawn) == set(view.charts.shown)
 
 
-def test_a_panel_that_is_scrolled_away_is_not_drawn(session, view):
+def test_panel_scrolled_out_of_view_is_not_drawn(session, view):
     view.resize(320, 200)
-    feed(session, decode_tokens=1)
+    feed_history(session, decode_tokens=1)
     view.refresh()
     view.charts.drawn.clear()
     for _ in view.charts.shown:
@@ -115,8 +115,8 @@ def test_a_panel_that_is_scrolled_away_is_not_drawn(session, view):
     assert "itl" not in view.charts.drawn
 
 
-def test_a_shorter_range_follows_the_present(session, view, qtbot):
-    feed(session, decode_tokens=1)
+def test_shorter_range_follows_the_present(session, view, qtbot):
+    feed_history(session, decode_tokens=1)
     before_s = time.monotonic()
     view.charts.bar.range_chosen.emit(10.0)
     (first, last), _ = view.charts.panels["kv"].plot.view_box.viewRange()
@@ -126,7 +126,7 @@ def test_a_shorter_range_follows_the_present(session, view, qtbot):
 
 
 def test_dragging_looks_back_in_all_panels_and_live_returns(session, view, qtbot):
-    end_ns = feed(session, decode_tokens=1)
+    end_ns = feed_history(session, decode_tokens=1)
     dragged = view.charts.panels["decode"].plot.view_box
     dragged.setXRange(end_ns / 1e9 - 2, end_ns / 1e9 - 1, padding=0)
     dragged.sigRangeChangedManually.emit(dragged.state["mouseEnabled"])
@@ -147,12 +147,12 @@ def test_dragging_looks_back_in_all_panels_and_live_returns(session, view, qtbot
         (300, Qt.KeyboardModifier.ControlModifier, True),
     ],
 )
-def test_a_wheel_turn_over_a_plot_looks_back_unless_it_scrolls(session, view, qtbot, height, modifier, zooms):
+def test_wheel_over_a_plot_zooms_unless_the_view_scrolls(session, view, qtbot, height, modifier, zooms):
     from PySide6.QtGui import QWheelEvent
     from PySide6.QtWidgets import QScrollArea
 
     view.resize(400, height)
-    feed(session, decode_tokens=1)
+    feed_history(session, decode_tokens=1)
     view.charts.refresh_all()
     bar = view.findChild(QScrollArea).verticalScrollBar()
     qtbot.waitUntil(lambda: (bar.maximum() > 0) == (height == 300), timeout=120_000)
@@ -166,12 +166,12 @@ def test_a_wheel_turn_over_a_plot_looks_back_unless_it_scrolls(session, view, qt
     assert (bar.value() > 0) is not zooms
 
 
-def test_calls_that_come_rarely_draw_all_panels_for_one_time(session, view, monkeypatch):
+def test_infrequent_refreshes_draw_all_panels(session, view, monkeypatch):
     from kvscope_app.views.throughput import throughput_view as module
 
     now_s = [100.0]
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
-    feed(session, decode_tokens=1)
+    feed_history(session, decode_tokens=1)
     view.refresh()
     drawn = []
     monkeypatch.setattr(view.charts, "_draw_panels", lambda names, span: drawn.append(names))
@@ -184,8 +184,8 @@ def test_calls_that_come_rarely_draw_all_panels_for_one_time(session, view, monk
     assert len(drawn[-1]) <= 1
 
 
-def test_hovering_shows_the_values_of_that_moment_everywhere(session, view):
-    end_ns = feed(session, decode_tokens=2, num_running=5)
+def test_hovering_shows_the_values_at_that_time_in_all_panels(session, view):
+    end_ns = feed_history(session, decode_tokens=2, num_running=5)
     feed_end = end_ns / 1e9
     view.charts.refresh_all()
     view.charts.panels["kv"].hovered.emit(feed_end - 1.0)
@@ -199,7 +199,7 @@ def test_hovering_shows_the_values_of_that_moment_everywhere(session, view):
 
 
 def test_hovered_time_is_in_the_headlines_at_every_width(session, view):
-    end_s = feed(session, num_running=5) / 1e9
+    end_s = feed_history(session, num_running=5) / 1e9
     clock = view.charts.clock_text(end_s - 1.0)
     for width, in_bar in ((900, True), (view.charts.bar.minimumSizeHint().width(), False)):
         view.resize(width, 700)
@@ -210,9 +210,9 @@ def test_hovered_time_is_in_the_headlines_at_every_width(session, view):
         assert view.charts.panels["requests"].legend.time_text == clock
 
 
-def test_a_lone_value_is_a_dot(session, view):
-    end_ns = feed(session, ago_s=1)
-    update = Update(series=frames(end_ns, 1), first_token_ns=np.array([250_000_000]))
+def test_single_value_is_drawn_as_a_dot(session, view):
+    end_ns = feed_history(session, ago_s=1)
+    update = Update(series=frame_series(end_ns, 1), first_token_ns=np.array([250_000_000]))
     session.history.add_update(update, session.mirror, end_ns)
     session.history.add_update(Update(), session.mirror, end_ns + BIN_NS)
     view.charts.show_fixed(end_ns / 1e9 - 2, end_ns / 1e9 + 0.5)
@@ -220,8 +220,8 @@ def test_a_lone_value_is_a_dot(session, view):
     assert y.tolist() == [0.25]
 
 
-def test_preemptions_are_marked_with_who_and_why(session, view):
-    end_ns = feed(session, decode_tokens=1)
+def test_preemption_marks_name_the_request_and_the_cause(session, view):
+    end_ns = feed_history(session, decode_tokens=1)
     event = Event(kind="preempted", time_ns=end_ns, number=12, cause="no free block for request 14")
     session.history.add_update(Update(events=(event,)), session.mirror, end_ns + 1)
     view.charts.refresh_all()
@@ -230,8 +230,8 @@ def test_preemptions_are_marked_with_who_and_why(session, view):
     assert points[0].data().about.event == event
 
 
-def test_preemptions_that_lie_on_top_of_each_other_share_a_mark(session, view):
-    end_ns = feed(session, seconds=2, decode_tokens=1)
+def test_overlapping_preemptions_share_a_mark(session, view):
+    end_ns = feed_history(session, seconds=2, decode_tokens=1)
     events = tuple(Event(kind="preempted", time_ns=end_ns, number=n, cause="no free block") for n in range(1, 301))
     session.history.add_update(Update(events=events), session.mirror, end_ns + 1)
     view.charts.refresh_all()
@@ -241,24 +241,24 @@ def test_preemptions_that_lie_on_top_of_each_other_share_a_mark(session, view):
     assert lines[-1] == f"and {300 - len(lines) + 1} more"
 
 
-def test_a_silence_is_shaded(session, view):
-    end_ns = feed(session, seconds=1, ago_s=4, decode_tokens=1)
+def test_time_without_telemetry_is_shaded(session, view):
+    end_ns = feed_history(session, seconds=1, ago_s=4, decode_tokens=1)
     later_ns = end_ns + 4_000_000_000
-    session.history.add_update(Update(series=frames(later_ns, 1, decode_tokens=1)), session.mirror, later_ns)
+    session.history.add_update(Update(series=frame_series(later_ns, 1, decode_tokens=1)), session.mirror, later_ns)
     view.charts.show_fixed(end_ns / 1e9 - 2, later_ns / 1e9)
     ((first, last),) = view.charts.panels["decode"].gap_bands.gaps
     assert 3.5 < last - first < 4.5
 
 
-def test_the_pause_between_two_heartbeats_is_no_silence(session, view):
-    end_ns = feed(session, ago_s=3, decode_tokens=1)  # well before the snapshot, after which a gap would be over
+def test_time_between_two_heartbeats_is_not_shaded(session, view):
+    end_ns = feed_history(session, ago_s=3, decode_tokens=1)  # well before the snapshot, which would end a gap
     view.charts.show_fixed(end_ns / 1e9 - 2, end_ns / 1e9 + 1)
     assert not view.charts.panels["decode"].gap_bands.gaps
 
 
 @pytest.mark.parametrize(("width", "columns"), [(320, 1), (700, 2), (1100, 3)])
-def test_panels_stand_beside_each_other_where_there_is_room(session, view, width, columns):
-    feed(session, decode_tokens=1)
+def test_number_of_panel_columns_follows_the_width(session, view, width, columns):
+    feed_history(session, decode_tokens=1)
     view.refresh()
     view.resize(width, 500)
     QApplication.processEvents()
@@ -268,8 +268,8 @@ def test_panels_stand_beside_each_other_where_there_is_room(session, view, width
     assert view.charts.num_columns == columns
 
 
-def test_colours_follow_the_theme(session, view):
-    feed(session, decode_tokens=1)
+def test_chart_colors_follow_the_theme(session, view):
+    feed_history(session, decode_tokens=1)
     for theme in THEMES.values():
         view.apply_theme(theme)
         view.charts.refresh_all()
@@ -277,8 +277,8 @@ def test_colours_follow_the_theme(session, view):
         assert image.pixelColor(2, 2).name() == theme.base
 
 
-def test_paused_stands_still(session, view):
-    feed(session, decode_tokens=1)
+def test_paused_charts_end_at_the_pause(session, view):
+    feed_history(session, decode_tokens=1)
     session.timeline.pause()
     stopped_s = session.timeline.shown_until_ns / 1e9
     view.charts.show_last(10.0)
@@ -286,7 +286,7 @@ def test_paused_stands_still(session, view):
     assert last == pytest.approx(stopped_s, abs=0.11)
 
 
-class Paints(QObject):
+class PaintCounter(QObject):
     """Counts how often a widget is painted."""
 
     count = 0
@@ -296,22 +296,22 @@ class Paints(QObject):
         return False
 
 
-def test_what_is_drawn_is_painted_once(session, view, qtbot):
-    """pyqtgraph moves its items at the beginning of a paint, unless told to before, and then paints again."""
-    feed(session, decode_tokens=1)
+def test_each_redraw_is_painted_once(session, view, qtbot):
+    """Unless prepared before, pyqtgraph moves its items at the beginning of a paint, and then paints again."""
+    feed_history(session, decode_tokens=1)
     view.charts.refresh_all()
     qtbot.wait(50)
-    paints = Paints()
+    paints = PaintCounter()
     view.charts.panels["decode"].plot.viewport().installEventFilter(paints)
     for _ in range(5):
-        qtbot.wait(120)  # the next bin begins: the curve moves
+        qtbot.wait(120)  # the next bin begins, so that the curve moves
         view.charts.refresh_all()
         qtbot.wait(20)
     assert 0 < paints.count <= 6
 
 
-def fill_overview(session, seconds, **columns):
-    """The overview has so many seconds until now."""
+def extend_overview(session, seconds, **columns):
+    """Extend the overview by `seconds` seconds until now."""
     last = (time.monotonic_ns() + session.history.wall_ns(0)) // SECOND_NS
     session.overview.extend(
         Summary(time_ns=(last - seconds + second) * SECOND_NS, epoch=7, num_steps=200, **columns)
@@ -319,9 +319,9 @@ def fill_overview(session, seconds, **columns):
     )
 
 
-def test_all_reaches_over_the_whole_overview(session, view):
-    fill_overview(session, 7200, decode_tokens=40, preemptions=1)
-    feed(session, decode_tokens=4)
+def test_range_all_covers_the_whole_overview(session, view):
+    extend_overview(session, 7200, decode_tokens=40, preemptions=1)
+    feed_history(session, decode_tokens=4)
     view.charts.show_last(math.inf)
     x, y = view.charts.panels["decode"].curve_items["decode_tokens"].getData()
     assert 7190 < x[-1] - x[0] < 7201
@@ -333,9 +333,9 @@ def test_all_reaches_over_the_whole_overview(session, view):
     assert marks[5].text.endswith("preemptions")
 
 
-def test_what_is_older_than_the_history_is_the_overviews(session, view):
-    fill_overview(session, 3600, decode_tokens=40)
-    end_s = feed(session, ago_s=1, decode_tokens=4) / 1e9
+def test_values_older_than_the_history_come_from_the_overview(session, view):
+    extend_overview(session, 3600, decode_tokens=40)
+    end_s = feed_history(session, ago_s=1, decode_tokens=4) / 1e9
     view.charts.show_fixed(end_s - 1860, end_s - 1800)
     view.charts.show_values_at(end_s - 1800)
     assert view.charts.panels["decode"].legend.values["decode_tokens"] == "40 tok/s"
@@ -344,11 +344,11 @@ def test_what_is_older_than_the_history_is_the_overviews(session, view):
     assert view.charts.panels["decode"].legend.values["decode_tokens"] == "400 tok/s"
 
 
-def test_panels_of_the_overview_are_there_whatever_the_history_saw(session, view):
-    fill_overview(
+def test_overview_panels_are_shown_even_if_the_history_lacks_them(session, view):
+    extend_overview(
         session, 900, prefill_tokens=90, prompt_tokens=30, cached_tokens=10, evicted_blocks=2, copied_blocks=1
     )
-    feed(session, decode_tokens=4)
+    feed_history(session, decode_tokens=4)
     view.charts.refresh_all()
     assert "hits" not in view.charts.shown
     view.charts.show_last(math.inf)
@@ -357,7 +357,7 @@ def test_panels_of_the_overview_are_there_whatever_the_history_saw(session, view
     assert [list(values.values()) for values in shown.values()] == [["25.0 %"], ["2/s"], ["1/s"]]
 
 
-def test_the_range_is_kept(session, view, settings, qtbot):
+def test_throughput_range_is_saved_and_restored(session, view, settings, qtbot):
     view.charts.show_last(math.inf)
     view.save_settings(settings)
     other = ThroughputView(session)
@@ -366,8 +366,8 @@ def test_the_range_is_kept(session, view, settings, qtbot):
     assert other.charts.range_s == math.inf
 
 
-def test_a_click_goes_there(session, view, monkeypatch):
-    feed(session, decode_tokens=4)
+def test_click_in_a_chart_seeks_to_its_time(session, view, monkeypatch):
+    feed_history(session, decode_tokens=4)
     view.charts.refresh_all()
     gone = []
     monkeypatch.setattr(session.timeline, "go_to", gone.append)
@@ -375,7 +375,7 @@ def test_a_click_goes_there(session, view, monkeypatch):
     assert gone == [12_500_000_000 + session.history.wall_ns(0)]
 
 
-def test_a_zoomed_live_session_follows_the_present_again_when_it_goes_live(view, session):
+def test_going_live_resets_the_zoom_and_follows_the_present(view, session):
     begin_ns = session.history.wall_ns(0)
     session.timeline.visible_range.show(TimeSpan(begin_ns, begin_ns + 10**9))
     assert not view.charts.is_following

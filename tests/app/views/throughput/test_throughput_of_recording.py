@@ -1,4 +1,4 @@
-"""Throughput of a recording: one curve however the cursor got there, its maxima, and the moment under the pointer."""
+"""Tests of the throughput view on a recording: curves after seeks and playback, maxima, and values at the pointer."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def session(qtbot):
 
 
 @pytest.fixture
-def go(session, qtbot):
-    """Function that seeks to a moment, in seconds from the start, or by the wall clock."""
+def seek(session, qtbot):
+    """Function that seeks to a time in seconds from the start, or to a wall-clock time."""
 
-    def go(at_s=None, time_ns=None):
+    def seek(at_s=None, time_ns=None):
         session.timeline.go_to(session.timeline.origin_ns + round(at_s * 1e9) if time_ns is None else time_ns)
         arrive()
 
     def arrive():
         qtbot.waitUntil(lambda: not session.source.is_seeking, timeout=WAIT_MS)
 
-    go.arrive = arrive
-    return go
+    seek.arrive = arrive
+    return seek
 
 
 def curves(view):
@@ -50,12 +50,12 @@ def curves(view):
 
 
 @pytest.mark.parametrize("range_s", [30.0, math.inf])
-def test_curves_after_playing_equal_those_after_seeking(session, view, go, qtbot, range_s):
+def test_curves_after_playing_equal_those_after_seeking(session, view, seek, qtbot, range_s):
     view.charts.show_last(range_s)
     end_ns = session.timeline.range_ns[1]
-    go(time_ns=end_ns)
+    seek(time_ns=end_ns)
     sought = curves(view)
-    go(time_ns=end_ns - 6 * SECOND_NS)
+    seek(time_ns=end_ns - 6 * SECOND_NS)
     session.timeline.set_speed(8.0)
     session.timeline.play()
     qtbot.waitUntil(lambda: session.timeline.is_at_end, timeout=WAIT_MS)
@@ -68,18 +68,18 @@ def test_curves_after_playing_equal_those_after_seeking(session, view, go, qtbot
     assert sought["num_running"][1].max() <= session.overview.column("peak_running").max()
 
 
-def test_all_covers_the_whole_recording_wherever_the_cursor_is(session, view, go):
+def test_range_all_covers_the_whole_recording_at_any_cursor(session, view, seek):
     view.charts.show_last(math.inf)
-    go(20.0)
+    seek(20.0)
     x, y = curves(view)["decode_tokens"]
     wall_s = session.history.wall_ns(0) / 1e9
     assert x[-1] + wall_s == pytest.approx(session.overview.time_ns[-1] / 1e9 + 1, abs=1e-3)
     assert y.max() == session.overview.column("decode_tokens_per_s").max()
 
 
-def test_maximum_is_shown_with_its_time_and_a_click_goes_there(session, view, go, qtbot):
+def test_maximum_is_shown_with_its_time_and_a_click_seeks_there(session, view, seek, qtbot):
     view.charts.show_last(math.inf)
-    go(5.0)
+    seek(5.0)
     view.charts.refresh_all()
     rates = session.overview.column("decode_tokens_per_s")
     end_ns = int(session.overview.time_ns[np.argmax(rates)]) + SECOND_NS
@@ -88,11 +88,11 @@ def test_maximum_is_shown_with_its_time_and_a_click_goes_there(session, view, go
     assert [peak.text for peak in line.peaks] == [f"{rates.max():.0f} tok/s at {clock}"]
     ((place, _),) = line.links
     qtbot.mouseClick(line, Qt.MouseButton.LeftButton, pos=place.center())
-    go.arrive()
+    seek.arrive()
     assert session.timeline.cursor_ns == pytest.approx(end_ns, abs=1000)
 
 
-def test_maximum_of_a_level_is_the_largest_value_within_a_second(session, view, go):
+def test_maximum_of_a_gauge_is_the_largest_value_within_a_second(session, view, seek):
     view.charts.show_last(math.inf)
     view.charts.refresh_all()
     for panel, curve, value in (
@@ -105,14 +105,14 @@ def test_maximum_of_a_level_is_the_largest_value_within_a_second(session, view, 
         peaks = view.charts.panels[panel].peak_line.peaks
         (peak,) = (peak for peak in peaks if peak.text.startswith(f"{label} "))
         view.charts.panels[panel].peak_chosen.emit(peak.x)
-        go.arrive()
+        seek.arrive()
         session.poll()
         assert value(session.mirror) == session.overview.column(column).max(), curve
 
 
-def test_pointer_shows_the_values_and_the_time_that_a_click_goes_to(session, view, go):
+def test_pointer_shows_the_values_and_the_time_that_a_click_goes_to(session, view, seek):
     view.charts.show_last(math.inf)
-    go(5.0)
+    seek(5.0)
     view.charts.refresh_all()
     panel = view.charts.panels["kv"]
     for ago_s in (12.3, 20.8, 30.5):
@@ -120,14 +120,14 @@ def test_pointer_shows_the_values_and_the_time_that_a_click_goes_to(session, vie
         panel.hovered.emit(at_s)
         pointed, clock = dict(panel.legend.values), panel.legend.time_text
         panel.chosen.emit(at_s)
-        go.arrive()
+        seek.arrive()
         session.poll()
         panel.hovered.emit(None)
         assert panel.legend.values == pointed
         assert clock == time.strftime("%H:%M:%S", time.localtime(round(session.timeline.cursor_ns / 1e9)))
 
 
-def test_chart_of_which_only_the_plot_is_visible_is_drawn(session, view, go, qtbot):
+def test_chart_with_only_its_plot_visible_is_drawn(session, view, seek, qtbot):
     view.resize(320, 320)
     view.charts.show_last(math.inf)
     view.charts.refresh_all()
@@ -138,7 +138,7 @@ def test_chart_of_which_only_the_plot_is_visible_is_drawn(session, view, go, qtb
         return decode.legend.visibleRegion().isEmpty() and not decode.plot.viewport().visibleRegion().isEmpty()
 
     qtbot.waitUntil(shows_only_the_plot, timeout=WAIT_MS)
-    go(20.0)
+    seek(20.0)
     qtbot.waitUntil(shows_only_the_plot, timeout=WAIT_MS)
     view.charts.drawn.clear()
     view.charts.refresh_visible()
@@ -149,17 +149,17 @@ def test_chart_of_which_only_the_plot_is_visible_is_drawn(session, view, go, qtb
     assert "decode" not in view.charts.drawn
 
 
-def test_marks_of_a_recording_say_which_request_was_preempted(session, view, go):
+def test_marks_of_a_recording_name_the_preempted_request(session, view, seek):
     view.charts.show_last(math.inf)
-    go(5.0)
+    seek(5.0)
     view.charts.refresh_all()
     marks = view.charts.panels["requests"].shown_marks[1]
     assert marks
     assert all(mark.text.startswith("Request ") and mark.about.event.kind == "preempted" for mark in marks)
 
 
-def test_busiest_second_is_the_maximum_of_tokens_and_stays_it_after_a_click(session, view, go):
-    """The chart ends at the cursor, which then is in that very second."""
+def test_busiest_second_stays_the_maximum_after_a_click_on_it(session, view, seek):
+    """After the click, the chart ends at the cursor, which is in that second."""
     view.charts.show_last(math.inf)
     view.charts.refresh_all()
     overview = session.overview
@@ -168,6 +168,6 @@ def test_busiest_second_is_the_maximum_of_tokens_and_stays_it_after_a_click(sess
     assert peak.text.startswith(f"{busiest:.0f} tok/s at ")
     view.charts.show_last(60.0)
     view.charts.panels["tokens"].peak_chosen.emit(peak.x)
-    go.arrive()
+    seek.arrive()
     view.charts.refresh_all()
     assert [each.text for each in view.charts.panels["tokens"].peak_line.peaks] == [peak.text]

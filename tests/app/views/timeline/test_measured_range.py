@@ -1,4 +1,4 @@
-"""A range of the timeline: figures as in `summaries.figures`, and the requests that were not served for longest."""
+"""Tests of a measured range of the timeline: figures, and the requests that were delayed most."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def latency(*values_s):
     return Latency(count=len(values), p50_s=p50, p95_s=p95, p99_s=p99, buckets=pack(values))
 
 
-def test_figures_are_those_of_the_whole_seconds_that_are_touched():
+def test_measured_figures_cover_the_nearest_whole_seconds():
     overview = SessionOverview()
     overview.extend([second(at, decode_tokens=10 * at, finished=1, preemptions=at % 2) for at in range(20)])
     found = measured(overview, RequestLanes(), span(4.2, 6.9), UNTIL_NS)
@@ -59,10 +59,10 @@ def test_figures_are_those_of_the_whole_seconds_that_are_touched():
     assert rows["Decode tokens per second"] == "50.0 tokens/s"
     whole = WholeSeconds.of(span(4.2, 6.9))
     assert BY_KEY["decode_tokens_per_s"].of(overview, whole) == pytest.approx(50)
-    assert BY_KEY["finished"].of(overview, WholeSeconds.of(span(4, 5))) == 1, "its end is not in it"
+    assert BY_KEY["finished"].of(overview, WholeSeconds.of(span(4, 5))) == 1, "the end of the range is excluded"
 
 
-def test_latencies_have_their_largest():
+def test_measured_latencies_include_the_maximum():
     overview = SessionOverview()
     overview.extend([second(0, first_token=latency(0.1, 0.2)), second(1, first_token=latency(0.1, 4.0))])
     assert largest_of(overview, "first_token", rows_in(overview, WholeSeconds.of(span(0, 2)))) == pytest.approx(
@@ -77,22 +77,22 @@ def test_latencies_have_their_largest():
     assert "unknown" in rows["Between tokens, p50 / p95 / max"]
 
 
-def test_a_largest_that_no_bucket_tells_is_unknown():
+def test_maximum_without_buckets_is_unknown():
     overview = SessionOverview()
     overview.extend([second(0, first_token=Latency(count=9, p50_s=1.0, p95_s=2.0, p99_s=2.0))])
     assert largest_of(overview, "first_token", slice(0, 1)) is None
 
 
-def test_the_most_delayed_are_those_not_served_within_the_range():
+def test_most_delayed_requests_are_those_not_served_within_the_range():
     overview = small_overview()
     (delayed,) = most_delayed(overview, lanes_of(overview), span(25, 35), UNTIL_NS)
     assert (delayed.epoch, delayed.number) == (EPOCH, 1)
-    assert delayed.delay_ns == 5 * SECOND_NS, "from 30 s on; what is after the range does not count"
+    assert delayed.delay_ns == 5 * SECOND_NS, "delayed since 30 s; time after the range does not count"
     assert delayed.time_ns == START_NS + 30 * SECOND_NS
     assert not most_delayed(overview, lanes_of(overview), span(50, 90), UNTIL_NS)
     overview.extend([], [timed(95, "admitted", 4), timed(96, "preempted", 4)])
     (open_one,) = most_delayed(overview, lanes_of(overview), span(94, 100), UNTIL_NS)
-    assert (open_one.number, open_one.delay_ns) == (4, 4 * SECOND_NS), "it goes on"
+    assert (open_one.number, open_one.delay_ns) == (4, 4 * SECOND_NS), "the delay has not ended"
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def view(qtbot):
     return made
 
 
-def drag(view, begin_s, end_s):
+def drag_with_shift(view, begin_s, end_s):
     canvas = view.canvas
     first, last = (
         QPoint(
@@ -120,10 +120,10 @@ def drag(view, begin_s, end_s):
     QTest.mouseRelease(canvas, LEFT, SHIFT, last)
 
 
-def test_a_drag_with_shift_measures_until_it_is_dismissed(view):
+def test_shift_drag_measures_a_range_until_dismissed(view):
     before = view.canvas.shown.span
-    drag(view, 35, 20)
-    assert view.canvas.shown.span == before, "nothing moved"
+    drag_with_shift(view, 35, 20)
+    assert view.canvas.shown.span == before, "the drag must not pan"
     assert view.canvas.measured.begin_ns == pytest.approx(START_NS + 20 * SECOND_NS, abs=SECOND_NS)
     assert view.canvas.measured.length_ns == pytest.approx(15 * SECOND_NS, abs=SECOND_NS)
     assert view.card.isVisible()
@@ -139,17 +139,17 @@ def test_a_drag_with_shift_measures_until_it_is_dismissed(view):
     assert not view.dismiss()
 
 
-def test_a_delayed_request_is_gone_to(view):
-    drag(view, 20, 38)
+def test_delayed_request_can_be_selected_from_the_card(view):
+    drag_with_shift(view, 20, 38)
     view.card.chosen.emit(view.card.measured.delayed[0])
     assert view.session.selection.request == 1
     assert view.card.isVisible()
 
 
-def test_the_card_follows_what_goes_on(view):
+def test_card_is_updated_while_its_range_grows(view):
     view.session.overview.extend([second(100, finished=2)])
     view.refresh()
-    drag(view, 98, 101)
+    drag_with_shift(view, 98, 101)
     before = dict(view.card.measured.rows)["Requests finished"]
     view.session.overview.extend([second(100, finished=7)])
     view.refresh()
@@ -157,7 +157,7 @@ def test_the_card_follows_what_goes_on(view):
     assert int(after) == int(before) + 5
 
 
-def test_keys_zoom_at_the_pointer_and_pan(view, qtbot):
+def test_wasd_keys_zoom_at_the_pointer_and_pan(view, qtbot):
     canvas = view.canvas
     x = GUTTER + canvas.layout_now.chart_width // 4
     qtbot.mouseMove(canvas, QPoint(x, 60))
@@ -184,6 +184,6 @@ def test_keys_zoom_at_the_pointer_and_pan(view, qtbot):
         pytest.param(3.4, 5.6, 3, 6, id="two seconds"),
     ],
 )
-def test_figures_are_of_the_whole_seconds_nearest_to_the_range(begin_s, end_s, first, last):
+def test_whole_seconds_nearest_to_the_range_are_used(begin_s, end_s, first, last):
     whole = WholeSeconds.of(span(begin_s, end_s))
     assert (whole.from_ns, whole.until_ns + 1) == (span(first, last).begin_ns, span(first, last).end_ns)

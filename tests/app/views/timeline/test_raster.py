@@ -1,4 +1,4 @@
-"""Times to columns of pixels: the least and the greatest of each, against a plain loop."""
+"""Tests of the conversion from times to pixel columns, compared with a plain loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ spans = st.builds(
 
 @settings(max_examples=examples(100), deadline=None)
 @given(st.sets(st.integers(0, 200), max_size=60), spans, st.integers(1, 50))
-def test_least_and_greatest_are_those_of_the_seconds_touched(seconds, span, num_columns):
+def test_column_minimum_and_maximum_equal_those_of_its_seconds(seconds, span, num_columns):
     times = np.array(sorted(seconds), np.int64) * SECOND_NS
     values = np.array([(second * 37) % 11 for second in sorted(seconds)], float)
     edges = lane_raster.column_edges(span, num_columns)
@@ -38,13 +38,13 @@ def test_least_and_greatest_are_those_of_the_seconds_touched(seconds, span, num_
 
 @settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.integers(0, 10**9), max_size=40), st.integers(1, 30))
-def test_no_moment_is_lost_or_counted_twice(times, num_columns):
+def test_each_event_time_is_counted_in_exactly_one_column(times, num_columns):
     edges = lane_raster.column_edges(TimeSpan(0, 10**9 + 1), num_columns)
     counts = lane_raster.moments(np.array(sorted(times), np.int64), edges)
     assert counts.sum() == len(times)
 
 
-def test_a_span_shorter_than_a_pixel_is_one_pixel():
+def test_span_shorter_than_a_pixel_is_drawn_as_one_pixel():
     lines = np.zeros((2, 10), np.uint32)
     lane_raster.draw_spans(
         lines, np.array([0, 1, 0]), np.array([-3, 4, 9]), np.array([2, 4, 50]), np.array([1, 2, 3], np.uint32)
@@ -54,7 +54,7 @@ def test_a_span_shorter_than_a_pixel_is_one_pixel():
 
 @settings(max_examples=examples(200), deadline=None)
 @given(st.integers(0, 10**13), st.integers(1, 10**13), st.floats(0, 1), st.lists(st.floats(0.01, 100), max_size=8))
-def test_zooming_stays_within_the_whole_and_holds_the_pointer(begin, length, share, factors):
+def test_zoomed_span_stays_within_the_whole_and_keeps_the_anchor(begin, length, share, factors):
     whole = whole_span(begin, begin + length)
     span = whole
     for factor in factors:
@@ -66,7 +66,7 @@ def test_zooming_stays_within_the_whole_and_holds_the_pointer(begin, length, sha
         span = zoomed
 
 
-def test_the_axis_has_round_times_from_hours_to_fractions_of_milliseconds():
+def test_axis_has_distinct_times_from_hours_to_fractions_of_milliseconds():
     for length_ns in (10 * 3600 * SECOND_NS, 60 * SECOND_NS, SECOND_NS, SHORTEST_NS):
         span = TimeSpan(1_700_000_000 * SECOND_NS, 1_700_000_000 * SECOND_NS + length_ns)
         marks = axis_times(span, 1_000)

@@ -1,4 +1,4 @@
-"""Requests' lives as spans: the same as a plain model makes of the same events, however they come."""
+"""Tests of the phases of requests as spans, compared with a plain model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KINDS = ("admitted", "preempted", "resumed", "finished", "aborted", "refused", "
 
 
 def spans_of(lanes):
-    """(epoch, number, phase, begin, end) of each, in the order they began to be known."""
+    """Return (epoch, number, phase, begin, end) of each span, in creation order."""
     requests, spans = lanes.requests, lanes.spans
     return [
         (
@@ -43,8 +43,8 @@ def spans_of(lanes):
     ]
 
 
-class PlainLives:
-    """The same said plainly: a list of spans, the last of a request open until another or its end."""
+class PlainSpans:
+    """Plain model: a list of spans in which the last span of a request is open until its next phase or its end."""
 
     def __init__(self):
         self.spans, self.open, self.epoch = [], {}, None
@@ -93,8 +93,8 @@ class PlainLives:
 
 
 @st.composite
-def histories(draw):
-    """Events in the order of time, of a few requests and two engine starts."""
+def event_histories(draw):
+    """Generate events of a few requests and engine runs, in time order."""
     at, epoch, events = 100.0, EPOCH, []
     for _ in range(draw(st.integers(0, 60))):
         at += draw(st.sampled_from((0.0, 0.25, 3.0)))
@@ -107,9 +107,9 @@ def histories(draw):
 
 
 @settings(max_examples=examples(150), deadline=None)
-@given(histories())
-def test_spans_are_those_of_a_plain_model(events):
-    lanes, plain = RequestLanes(), PlainLives()
+@given(event_histories())
+def test_spans_equal_those_of_a_plain_model(events):
+    lanes, plain = RequestLanes(), PlainSpans()
     for event in events:
         lanes.add_events((event,), START_NS)
         plain.add(event)
@@ -117,8 +117,8 @@ def test_spans_are_those_of_a_plain_model(events):
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(histories())
-def test_in_a_row_one_request_ends_before_the_next_begins(events):
+@given(event_histories())
+def test_requests_of_one_row_do_not_overlap(events):
     lanes = RequestLanes()
     lanes.add_events(events, START_NS)
     requests = lanes.requests
@@ -129,8 +129,8 @@ def test_in_a_row_one_request_ends_before_the_next_begins(events):
 
 
 @settings(max_examples=examples(60), deadline=None)
-@given(histories(), st.lists(st.integers(1, 9), max_size=30), st.integers(1, 7))
-def test_coming_bit_by_bit_they_are_the_same(events, sizes, at_once):
+@given(event_histories(), st.lists(st.integers(1, 9), max_size=30), st.integers(1, 7))
+def test_spans_do_not_depend_on_how_events_are_batched(events, sizes, at_once):
     overview, follower = SessionOverview(), OverviewFollower()
     overview.extend((), (timed(0, "note", 0),))
     left = list(events)
@@ -145,7 +145,7 @@ def test_coming_bit_by_bit_they_are_the_same(events, sizes, at_once):
     assert spans_of(follower.lanes) == spans_of(whole.lanes)
 
 
-def test_what_comes_late_is_taken_once():
+def test_late_events_are_added_once():
     overview, follower = SessionOverview(), OverviewFollower()
     overview.extend((), [timed(1, "admitted", 1), timed(5, "admitted", 2)])
     follower.update(overview)
@@ -157,7 +157,7 @@ def test_what_comes_late_is_taken_once():
     ]
 
 
-def test_what_is_forgotten_goes_and_what_runs_stays():
+def test_forgotten_requests_are_removed_and_running_ones_stay():
     overview, follower = SessionOverview(), OverviewFollower()
     overview.events = EventIndex(max_events=1_000)
     overview.extend((), (timed(0, "admitted", 7),))
@@ -177,7 +177,7 @@ def test_what_is_forgotten_goes_and_what_runs_stays():
     assert follower.lanes.history_of(EPOCH, 7) is not None
 
 
-def test_an_engine_that_ended_ends_its_requests_when_it_was_last_seen():
+def test_requests_of_an_ended_engine_end_when_it_was_last_seen():
     overview, follower = small_overview(), OverviewFollower()
     overview.extend((), (timed(300, "admitted", 1, epoch=EPOCH + 1),))
     follower.update(overview)
@@ -186,12 +186,12 @@ def test_an_engine_that_ended_ends_its_requests_when_it_was_last_seen():
     )
 
 
-def phase(at, number, kind, epoch=EPOCH):
+def phase_change(at, number, kind, epoch=EPOCH):
     return PhaseChange(START_NS + round(at * SECOND_NS), epoch, number, kind)
 
 
-def told_by(lanes):
-    """(phase, begin, end) in seconds, of each request, in the order of time."""
+def phases_by_request(lanes):
+    """Return (phase, begin, end) in seconds for each request, in time order."""
     found = {}
     for _, number, phase, begin, end in sorted(spans_of(lanes), key=lambda span: span[3:]):
         ended = None if end == OPEN_NS else (end - START_NS) / SECOND_NS
@@ -199,19 +199,25 @@ def told_by(lanes):
     return found
 
 
-def started(at, number, known=100, kept=0, kind="admitted"):
+def admission(at, number, known=100, kept=0, kind="admitted"):
     made = timed(at, kind, number, about="started", num_known_tokens=known)
     return TimedEvent(made.time_ns, made.epoch, replace(made.event, num_tokens=kept))
 
 
-def test_a_turn_says_when_the_prompt_was_done_even_after_the_end():
+def test_decode_change_ends_the_prefill_even_if_it_arrives_late():
     lanes = RequestLanes()
     lanes.has_phases = True
-    lanes.add_events([started(1, 5), timed(3, "preempted", 5), started(4, 5, kind="resumed"), timed(9, "finished", 5)])
     lanes.add_events(
-        [phase(5, 5, RequestPhase.DECODE), phase(2, 5, RequestPhase.DECODE), phase(2, 5, RequestPhase.DECODE)]
+        [admission(1, 5), timed(3, "preempted", 5), admission(4, 5, kind="resumed"), timed(9, "finished", 5)]
     )
-    assert told_by(lanes) == {
+    lanes.add_events(
+        [
+            phase_change(5, 5, RequestPhase.DECODE),
+            phase_change(2, 5, RequestPhase.DECODE),
+            phase_change(2, 5, RequestPhase.DECODE),
+        ]
+    )
+    assert phases_by_request(lanes) == {
         5: [
             (RequestPhase.PREFILL, 1.0, 2.0),
             (RequestPhase.DECODE, 2.0, 3.0),
@@ -222,53 +228,65 @@ def test_a_turn_says_when_the_prompt_was_done_even_after_the_end():
     }
 
 
-def test_who_comes_back_with_all_its_blocks_decodes_at_once():
+def test_request_admitted_with_all_its_blocks_decodes_immediately():
     lanes = RequestLanes()
     lanes.has_phases = True
-    lanes.add_events([started(1, 5, known=100, kept=99), phase(1.5, 5, RequestPhase.DECODE)])
-    assert told_by(lanes) == {5: [(RequestPhase.DECODE, 1.0, None)]}
+    lanes.add_events([admission(1, 5, known=100, kept=99), phase_change(1.5, 5, RequestPhase.DECODE)])
+    assert phases_by_request(lanes) == {5: [(RequestPhase.DECODE, 1.0, None)]}
 
 
-def test_who_waits_has_a_lane_before_it_runs_and_when_it_never_does():
+def test_waiting_request_has_a_lane_even_if_it_never_runs():
     lanes = RequestLanes()
     lanes.has_phases = True
     lanes.add_events(
-        [phase(1, 5, RequestPhase.QUEUED), phase(1, 6, RequestPhase.QUEUED), phase(0, 7, RequestPhase.DECODE)]
+        [
+            phase_change(1, 5, RequestPhase.QUEUED),
+            phase_change(1, 6, RequestPhase.QUEUED),
+            phase_change(0, 7, RequestPhase.DECODE),
+        ]
     )
-    assert told_by(lanes) == {
+    assert phases_by_request(lanes) == {
         5: [(RequestPhase.QUEUED, 1, None)],
         6: [(RequestPhase.QUEUED, 1, None)],
         7: [(RequestPhase.DECODE, 0, None)],
     }
-    lanes.add_events([started(4, 5), phase(1, 5, RequestPhase.QUEUED), timed(6, "aborted", 6)])
-    found = told_by(lanes)
+    lanes.add_events([admission(4, 5), phase_change(1, 5, RequestPhase.QUEUED), timed(6, "aborted", 6)])
+    found = phases_by_request(lanes)
     assert found[5] == [(RequestPhase.QUEUED, 1, 4), (RequestPhase.PREFILL, 4, None)]
     assert found[6] == [(RequestPhase.QUEUED, 1, 6), (RequestPhase.ABORTED, 6, 6)]
     lanes.add_events(
-        [timed(8, "admitted", 1, epoch=EPOCH + 1), phase(7, 9, RequestPhase.QUEUED), phase(5, 5, RequestPhase.DECODE)]
+        [
+            timed(8, "admitted", 1, epoch=EPOCH + 1),
+            phase_change(7, 9, RequestPhase.QUEUED),
+            phase_change(5, 5, RequestPhase.DECODE),
+        ]
     )
-    assert told_by(lanes)[5] == [(RequestPhase.QUEUED, 1, 4), (RequestPhase.PREFILL, 4, 5), (RequestPhase.DECODE, 5, 8)]
-    assert 9 not in told_by(lanes), "of an engine that ended"
+    assert phases_by_request(lanes)[5] == [
+        (RequestPhase.QUEUED, 1, 4),
+        (RequestPhase.PREFILL, 4, 5),
+        (RequestPhase.DECODE, 5, 8),
+    ]
+    assert 9 not in phases_by_request(lanes), "changes of an ended engine are ignored"
 
 
-def test_without_turns_it_just_runs():
+def test_request_without_phase_changes_is_running():
     lanes = RequestLanes()
-    lanes.add_events([started(1, 5)])
-    assert told_by(lanes) == {5: [(RequestPhase.RUNNING, 1, None)]}
+    lanes.add_events([admission(1, 5)])
+    assert phases_by_request(lanes) == {5: [(RequestPhase.RUNNING, 1, None)]}
 
 
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
-def test_however_late_turns_come_lives_are_the_same(data):
-    """Ten requests, one after another; turns are told after their second, forgetting goes on meanwhile."""
+def test_spans_do_not_depend_on_when_phase_changes_arrive(data):
+    """Ten consecutive requests; phase changes arrive after their second, while old requests are dropped."""
     events, phases, expected = [], [], {}
     for number in range(1, 11):
         at = 10.0 * number
         first, second = sorted(data.draw(st.lists(st.integers(1, 8), min_size=2, max_size=2)))
-        events += [started(at, number), timed(at + 9, "finished", number)]
+        events += [admission(at, number), timed(at + 9, "finished", number)]
         phases.append((at + first, number, RequestPhase.DECODE))
-        if second > first:  # it was preempted and went on
-            events[-1:-1] = [timed(at + second, "preempted", number), started(at + second, number, kind="resumed")]
+        if second > first:  # it was preempted and resumed
+            events[-1:-1] = [timed(at + second, "preempted", number), admission(at + second, number, kind="resumed")]
         spans = [(RequestPhase.PREFILL, at, at + first), (RequestPhase.DECODE, at + first, at + second)]
         again = [(RequestPhase.PREEMPTED, at + second, at + second), (RequestPhase.PREFILL, at + second, at + 9)]
         expected[number] = [*spans, *again] if second > first else [spans[0], (RequestPhase.DECODE, at + first, at + 9)]
@@ -277,21 +295,21 @@ def test_however_late_turns_come_lives_are_the_same(data):
     lanes.has_phases = True
     cut = data.draw(st.integers(0, len(late)))
     lanes.add_events(events)
-    lanes.add_events([phase(*each) for each in late[:cut]])
-    lanes.add_events([phase(*each) for each in late[cut:]])
-    assert told_by(lanes) == expected
+    lanes.add_events([phase_change(*each) for each in late[:cut]])
+    lanes.add_events([phase_change(*each) for each in late[cut:]])
+    assert phases_by_request(lanes) == expected
 
 
-def test_a_follower_takes_turns_with_the_seconds_that_tell_them():
+def test_follower_reads_phase_changes_from_summaries():
     overview, follower = SessionOverview(), OverviewFollower()
     packed = packed_phases([(START_NS + 2 * SECOND_NS, 5, RequestPhase.DECODE), (START_NS, 6, RequestPhase.QUEUED)])
-    overview.extend([second(1, phases=b"")], [started(1, 5)])
+    overview.extend([second(1, phases=b"")], [admission(1, 5)])
     follower.update(overview)
-    assert told_by(follower.lanes) == {5: [(RequestPhase.PREFILL, 1, None)]}
+    assert phases_by_request(follower.lanes) == {5: [(RequestPhase.PREFILL, 1, None)]}
     overview.extend([second(2, phases=packed)])
     follower.update(overview)
     follower.update(overview)
-    assert told_by(follower.lanes) == {
+    assert phases_by_request(follower.lanes) == {
         5: [(RequestPhase.PREFILL, 1, 2), (RequestPhase.DECODE, 2, None)],
         6: [(RequestPhase.QUEUED, 0, None)],
     }

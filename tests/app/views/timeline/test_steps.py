@@ -1,4 +1,4 @@
-"""Steps on the timeline, of a recording: what is in each, read beside the window, chosen with its batch."""
+"""Tests of steps on the timeline of a recording: reading, drawing and selecting."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SECOND_NS = 1_000_000_000
 
 @pytest.fixture
 def recording():
-    """That of the real engine under pressure, which comes with the desktop."""
+    """The bundled sample, recorded from the real engine under memory pressure."""
     with resources.as_file(resources.files("kvscope_resources") / "sample.mcap") as path:
         yield Recording.open(Path(path))
 
@@ -57,8 +57,8 @@ def view(session, qtbot):
     made.shut_down()
 
 
-def batches(recording):
-    """Step -> who ran with how many tokens, and when it was told, said plainly."""
+def batches_by_step(recording):
+    """Return, for each step, (time, request numbers, token counts, batch), read directly from the frames."""
     found = {}
     for at_s, message in recording.messages():
         if isinstance(message, Frame) and message.batch.number:
@@ -84,8 +84,8 @@ def step_point(view, steps, place):
     return QPoint(gutter() + round(view.canvas.shown.span.share_at(middle) * layout.chart_width), top + height - 3)
 
 
-def test_steps_are_those_of_the_frames(recording):
-    plain = batches(recording)
+def test_steps_equal_those_of_the_frames(recording):
+    plain = batches_by_step(recording)
     steps = read_steps(recording, recording.start_ns, recording.end_ns, lambda share: True)
     assert steps.step.tolist() == list(plain)
     assert steps.end_ns.tolist() == [told_ns for told_ns, *_ in plain.values()]
@@ -96,7 +96,7 @@ def test_steps_are_those_of_the_frames(recording):
         assert (steps.prefill[place], steps.decode[place]) == (batch.num_prefill_tokens, batch.num_decode_tokens)
 
 
-def test_too_many_are_cut_off_and_it_is_known_where(recording, monkeypatch):
+def test_steps_beyond_the_maximum_are_cut_off_and_not_covered(recording, monkeypatch):
     monkeypatch.setattr("kvscope_app.views.timeline.steps.MAX_STEPS", 10)
     steps = read_steps(recording, recording.start_ns, recording.end_ns, lambda share: True)
     assert len(steps) == 10
@@ -104,12 +104,12 @@ def test_too_many_are_cut_off_and_it_is_known_where(recording, monkeypatch):
     assert not steps.covers(recording.start_ns, recording.end_ns)
 
 
-def test_reading_can_be_given_up(recording):
+def test_reading_steps_can_be_cancelled(recording):
     with pytest.raises(OpeningCancelled):
         read_steps(recording, recording.start_ns, recording.end_ns, lambda share: False)
 
 
-def test_only_what_is_near_enough_is_read(view, session, recording, qtbot):
+def test_steps_are_read_only_when_zoomed_in(view, session, recording, qtbot):
     overview, width = session.overview, view.canvas.layout_now.chart_width
     begin_ns = recording.start_ns
     assert wants_steps(overview, TimeSpan(begin_ns, begin_ns + 2 * SECOND_NS), width)
@@ -120,18 +120,18 @@ def test_only_what_is_near_enough_is_read(view, session, recording, qtbot):
     assert view.canvas.shown.steps is None
 
 
-def test_steps_that_cannot_be_read_are_told_of(request, recording, qtbot, monkeypatch):
+def test_unreadable_steps_are_reported(request, recording, qtbot, monkeypatch):
     def broken(*_):
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr("kvscope_app.views.timeline.step_feed.read_steps", broken)
-    view = request.getfixturevalue("view")  # it may read them all as soon as it is there
+    view = request.getfixturevalue("view")  # created here, because it may read all steps immediately
     view.canvas.show_span(TimeSpan(recording.start_ns, recording.start_ns + 2 * SECOND_NS))
     qtbot.waitUntil(lambda: view.steps.failure == "Input/output error", timeout=WAIT_MS)
     qtbot.waitUntil(lambda: view.pointed.text() == "Steps cannot be read: Input/output error", timeout=WAIT_MS)
 
 
-def test_a_step_tells_its_batch_and_a_click_selects_it_everywhere(view, session, recording, qtbot):
+def test_click_on_a_step_selects_its_batch_in_all_views(view, session, recording, qtbot):
     inspector = InspectorView(session)
     qtbot.addWidget(inspector)
     inspector.resize(420, 700)
@@ -163,7 +163,7 @@ def test_a_step_tells_its_batch_and_a_click_selects_it_everywhere(view, session,
     assert session.selection.batch == ()
 
 
-def test_arrows_go_from_step_to_step(view, session, recording, qtbot):
+def test_arrow_keys_seek_from_step_to_step(view, session, recording, qtbot):
     steps = zoom_to_steps(view, recording, qtbot)
     first = steps.within(view.canvas.shown.span.begin_ns, view.canvas.shown.span.end_ns).start + 2
     view.canvas.show_cursor(int(steps.end_ns[first]) + 1_000)
@@ -176,7 +176,7 @@ def test_arrows_go_from_step_to_step(view, session, recording, qtbot):
     assert [each.time_ns - 1_000 for each in chosen] == [int(steps.end_ns[first + by]) for by in (1, -1)]
 
 
-def test_it_is_drawn_where_it_ran(view, recording, qtbot):
+def test_steps_are_drawn_in_the_color_of_their_kind(view, recording, qtbot):
     steps = zoom_to_steps(view, recording, qtbot)
     seen = steps.within(view.canvas.shown.span.begin_ns, view.canvas.shown.span.end_ns)
     image = view.canvas.grab().toImage()
@@ -192,11 +192,11 @@ def test_it_is_drawn_where_it_ran(view, recording, qtbot):
     assert DARK.good in kinds
 
 
-def test_steps_that_are_known_before_their_lane_is_there_are_not_drawn(view, recording, qtbot):
-    """An engine that idled: its first steps are read before the second that they are in is over."""
+def test_steps_known_before_their_lane_exists_are_not_drawn(view, recording, qtbot):
+    """After idle time, the first steps are read before their second is complete."""
     steps, canvas = zoom_to_steps(view, recording, qtbot), view.canvas
     assert len(steps)
-    view.resize(1_300, 260)  # a low one has no lane for what never happened
+    view.resize(1_300, 260)  # a low timeline has no lane for things that never happened
     assert any(lane.name == STEPS for lane, *_ in canvas.layout_now.boxes())
     canvas.show_overview(SessionOverview(), canvas.shown.lanes, canvas.whole, canvas.cursor_ns)
     canvas.show_steps(steps)

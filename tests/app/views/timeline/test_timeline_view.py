@@ -1,4 +1,4 @@
-"""The timeline as a person sees it: ink at known times, clicks, keys, the wheel, and the selection both ways."""
+"""Tests of the timeline view: drawing, mouse, keyboard, wheel and selection."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def view(timed_session, qtbot):
     return made
 
 
-def point(view, at, lane=None, row=None):
-    """Where `at` seconds after the start is, in a lane or a row of requests."""
+def point_at(view, at, lane=None, row=None):
+    """Return the position of a time in a lane or in a row of requests."""
     layout = view.canvas.layout_now
     x = GUTTER + view.canvas.shown.span.share_at(START_NS + round(at * SECOND_NS)) * layout.chart_width
     if row is not None:
@@ -50,103 +50,103 @@ def point(view, at, lane=None, row=None):
     return QPoint(round(x), top + height - 2)
 
 
-def colour(view, at, **where):
-    return view.canvas.grab().toImage().pixelColor(point(view, at, **where)).name()
+def color_at(view, at, **where):
+    return view.canvas.grab().toImage().pixelColor(point_at(view, at, **where)).name()
 
 
 @pytest.mark.parametrize("theme", list(THEMES.values()), ids=list(THEMES))
-def test_each_lane_has_its_ink_where_it_happened(view, theme):
+def test_each_lane_is_colored_where_its_events_happened(view, theme):
     view.apply_theme(theme)
     bare = f"#{softened('raised', theme, 0.55) & 0xFFFFFF:06x}"
-    assert colour(view, 55, lane="usage") == theme.block_active
-    assert colour(view, 65, lane="usage") == bare
-    assert colour(view, 65, lane="gaps") == theme.warn
-    assert colour(view, 80.5, lane="gaps") == theme.bad
-    assert colour(view, 50.5, lane="gaps") == bare
-    assert colour(view, 20.5, lane="copied") == theme.flash_copied
-    assert colour(view, 22, lane="copied") == bare
-    assert colour(view, 12, lane="running") == theme.good
+    assert color_at(view, 55, lane="usage") == theme.block_active
+    assert color_at(view, 65, lane="usage") == bare
+    assert color_at(view, 65, lane="gaps") == theme.warn
+    assert color_at(view, 80.5, lane="gaps") == theme.bad
+    assert color_at(view, 50.5, lane="gaps") == bare
+    assert color_at(view, 20.5, lane="copied") == theme.flash_copied
+    assert color_at(view, 22, lane="copied") == bare
+    assert color_at(view, 12, lane="running") == theme.good
     for lane, at, name in (("swapped", 30, "flash_saved"), ("preempted", 30, "bad"), ("evicted", 45, "flash_evicted")):
-        x = point(view, at, lane=lane)
+        x = point_at(view, at, lane=lane)
         image = view.canvas.grab().toImage()
         near = {image.pixelColor(x.x() + by, x.y()).name() for by in (-1, 0, 1)}
         assert getattr(theme, name) in near
 
 
 @pytest.mark.parametrize("theme", list(THEMES.values()), ids=list(THEMES))
-def test_usage_is_as_high_as_the_share(view, theme):
+def test_usage_lane_is_as_high_as_the_share_in_use(view, theme):
     view.apply_theme(theme)
     image = view.canvas.grab().toImage()
-    x = point(view, 30, lane="usage").x()
+    x = point_at(view, 30, lane="usage").x()
     _, top, height = next(view.canvas.layout_now.boxes())
     column = [image.pixelColor(x, y).name() for y in range(top, top + height)]
     assert abs(column.count(theme.block_active) - height * 0.5) <= 1
     assert abs(column.count(theme.block_cached) - height * 0.25) <= 1
 
 
-def test_a_request_has_its_phases(view):
-    assert colour(view, 20, row=0) == DARK.good
-    assert colour(view, 35, row=0) == DARK.flash_saved
-    assert colour(view, 60, row=0) == DARK.good
-    assert colour(view, 95, row=0) == DARK.base
-    assert colour(view, 99, row=1) == DARK.good
-    assert colour(view, 8.5, row=0) == f"#{softened('warn', DARK, 0.35) & 0xFFFFFF:06x}"
+def test_request_row_has_the_colors_of_its_phases(view):
+    assert color_at(view, 20, row=0) == DARK.good
+    assert color_at(view, 35, row=0) == DARK.flash_saved
+    assert color_at(view, 60, row=0) == DARK.good
+    assert color_at(view, 95, row=0) == DARK.base
+    assert color_at(view, 99, row=1) == DARK.good
+    assert color_at(view, 8.5, row=0) == f"#{softened('warn', DARK, 0.35) & 0xFFFFFF:06x}"
 
 
-def test_a_click_on_a_request_selects_it_and_goes_there(view, timed_session, qtbot):
-    qtbot.mouseClick(view.canvas, Qt.MouseButton.LeftButton, pos=point(view, 35, row=0))
+def test_click_on_a_request_selects_it_and_seeks(view, timed_session, qtbot):
+    qtbot.mouseClick(view.canvas, Qt.MouseButton.LeftButton, pos=point_at(view, 35, row=0))
     assert timed_session.selection.request == 1
     assert abs(timed_session.timeline.cursor_ns - (START_NS + 35 * SECOND_NS)) < SECOND_NS
     assert view.canvas.selected == (EPOCH, 1)
 
 
-def test_a_click_near_a_tick_goes_to_the_very_moment(view, timed_session, qtbot):
-    where = point(view, 30, lane="swapped") + QPoint(3, 0)
+def test_click_near_an_event_seeks_to_its_exact_time(view, timed_session, qtbot):
+    where = point_at(view, 30, lane="swapped") + QPoint(3, 0)
     qtbot.mouseClick(view.canvas, Qt.MouseButton.LeftButton, pos=where)
     assert timed_session.timeline.cursor_ns == START_NS + 30 * SECOND_NS
     assert timed_session.selection.request == 1
 
 
-def test_a_request_of_another_engine_start_is_selected_once_that_is_shown(view, timed_session, qtbot):
+def test_request_of_another_engine_run_is_selected_once_that_run_is_shown(view, timed_session, qtbot):
     timed_session.mirror.epoch = EPOCH + 1
-    qtbot.mouseClick(view.canvas, Qt.MouseButton.LeftButton, pos=point(view, 35, row=0))
+    qtbot.mouseClick(view.canvas, Qt.MouseButton.LeftButton, pos=point_at(view, 35, row=0))
     assert timed_session.selection.request is None
     timed_session.mirror.epoch = EPOCH
     view.refresh()
     assert timed_session.selection.request == 1
 
 
-def test_what_is_selected_elsewhere_is_outlined(view, timed_session):
+def test_selected_request_is_outlined(view, timed_session):
     before = view.canvas.grab().toImage()
     timed_session.selection.select_request(2)
     after = view.canvas.grab().toImage()
     assert before != after
     top = view.canvas.layout_now.requests_top + ROW_HEIGHT
-    assert after.pixelColor(point(view, 60, row=1).x(), top).name() == DARK.selection
+    assert after.pixelColor(point_at(view, 60, row=1).x(), top).name() == DARK.selection
 
 
-def test_what_is_under_the_pointer_is_told_with_its_cause(view):
-    words = view.canvas.hit_test(point(view, 35, row=0)).text
+def test_lane_and_row_under_the_pointer_are_described(view):
+    words = view.canvas.hit_test(point_at(view, 35, row=0)).text
     assert "#1 preempted, swapped" in words
     assert "request #1 was chosen, being the newest" in words
-    assert "preempted #1: request #2 needed" in view.canvas.hit_test(point(view, 30, lane="preempted")).text
-    assert "50.0 % in use: 50 blocks active" in view.canvas.hit_test(point(view, 30.5, lane="usage")).text
-    assert view.canvas.hit_test(point(view, 65, lane="gaps")).text == "nothing came for 10.0 s"
-    assert view.canvas.hit_test(point(view, 80.5, lane="gaps")).text == "5 frames lost here"
-    assert "3 copied blocks" in view.canvas.hit_test(point(view, 20.5, lane="copied")).text
-    assert "#3 refused" in view.canvas.hit_test(point(view, 70, row=2)).text
+    assert "preempted #1: request #2 needed" in view.canvas.hit_test(point_at(view, 30, lane="preempted")).text
+    assert "50.0 % in use: 50 blocks active" in view.canvas.hit_test(point_at(view, 30.5, lane="usage")).text
+    assert view.canvas.hit_test(point_at(view, 65, lane="gaps")).text == "nothing came for 10.0 s"
+    assert view.canvas.hit_test(point_at(view, 80.5, lane="gaps")).text == "5 frames lost here"
+    assert "3 copied blocks" in view.canvas.hit_test(point_at(view, 20.5, lane="copied")).text
+    assert "#3 refused" in view.canvas.hit_test(point_at(view, 70, row=2)).text
     assert view.canvas.hit_test(QPoint(5, 100)) is None
 
 
-def test_whose_adapter_a_request_has_is_told_where_it_is_known(view, timed_session):
+def test_description_of_a_request_names_its_adapter(view, timed_session):
     told = RequestInfo(number=1, request_id="r", arrival_ns=1, num_prompt_tokens=2, max_tokens=3, adapter="sql")
     timed_session.mirror.requests.apply([told], RequestRows(), time_ns=1)
-    assert "#1 (sql) preempted, swapped" in view.canvas.hit_test(point(view, 35, row=0)).text
-    assert "#3 refused" in view.canvas.hit_test(point(view, 70, row=2)).text
+    assert "#1 (sql) preempted, swapped" in view.canvas.hit_test(point_at(view, 35, row=0)).text
+    assert "#3 refused" in view.canvas.hit_test(point_at(view, 70, row=2)).text
 
 
 def turn_wheel(view, at, phases, *, keys=Qt.KeyboardModifier.NoModifier):
-    turn_wheel_at(view, point(view, at, lane="usage"), phases, keys=keys)
+    turn_wheel_at(view, point_at(view, at, lane="usage"), phases, keys=keys)
 
 
 def turn_wheel_at(view, where, phases, *, keys=Qt.KeyboardModifier.NoModifier):
@@ -164,11 +164,11 @@ def turn_wheel_at(view, where, phases, *, keys=Qt.KeyboardModifier.NoModifier):
     QApplication.sendEvent(view.canvas, event)
 
 
-def test_the_wheel_zooms_at_the_pointer(view):
-    x = point(view, 30, lane="usage").x()
+def test_wheel_zooms_at_the_pointer(view):
+    x = point_at(view, 30, lane="usage").x()
     turn_wheel(view, 30, 8)
     assert view.canvas.shown.span.length_ns < 25 * SECOND_NS
-    assert abs(point(view, 30, lane="usage").x() - x) <= 2
+    assert abs(point_at(view, 30, lane="usage").x() - x) <= 2
     turn_wheel(view, 30, 100)
     assert view.canvas.shown.span.length_ns == 100_000
     turn_wheel(view, 30, -200)
@@ -176,14 +176,14 @@ def test_the_wheel_zooms_at_the_pointer(view):
     assert view.canvas.length_ns is None
 
 
-def test_a_zoomed_timeline_does_not_move_with_the_end_nor_with_the_cursor(view, timed_session):
+def test_zoomed_timeline_moves_neither_with_the_end_nor_with_the_cursor(view, timed_session):
     timed_session.timeline.cursor_ns = START_NS + 90 * SECOND_NS
     view.refresh()
-    x = point(view, 20, lane="usage").x()
+    x = point_at(view, 20, lane="usage").x()
     turn_wheel(view, 20, 8)
-    timed_session.overview.extend([second(at, num_running=1) for at in range(100, 110)])  # the engine goes on
+    timed_session.overview.extend([second(at, num_running=1) for at in range(100, 110)])  # the engine continues
     timed_session.overview_changed.emit()
-    assert abs(point(view, 20, lane="usage").x() - x) <= 2
+    assert abs(point_at(view, 20, lane="usage").x() - x) <= 2
     assert not view.follow.isChecked()
     seen = view.canvas.shown.span
     timed_session.timeline.cursor_ns = START_NS + 100 * SECOND_NS
@@ -204,18 +204,18 @@ def test_panning_to_the_end_while_time_is_paused_stays_there(view, timed_session
     assert view.canvas.shown.span == seen
 
 
-def test_the_readout_follows_the_pointer_that_stands_still(view, timed_session, qtbot):
-    qtbot.mouseMove(view.canvas, point(view, 30.5, lane="usage"))
+def test_description_is_updated_under_a_resting_pointer(view, timed_session, qtbot):
+    qtbot.mouseMove(view.canvas, point_at(view, 30.5, lane="usage"))
     assert "50.0 % in use" in view.pointed.longest
     view.canvas.show_span(TimeSpan(START_NS + 62 * SECOND_NS, START_NS + 68 * SECOND_NS))
-    assert "in use" not in view.pointed.longest, "nothing is known of that time"
+    assert "in use" not in view.pointed.longest, "there is no data for that time"
     before = view.pointed.longest
     turn_wheel(view, 67, 1)
     view.canvas.show_span(TimeSpan(START_NS, START_NS + 60 * SECOND_NS))
     assert view.pointed.longest != before
 
 
-def test_keys_move_and_zoom(view, timed_session, qtbot):
+def test_keys_pan_and_zoom(view, timed_session, qtbot):
     canvas = view.canvas
     for _ in range(2):
         canvas.zoom_by(1)
@@ -229,7 +229,7 @@ def test_keys_move_and_zoom(view, timed_session, qtbot):
     assert canvas.shown.span == canvas.whole
 
 
-def test_arrows_move_the_cursor_and_keep_it_in_sight(view, timed_session, qtbot):
+def test_arrow_keys_move_the_cursor_and_keep_it_visible(view, timed_session, qtbot):
     before = timed_session.timeline.cursor_ns
     qtbot.keyClick(view.canvas, Qt.Key.Key_Right)
     assert timed_session.timeline.cursor_ns == before + 2 * SECOND_NS
@@ -241,7 +241,7 @@ def test_arrows_move_the_cursor_and_keep_it_in_sight(view, timed_session, qtbot)
     assert timed_session.timeline.cursor_ns > before + 20 * SECOND_NS
 
 
-def test_dragging_moves_and_chooses_nothing(view, timed_session, qtbot):
+def test_dragging_pans_without_selecting_anything(view, timed_session, qtbot):
     view.canvas.show_length(20 * SECOND_NS)
     begin = view.canvas.shown.span.begin_ns
     qtbot.mousePress(view.canvas, Qt.MouseButton.LeftButton, pos=QPoint(GUTTER + 600, 100))
@@ -253,13 +253,13 @@ def test_dragging_moves_and_chooses_nothing(view, timed_session, qtbot):
     assert not timed_session.timeline.went_to
 
 
-def test_a_double_click_shows_all(view, qtbot):
+def test_double_click_fits_the_whole_timeline(view, qtbot):
     view.canvas.show_length(SECOND_NS)
     qtbot.mouseDClick(view.canvas, Qt.MouseButton.LeftButton, pos=QPoint(GUTTER + 50, 100))
     assert view.canvas.shown.span == view.canvas.whole
 
 
-def test_following_keeps_the_live_end_in_sight_until_someone_looks_elsewhere(view, timed_session, qtbot):
+def test_follow_keeps_the_live_end_visible_until_the_user_pans(view, timed_session, qtbot):
     timed_session.timeline.cursor_ns = START_NS + 100 * SECOND_NS
     view.refresh()
     view.canvas.show_length(10 * SECOND_NS)
@@ -279,23 +279,23 @@ def test_following_keeps_the_live_end_in_sight_until_someone_looks_elsewhere(vie
     assert view.canvas.shown.span.end_ns == START_NS + 111 * SECOND_NS
 
 
-def test_many_requests_are_scrolled_by_arrival_newest_at_the_bottom(view, timed_session, qtbot):
+def test_many_requests_can_be_scrolled_newest_at_the_bottom(view, timed_session, qtbot):
     timed_session.overview.extend((), [timed(91 + number / 100, "admitted", number) for number in range(10, 210)])
     view.refresh()
     view.orders.chosen.emit(1)
     assert view.rows.isVisibleTo(view)
     view.rows.setValue(view.rows.maximum())
     row = view.canvas.shown.num_rows - 1 - view.canvas.shown.first_row
-    assert view.canvas.hit_test(point(view, 96, row=row)).number == 209
+    assert view.canvas.hit_test(point_at(view, 96, row=row)).number == 209
     most = view.rows.maximum()
     qtbot.keyClick(view.canvas, Qt.Key.Key_PageUp)
     assert view.rows.value() == most - view.canvas.layout_now.num_rows
 
 
-def test_up_and_down_go_from_request_to_request(view, timed_session, qtbot):
+def test_up_and_down_select_the_previous_and_next_request(view, timed_session, qtbot):
     view.orders.chosen.emit(1)
     view.canvas.setFocus()
-    there = [view.canvas.hit_test(point(view, at, row=row)).number for row, at in enumerate((8, 20, 70))]
+    there = [view.canvas.hit_test(point_at(view, at, row=row)).number for row, at in enumerate((8, 20, 70))]
     assert sorted(there) == [1, 2, 3]
     timed_session.timeline.go_to(START_NS + 50 * SECOND_NS)
     view.refresh()
@@ -306,7 +306,7 @@ def test_up_and_down_go_from_request_to_request(view, timed_session, qtbot):
     assert seen == [*there, there[2], there[1]]
 
 
-def test_from_one_request_to_the_next_the_cursor_stays_where_both_are(view, timed_session, qtbot):
+def test_up_and_down_keep_the_cursor_where_both_requests_exist(view, timed_session, qtbot):
     view.orders.chosen.emit(1)
     at_ns = START_NS + 50 * SECOND_NS
     timed_session.timeline.go_to(at_ns)
@@ -316,22 +316,22 @@ def test_from_one_request_to_the_next_the_cursor_stays_where_both_are(view, time
         assert timed_session.timeline.cursor_ns == at_ns
     qtbot.keyClick(view.canvas, Qt.Key.Key_Down)
     assert timed_session.selection.request == 3
-    assert timed_session.timeline.cursor_ns != at_ns  # it was never there at that time
+    assert timed_session.timeline.cursor_ns != at_ns  # the request did not exist at that time
 
 
-def test_up_begins_at_the_last_row_that_is_seen(view, timed_session, qtbot):
+def test_up_starts_at_the_last_visible_row(view, timed_session, qtbot):
     timed_session.overview.extend((), [timed(91 + number / 100, "admitted", number) for number in range(10, 210)])
     view.refresh()
     view.orders.chosen.emit(1)
     timed_session.timeline.go_to(START_NS + 99 * SECOND_NS)
     qtbot.keyClick(view.canvas, Qt.Key.Key_Up)
     row = view.canvas.layout_now.num_rows - 1
-    assert timed_session.selection.request == view.canvas.hit_test(point(view, 96, row=row)).number
+    assert timed_session.selection.request == view.canvas.hit_test(point_at(view, 96, row=row)).number
     qtbot.keyClick(view.canvas, Qt.Key.Key_Down)
-    assert view.canvas.shown.first_row == 1, "what is gone to is seen"
+    assert view.canvas.shown.first_row == 1, "the selected row must be visible"
 
 
-def test_without_requests_up_and_down_do_nothing(qtbot):
+def test_up_and_down_do_nothing_without_requests(qtbot):
     session = FakeTimedSession(small_overview())
     session.overview.events.forget_before(START_NS + 1_000 * SECOND_NS)
     empty = TimelineView(session)
@@ -342,7 +342,7 @@ def test_without_requests_up_and_down_do_nothing(qtbot):
     assert (session.selection.request, session.timeline.cursor_ns) == (None, before)
 
 
-def test_a_low_dock_leaves_lanes_out_that_nothing_ever_happened_in(view, timed_session):
+def test_low_dock_hides_lanes_without_events(view, timed_session):
     timed_session.overview.forget_before(START_NS + 71 * SECOND_NS)
     view.refresh()
     assert {"refused", "copied", "swapped"} <= {lane.name for lane, *_ in view.canvas.layout_now.boxes()}
@@ -370,8 +370,8 @@ def test_low_dock_shows_request_rows_instead_of_the_last_lanes(low_view):
     assert 2 <= len(shown) < len(LANES_IN_USE)
     assert shown == LANES_IN_USE[: len(shown)]
     assert canvas.height() >= layout.requests_top + 4 * ROW_HEIGHT
-    assert colour(low_view, 60, row=0) == DARK.good
-    assert canvas.hit_test(point(low_view, 35, row=0)).number == 1
+    assert color_at(low_view, 60, row=0) == DARK.good
+    assert canvas.hit_test(point_at(low_view, 35, row=0)).number == 1
 
 
 def test_low_dock_scrolls_to_the_lanes_that_do_not_fit(low_view, timed_session):
@@ -387,7 +387,7 @@ def test_low_dock_scrolls_to_the_lanes_that_do_not_fit(low_view, timed_session):
     assert lane_names(low_view) == LANES_IN_USE
     rows.setValue(rows.maximum())
     assert lane_names(low_view) == fixed
-    assert canvas.hit_test(point(low_view, 96, row=canvas.layout_now.num_rows - 1)).number == 59
+    assert canvas.hit_test(point_at(low_view, 96, row=canvas.layout_now.num_rows - 1)).number == 59
 
 
 def test_wheel_over_names_and_ctrl_wheel_scroll_without_zooming(low_view):
@@ -409,19 +409,19 @@ def test_low_dock_without_requests_shows_every_lane(qtbot):
     assert empty.canvas.layout_now.num_scrolling == 0
 
 
-def test_a_long_overview_is_taken_in_by_turns_and_painted_meanwhile(view, timed_session, qtbot):
+def test_long_overview_is_read_in_parts_and_painted_meanwhile(view, timed_session, qtbot):
     events = [timed(91 + at / 1_000, kind, 100 + at) for at in range(2_000) for kind in ("admitted", "finished")]
     timed_session.overview.extend((), events)
     view.refresh()
     while not driver.is_at_rest(view):
         view.canvas.grab()
-        view.canvas.hit_test(point(view, 92, row=2))
+        view.canvas.hit_test(point_at(view, 92, row=2))
         QApplication.processEvents()
     assert view.canvas.shown.lanes.history_of(EPOCH, 2_099) is not None
-    assert view.canvas.hit_test(point(view, 92.5, row=0)).number
+    assert view.canvas.hit_test(point_at(view, 92.5, row=0)).number
 
 
-def test_nothing_yet_is_said_in_words(qtbot):
+def test_empty_timeline_shows_an_explanation(qtbot):
     empty = TimelineView(FakeTimedSession())
     qtbot.addWidget(empty)
     empty.show()
@@ -429,8 +429,10 @@ def test_nothing_yet_is_said_in_words(qtbot):
     assert EMPTY_TEXT in [label.text() for label in empty.findChildren(QLabel) if label.isVisibleTo(empty)]
 
 
-def test_a_paint_makes_no_object_an_event(view, timed_session, qtbot):
-    """Thousands of events and requests go through numpy: a repaint after them calls Python no oftener than before."""
+def test_painting_cost_does_not_grow_with_the_number_of_events(view, timed_session, qtbot):
+    """Events and requests are drawn by numpy: a repaint of thousands of them makes no more Python calls than one of
+    few.
+    """
 
     def num_calls():
         calls = 0
@@ -439,7 +441,7 @@ def test_a_paint_makes_no_object_an_event(view, timed_session, qtbot):
             nonlocal calls
             calls += 1
 
-        view.canvas.apply_theme(DARK)  # all is drawn anew
+        view.canvas.apply_theme(DARK)  # redraws everything
         sys.setprofile(count_call)
         try:
             view.canvas.grab()
@@ -457,7 +459,7 @@ def test_a_paint_makes_no_object_an_event(view, timed_session, qtbot):
 
 
 @pytest.mark.parametrize("width", range(300, 900, 30))
-def test_no_word_of_the_bar_is_cut_at_any_width(view, width):
+def test_bar_texts_are_not_truncated_at_any_width(view, width):
     view.resize(width, 400)
     QApplication.processEvents()
     for row in (view.lengths, view.orders):

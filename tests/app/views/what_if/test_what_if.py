@@ -1,4 +1,4 @@
-"""The What if panel: what it asks, when, what it shows, and that its child never outlives it."""
+"""Tests of the What-if view: questions to its child process, the answers shown, and the end of the child."""
 
 from __future__ import annotations
 
@@ -75,17 +75,17 @@ for line in sys.stdin:
 """
 
 
-def python(code):
+def python_command(code):
     return [sys.executable, "-c", code]
 
 
 @pytest.fixture
 def make_view(session, qtbot):
-    """Views of the scripted engine; their children are ended."""
+    """Function that creates a view with a scripted child process; children are ended afterwards."""
     views = []
 
     def make(code=SCRIPTED, command=None):
-        view = WhatIfView(session, command=command or python(code))
+        view = WhatIfView(session, command=command or python_command(code))
         views.append(view)
         qtbot.addWidget(view)
         view.resize(700, 500)
@@ -99,8 +99,8 @@ def make_view(session, qtbot):
 
 
 @pytest.fixture
-def busy(engine, session, poll):
-    """Two requests run, one waits, one has ended."""
+def busy_mirror(engine, session, poll):
+    """Mirror in which two requests run, one waits and one has finished."""
     engine.request(1, blocks=[3, 4])
     engine.request(2, blocks=[5, 6], num_prompt_tokens=28, max_tokens=0)
     engine.request(3, state=0, num_output_tokens=0)
@@ -109,23 +109,23 @@ def busy(engine, session, poll):
     return session.mirror
 
 
-def answered(view, qtbot):
+def wait_for_answer(view, qtbot):
     with qtbot.waitSignal(view.process.answered, timeout=120_000):
         view.refresh()
 
 
 def lines_sent(view):
-    """What the scripted child has read so far, as it tells on its standard error."""
+    """Return the lines that the scripted child has read so far, which it repeats on its standard error."""
     return bytes(view.process.child.process.readAllStandardError().data()).splitlines()
 
 
-def test_what_is_asked(busy):
-    memory = memory_of(busy)
+def test_question_contains_memory_and_running_requests(busy_mirror):
+    memory = memory_of(busy_mirror)
     assert (memory.num_blocks, memory.block_size, memory.block_bytes, memory.allocator) == (64, 16, 368_640, "paged")
-    assert running_rows(busy) == [[1, 24, 84, 20], [2, 32, 0, 28]]
+    assert running_rows(busy_mirror) == [[1, 24, 84, 20], [2, 32, 0, 28]]
 
 
-def test_memory_is_what_there_is_of_it_and_pages_are_the_devices(engine, session, busy, poll):
+def test_memory_is_the_physical_pool_with_pages_of_the_device(engine, session, busy_mirror, poll):
     cache = msgspec.structs.replace(engine.hello.cache, num_physical_blocks=10, allocator="virtual")
     engine.hello = msgspec.structs.replace(engine.hello, cache=cache)
     engine.source.updates.append(Update(snapshot=engine.snapshot()))
@@ -136,7 +136,7 @@ def test_memory_is_what_there_is_of_it_and_pages_are_the_devices(engine, session
     assert policy_text.page_note(PAGE_BYTES) == "virtual: pages of 2 MiB"
 
 
-def test_nothing_is_started_while_it_is_hidden_or_nothing_runs(make_view, session, monkeypatch):
+def test_child_is_not_started_while_no_request_runs(make_view, session, monkeypatch):
     view = make_view()
     view.refresh()
     assert not view.process.is_running
@@ -147,10 +147,10 @@ def test_nothing_is_started_while_it_is_hidden_or_nothing_runs(make_view, sessio
     assert view.empty.text() == NOTHING_THEN
 
 
-def test_before_an_engine_there_is_a_sentence(make_engine, make_session, qtbot):
+def test_view_without_an_engine_shows_a_message(make_engine, make_session, qtbot):
     engine = make_engine()
     engine.source.updates.clear()
-    view = WhatIfView(make_session(engine), command=python(SCRIPTED))
+    view = WhatIfView(make_session(engine), command=python_command(SCRIPTED))
     qtbot.addWidget(view)
     view.show()
     view.refresh()
@@ -158,9 +158,9 @@ def test_before_an_engine_there_is_a_sentence(make_engine, make_session, qtbot):
     assert not view.process.is_running
 
 
-def test_cards_show_the_answer_the_policy_in_use_first(make_view, busy, qtbot):
+def test_cards_show_the_answer_with_the_current_policy_first(make_view, busy_mirror, qtbot):
     view = make_view()
-    answered(view, qtbot)
+    wait_for_answer(view, qtbot)
     assert view.grid.isVisible()
     first, second, third = view.grid.cards
     assert (first.name.text(), first.summary) == (
@@ -177,20 +177,20 @@ def test_cards_show_the_answer_the_policy_in_use_first(make_view, busy, qtbot):
     assert "the memory is smaller" in third.toolTip()
 
 
-def test_what_did_not_change_is_not_asked_again(make_view, busy, engine, session, poll, qtbot):
+def test_unchanged_state_is_not_asked_again(make_view, busy_mirror, engine, session, poll, qtbot):
     view = make_view()
-    answered(view, qtbot)
+    wait_for_answer(view, qtbot)
     view.refresh()
     assert not view.process.is_busy
     engine.request(1, blocks=[3, 4], num_output_tokens=5)
     poll(session)
-    answered(view, qtbot)
+    wait_for_answer(view, qtbot)
     setup, *asked = lines_sent(view)
     assert setup.startswith(b'{"setup":')
     assert asked == [b'{"now":[[1,24,84,20],[2,32,0,28]]}', b'{"now":[[1,25,84,20],[2,32,0,28]]}']
 
 
-def test_one_question_at_a_time(make_view, busy, engine, session, poll, qtbot):
+def test_only_one_question_is_asked_at_a_time(make_view, busy_mirror, engine, session, poll, qtbot):
     view = make_view()
     view.refresh()
     engine.request(1, blocks=[3, 4], num_output_tokens=5)
@@ -200,24 +200,26 @@ def test_one_question_at_a_time(make_view, busy, engine, session, poll, qtbot):
     assert len(lines_sent(view)) == 2
 
 
-def test_an_engine_that_starts_anew_is_set_up_anew(make_view, busy, engine, session, poll, qtbot):
+def test_restarted_engine_is_set_up_again(make_view, busy_mirror, engine, session, poll, qtbot):
     view = make_view()
-    answered(view, qtbot)
+    wait_for_answer(view, qtbot)
     engine.requests.clear()
     engine.begin(epoch=8)
     engine.request(1, blocks=[0, 1])
     poll(session)
-    answered(view, qtbot)
+    wait_for_answer(view, qtbot)
     assert [b"setup" in line for line in lines_sent(view)] == [True, False, True, False]
 
 
-def test_when_all_has_ended_it_says_so_and_the_shadows_are_told(make_view, busy, engine, session, poll, qtbot):
+def test_finished_requests_are_reported_to_the_child_and_a_message_is_shown(
+    make_view, busy_mirror, engine, session, poll, qtbot
+):
     view = make_view()
-    answered(view, qtbot)
+    wait_for_answer(view, qtbot)
     for number in (1, 2):
         engine.request(number, state=3)
     poll(session)
-    answered(view, qtbot)
+    wait_for_answer(view, qtbot)
     assert view.empty.isVisible()
     assert view.empty.text() == NOTHING
     assert lines_sent(view)[-1] == b'{"now":[]}'
@@ -232,7 +234,9 @@ def test_when_all_has_ended_it_says_so_and_the_shadows_are_told(make_view, busy,
         ('print(\'{"error": "line 2: bad"}\', flush=True); input(); input(); input()', "stopped: line 2: bad."),
     ],
 )
-def test_a_child_that_fails_is_told_calmly_and_tried_again_when_shown_again(make_view, busy, qtbot, code, message):
+def test_failed_child_is_reported_and_restarted_when_the_view_is_shown_again(
+    make_view, busy_mirror, qtbot, code, message
+):
     view = make_view(code)
     with qtbot.waitSignal(view.process.failed, timeout=120_000):
         view.refresh()
@@ -240,15 +244,15 @@ def test_a_child_that_fails_is_told_calmly_and_tried_again_when_shown_again(make
     assert view.empty.isVisible()
     view.refresh()
     assert not view.process.is_running
-    view.process.child.command = python(SCRIPTED)
+    view.process.child.command = python_command(SCRIPTED)
     view.hide()
     view.show()
-    answered(view, qtbot)
+    wait_for_answer(view, qtbot)
     assert view.grid.isVisible()
-    assert lines_sent(view)[0].startswith(b'{"setup":'), "the new child knows nothing yet"
+    assert lines_sent(view)[0].startswith(b'{"setup":'), "the new child needs the setup"
 
 
-def test_a_program_that_is_not_there(make_view, busy, qtbot):
+def test_missing_program_is_reported(make_view, busy_mirror, qtbot):
     view = make_view(command=["/no/such/program"])
     with qtbot.waitSignal(view.process.failed, timeout=120_000):
         view.refresh()
@@ -256,7 +260,7 @@ def test_a_program_that_is_not_there(make_view, busy, qtbot):
     assert not view.process.is_busy
 
 
-def test_without_the_engine_one_calm_sentence(session, busy, qtbot, monkeypatch):
+def test_missing_engine_package_is_reported(session, busy_mirror, qtbot, monkeypatch):
     monkeypatch.setattr("kvscope_app.engine_launcher.line_process.find_spec", lambda name: None)
     view = WhatIfView(session)
     qtbot.addWidget(view)
@@ -265,7 +269,7 @@ def test_without_the_engine_one_calm_sentence(session, busy, qtbot, monkeypatch)
     assert view.empty.text() == NOT_INSTALLED
 
 
-def test_shutting_down_ends_the_child_even_one_that_does_not_listen(make_view, busy, qtbot):
+def test_shut_down_ends_even_an_unresponsive_child(make_view, busy_mirror, qtbot):
     view = make_view("import time\nprint(input())\ntime.sleep(600)")
     view.refresh()
     qtbot.waitUntil(lambda: view.process.is_running and view.process.child.process.processId() > 0, timeout=120_000)
@@ -276,7 +280,7 @@ def test_shutting_down_ends_the_child_even_one_that_does_not_listen(make_view, b
     view.shut_down()
 
 
-def test_the_window_asks_only_while_the_panel_is_seen_and_ends_it_when_it_closes(session, busy, make_window, qtbot):
+def test_child_runs_only_while_the_view_is_visible_and_the_window_is_open(session, busy_mirror, make_window, qtbot):
     window = make_window(session, with_views=("what_if",), size=(1500, 900))
     view = window.views["what_if"]
     view.refresh()
@@ -288,7 +292,7 @@ def test_the_window_asks_only_while_the_panel_is_seen_and_ends_it_when_it_closes
     assert not view.process.is_running
 
 
-def test_the_real_process_places_the_requests(session, engine, busy, poll, qtbot):
+def test_real_child_process_places_the_requests(session, engine, busy_mirror, poll, qtbot):
     model = ModelInfo(name="fake", num_layers=1, max_model_len=256)
     engine.hello = msgspec.structs.replace(engine.hello, model=model)
     engine.source.updates.append(Update(snapshot=engine.snapshot()))
@@ -319,8 +323,10 @@ WINDOWS = (
 
 
 @pytest.fixture
-def of_groups(session, engine, busy, poll, qtbot):
-    """A view that has asked the real process about requests of 100 and 32 tokens, of an engine with such KV groups."""
+def ask_about_groups(session, engine, busy_mirror, poll, qtbot):
+    """Function that asks the real child process about requests of 100 and 32 tokens, for an engine with the given
+    groups.
+    """
     views = []
 
     def ask(*groups):
@@ -336,7 +342,7 @@ def of_groups(session, engine, busy, poll, qtbot):
         qtbot.addWidget(view)
         view.resize(900, 700)
         view.show()
-        answered(view, qtbot)
+        wait_for_answer(view, qtbot)
         return view
 
     yield ask
@@ -344,11 +350,11 @@ def of_groups(session, engine, busy, poll, qtbot):
         view.shut_down()
 
 
-def test_without_freeing_is_asked_of_windows(of_groups):
-    view = of_groups(*WINDOWS)
+def test_sliding_windows_have_a_card_without_freeing(ask_about_groups):
+    view = ask_about_groups(*WINDOWS)
     now, kept = view.grid.cards[:2]
     assert (now.name.text(), kept.name.text()) == ("Paged, 16 per block", "Without freeing")
-    # full attention holds 7 blocks and 2; a window of 8 reads from tokens 93 and 25 on, which are in 2 blocks and 1
+    # full attention holds 7 and 2 blocks; a window of 8 reads from tokens 93 and 25 on, in 2 blocks and 1
     assert now.summary == "1.01 MiB, wasted, 24.0 %, 2 running, 10 fit, in use now"
     assert kept.summary == "2.97 MiB, wasted, 62.5 %, 2 running, 9 fit, holds 540.0 KiB more"
     assert "all layers hold all tokens" in kept.toolTip()
@@ -357,9 +363,9 @@ def test_without_freeing_is_asked_of_windows(of_groups):
     assert not view.missing.isVisible()
 
 
-def test_with_mla_expanded_is_asked_of_latents(of_groups):
+def test_latent_attention_has_a_card_with_mla_expanded(ask_about_groups):
     latent = KVGroup(kind="latent", num_layers=30, block_bytes=368_640, expanded_bytes=3_686_400)
-    view = of_groups(latent)
+    view = ask_about_groups(latent)
     now, wide = view.grid.cards[:2]
     assert (now.placed.text(), wide.name.text()) == ("2 running, 14 fit", "With MLA expanded")
     assert wide.placed.text() == "1 running, 1 waiting"
@@ -368,15 +374,15 @@ def test_with_mla_expanded_is_asked_of_latents(of_groups):
     assert "no longer read" not in view.legend.accessibleName()
 
 
-def test_what_an_older_recording_does_not_tell_is_not_asked_and_it_says_why(of_groups):
-    view = of_groups(KVGroup(kind="latent", num_layers=30, block_bytes=368_640))
+def test_missing_data_of_an_older_recording_is_explained(ask_about_groups):
+    view = ask_about_groups(KVGroup(kind="latent", num_layers=30, block_bytes=368_640))
     assert "With MLA expanded" not in [card.name.text() for card in view.grid.cards]
     assert view.missing.isVisible()
     assert view.missing.text() == "Not known: with MLA expanded"
     assert "does not tell how large the keys and values" in view.missing.toolTip()
 
 
-def test_blocks_that_the_engine_keeps_for_itself_are_no_memory_of_requests(engine, session, busy, poll):
+def test_reserved_blocks_are_excluded_from_the_memory(engine, session, busy_mirror, poll):
     cache = msgspec.structs.replace(engine.hello.cache, num_reserved_blocks=1, groups=WINDOWS)
     engine.hello = msgspec.structs.replace(engine.hello, cache=cache)
     engine.source.updates.append(Update(snapshot=engine.snapshot()))
@@ -386,7 +392,7 @@ def test_blocks_that_the_engine_keeps_for_itself_are_no_memory_of_requests(engin
 
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT])
-def test_a_cell_has_the_colour_of_its_kind(qtbot, theme):
+def test_small_map_cells_have_the_color_of_their_kind(qtbot, theme):
     small = SmallMap()
     qtbot.addWidget(small)
     small.apply_theme(theme)
@@ -400,23 +406,25 @@ def test_a_cell_has_the_colour_of_its_kind(qtbot, theme):
 
 
 @pytest.mark.parametrize(("width", "num_columns"), [(200, 1), (420, 2), (700, 3)])
-def test_cards_wrap(make_view, busy, qtbot, width, num_columns):
+def test_cards_wrap_to_the_width(make_view, busy_mirror, qtbot, width, num_columns):
     view = make_view()
-    answered(view, qtbot)
+    wait_for_answer(view, qtbot)
     view.resize(width, 600)
     qtbot.waitUntil(lambda: len({card.x() for card in view.grid.cards}) == num_columns, timeout=120_000)
     assert max(card.geometry().right() for card in view.grid.cards) <= view.width()
     first = view.grid.cards[0]
-    assert (first.map.geometry().right() < first.waste.x()) == (num_columns == 1), "words beside a lone map"
-    assert len({card.width() for card in view.grid.cards}) <= 2, "all as wide, but for a pixel"
+    assert (first.map.geometry().right() < first.waste.x()) == (num_columns == 1), (
+        "with one column, the text is beside the map"
+    )
+    assert len({card.width() for card in view.grid.cards}) <= 2, "all cards have the same width within a pixel"
 
 
-def test_rows_are_as_full_as_they_can_be():
+def test_cards_are_distributed_evenly_over_rows():
     assert [num_columns_of(8, fitting) for fitting in (1, 2, 3, 4, 5, 7, 8, 20)] == [1, 2, 3, 4, 4, 4, 8, 8]
     assert num_columns_of(0, 3) == 1
 
 
-def test_amounts_are_slots_where_bytes_are_not_known():
+def test_amounts_are_in_slots_if_bytes_are_unknown():
     uses = [msgspec.structs.replace(use, slot_bytes=0.0) for use in ANSWER.policies]
     use, blind = uses[0], msgspec.structs.replace(ANSWER, policies=uses)
     assert policy_text.waste(use) == "488 slots"

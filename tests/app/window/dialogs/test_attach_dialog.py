@@ -50,7 +50,7 @@ def test_chosen_key_file_is_remembered_with_the_address(open_dialog, opened_addr
     assert opened_addresses == [("tcp://192.0.2.1:7710", key_file)]
     assert read_connections() == [Connection("tcp://192.0.2.1:7710", str(key_file))]
     again = open_dialog()
-    driver.choose(again.fields.known, 1)
+    driver.choose(again.fields.saved_engines, 1)
     assert (again.fields.where.text(), again.fields.key.text()) == ("tcp://192.0.2.1:7710", str(key_file))
     driver.press(again, "Attach")
     assert len(opened_addresses) == 2
@@ -59,8 +59,8 @@ def test_chosen_key_file_is_remembered_with_the_address(open_dialog, opened_addr
 def test_labels_of_connections_are_shown_and_saved(open_dialog, key_file):
     remember(Connection("tcp://192.0.2.1:7710", str(key_file), "GPU box"))
     sheet = open_dialog()
-    assert sheet.fields.known.itemText(1).startswith("GPU box")
-    driver.choose(sheet.fields.known, 1)
+    assert sheet.fields.saved_engines.itemText(1).startswith("GPU box")
+    driver.choose(sheet.fields.saved_engines, 1)
     driver.press(sheet, "Attach")
     assert read_connections()[0].label == "GPU box"
 
@@ -69,16 +69,16 @@ def test_remembered_engine_can_be_named_and_forgotten(open_dialog, opened_addres
     for number in (1, 2):
         remember(Connection(f"tcp://127.0.0.1:{number}", label=""))
     sheet = open_dialog()
-    assert not sheet.fields.forget.isEnabled()
-    driver.choose(sheet.fields.known, 2)
+    assert not sheet.fields.forget_button.isEnabled()
+    driver.choose(sheet.fields.saved_engines, 2)
     sheet.fields.name.setText("old box")
     sheet.fields.name.editingFinished.emit()
-    assert sheet.fields.known.currentText().startswith("old box")
+    assert sheet.fields.saved_engines.currentText().startswith("old box")
     assert [known.label for known in read_connections()] == ["", "old box"]
-    sheet.fields.forget.click()
+    sheet.fields.forget_button.click()
     assert [known.endpoint for known in read_connections()] == ["tcp://127.0.0.1:2"]
-    assert (sheet.fields.where.text(), sheet.fields.name.text(), sheet.fields.known.count()) == ("", "", 2)
-    assert not sheet.fields.forget.isEnabled()
+    assert (sheet.fields.where.text(), sheet.fields.name.text(), sheet.fields.saved_engines.count()) == ("", "", 2)
+    assert not sheet.fields.forget_button.isEnabled()
     assert opened_addresses == []
 
 
@@ -177,11 +177,11 @@ def test_saved_api_key_is_private_restored_and_forgotten_with_its_engine(
     parent = QWidget()
     qtbot.addWidget(parent)
     again = AttachDialog(parent, lambda address: None)
-    driver.choose(again.fields.known, 1)
+    driver.choose(again.fields.saved_engines, 1)
     assert again.fields.kind == "sglang"
     assert (again.fields.where.text(), again.fields.api_key.text()) == ("box:30000", "sk-secret")
     assert again.fields.keeps_key.isChecked()
-    again.fields.forget.click()
+    again.fields.forget_button.click()
     assert read_api_keys() == {}
 
 

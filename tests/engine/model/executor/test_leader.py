@@ -96,7 +96,7 @@ def test_two_processes_say_what_one_says_and_end_with_a_reason(model: str, make_
     engine = make_engine(**options, tensor_parallel_size=2)
     assert said(engine) == expected
 
-    ranks = engine.ranks
+    ranks = engine.components.leader
     assert ranks is not None
     (joined,) = ranks.joined_ranks
     memory = engine.memory()
@@ -159,7 +159,7 @@ def test_adapters_say_on_two_ranks_what_they_say_on_one(
 def test_four_processes_say_what_one_says(model: str, make_engine: Make) -> None:
     engine = make_engine(model=model, tensor_parallel_size=4)
     assert said(engine) == said(make_engine(model=model, quantization="none"))
-    ranks = engine.ranks
+    ranks = engine.components.leader
     assert ranks is not None
     children = list(ranks.processes.children.values())
     engine.close()

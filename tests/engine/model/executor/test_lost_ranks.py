@@ -26,8 +26,8 @@ LIMIT_S = 10.0
 
 def two_ranks(make_engine: Make, **options: Any) -> tuple[Engine, psutil.Process]:
     engine = make_engine(tensor_parallel_size=2, **options)
-    assert engine.ranks is not None
-    (child,) = engine.ranks.processes.children.values()
+    assert engine.components.leader is not None
+    (child,) = engine.components.leader.processes.children.values()
     return engine, psutil.Process(child.pid)
 
 
@@ -98,18 +98,18 @@ def test_a_rank_without_memory_is_named(make_engine: Make) -> None:
 
 def test_a_gpu_that_waits_for_a_lost_rank_is_not_waited_for_and_signals_are_heard(make_engine: Make) -> None:
     engine, child = two_ranks(make_engine)
-    assert engine.ranks is not None
+    assert engine.components.leader is not None
     heard: list[float] = []
     before = signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(time.monotonic()))
     lost = threading.Event()
-    engine.ranks.call_when_lost(lost.set)
+    engine.components.leader.call_when_lost(lost.set)
     signals = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
     kills = threading.Timer(0.6, child.kill)
     try:
         signals.start()
         kills.start()
         with pytest.raises(KvscopeError, match="rank 1 of 2 ended by SIGKILL"):
-            engine.ranks.wait_for(NeverDone())  # type: ignore[arg-type]
+            engine.components.leader.wait_for(NeverDone())  # type: ignore[arg-type]
         ended_s = time.monotonic()
     finally:
         signals.join()

@@ -89,7 +89,7 @@ def test_blocks_go_down_and_come_back_on_all_ranks(
         tensor_parallel_size=2,
     )
     assert said(engine) == expected
-    stats, before = engine.tier_stats, alone.tier_stats
+    stats, before = engine.components.mover.stats, alone.components.mover.stats
     assert stats is not None
     assert before is not None
     cache = engine.hello.cache
@@ -100,13 +100,13 @@ def test_blocks_go_down_and_come_back_on_all_ranks(
     assert stats.host_requested_bytes == before.host_requested_bytes
 
     engine.reset_prefix_cache()
-    mover, ranks = engine.components.mover, engine.ranks
+    mover, ranks = engine.components.mover, engine.components.leader
     assert mover is not None
     assert ranks is not None
     mover.save((0, 1, 2), (0, 1, 2))
     mover.flush()
     assert mover.offload((0, 1, 2), (10, 11, 12), (None, None, None)) == [True] * 3
-    assert engine.drain_tiers()
+    assert engine.components.mover.drain()
     assert mover.load_from_disk((11,), (4,)) == [True]
     wipe(next(iter(ranks.processes.children.values())).pid, f"{path}.rank1")
     assert mover.load_from_disk((10, 12), (3, 5)) == [False, False]

@@ -10,8 +10,8 @@ from kvscope_engine.model.cuda_graphs.decode_graphs import captured_sizes, padde
 from kvscope_engine.model.device_memory.step_buffer import StepBuffer
 from kvscope_engine.model.input_batch.step_inputs import TableRows, build_inputs
 from kvscope_engine.model.input_batch.step_tensors import put_decodes
-from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.step_plan import Scheduled, StepPlan
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 BLOCK_SIZE = 4

@@ -22,8 +22,8 @@ from kvscope_engine.model.layers.attention.paged_attention import DecodeBatch, P
 from kvscope_engine.model.layers.own_forward import OwnBatch, OwnForward, TokensInBlocks, own_forward
 from kvscope_engine.model.layers.recurrent.recurrent_layers import StateBatch
 from kvscope_engine.model.verification.hook_check import check_hook, own_calls
-from kvscope_engine.planning.answer import answer
-from kvscope_engine.planning.inference import InferenceQuestion, plan_inference
+from kvscope_engine.planning.inference_plan import InferenceQuestion, plan_inference
+from kvscope_engine.planning.plan_answer import answer
 from kvscope_engine.planning.skeleton import read_skeleton
 from kvscope_kernels import ops_for
 from kvscope_telemetry.engine_config import SpeculativeConfig

@@ -246,7 +246,7 @@ def test_refused_by_name(kind: str, reason: str) -> None:
 
 
 def test_planned(tmp_path: Path) -> None:
-    from kvscope_engine.planning.inference import InferenceQuestion, plan_inference
+    from kvscope_engine.planning.inference_plan import InferenceQuestion, plan_inference
 
     path = tmp_path / "config.json"
     config_of("gemma3").to_json_file(path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvscope_engine.policy.allocation.protocol import AllocationPolicy, PagedAllocation
+from kvscope_engine.policy.allocation.allocation_policy import AllocationPolicy, PagedAllocation
 from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvscope_engine.policy.allocation.address_space import AddressSpace
+from kvscope_engine.policy.allocation.allocator_names import ALLOCATORS
 from kvscope_engine.policy.allocation.allocators import make_allocation, make_pool
-from kvscope_engine.policy.allocation.names import ALLOCATORS
 from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_telemetry.errors import BadInput
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.engine.rehearsal.steps.plans import decodes, scheduled
 
-from kvscope_engine.policy.plan import StepPlan
+from kvscope_engine.policy.step_plan import StepPlan
 
 QWEN3: dict[str, Any] = {
     "architecture": "qwen3_moe",

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.engine.rehearsal.steps.plans import scheduled
 
-from kvscope_engine.policy.plan import StepPlan
+from kvscope_engine.policy.step_plan import StepPlan
 
 DEEPSEEK: dict[str, Any] = {
     "architecture": "youtu",

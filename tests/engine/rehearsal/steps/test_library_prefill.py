@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.step_plan import Scheduled, StepPlan
 from kvscope_kernels.dispatch import ops_for
 from kvscope_kernels.third_party_attention.flashinfer import FlashInfer
 from kvscope_kernels.third_party_attention.preferred import preferring

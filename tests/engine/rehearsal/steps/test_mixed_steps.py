@@ -11,8 +11,8 @@ import torch
 from kvscope_engine.model.cuda_graphs import capture_failures
 from kvscope_engine.model.cuda_graphs.decode_graphs import captured_sizes
 from kvscope_engine.model.cuda_graphs.piecewise.piecewise_graphs import SIZES
-from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.step_plan import Scheduled, StepPlan
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 from kvscope_telemetry.messages.telemetry import Progress
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.engine.rehearsal.steps.plans import scheduled
 
-from kvscope_engine.policy.plan import StateSave, StepPlan
+from kvscope_engine.policy.step_plan import StateSave, StepPlan
 
 HYBRID: dict[str, Any] = {
     "architecture": "qwen3_next",

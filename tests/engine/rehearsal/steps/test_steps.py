@@ -9,8 +9,8 @@ import torch
 
 from kvscope_engine.model.cuda_graphs import capture_failures
 from kvscope_engine.model.layers.attention.sparse.block_skips import SKIP_STEPS
-from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.step_plan import Scheduled, StepPlan
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 from kvscope_telemetry.messages.telemetry import Progress
 

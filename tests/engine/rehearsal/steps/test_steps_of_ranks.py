@@ -19,8 +19,8 @@ from kvscope_engine.model.cuda_graphs.shared_graphs import FAILED_ON_OTHER_RANK
 from kvscope_engine.model.executor.rank_messages import Step, decode_to_rank, encode, inputs_of, step_of
 from kvscope_engine.model.input_batch.step_inputs import StepInputs
 from kvscope_engine.model.runner.model_runner import ModelRunner
-from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.step_plan import Scheduled, StepPlan
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 SIZES = (1, 2, 4, 8)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvscope_engine.policy.plan import Scheduled, StepPlan
+from kvscope_engine.policy.step_plan import Scheduled, StepPlan
 from kvscope_engine.simulator.costs.cost_model import PRESETS, CostModel
 from kvscope_telemetry.errors import BadInput
 

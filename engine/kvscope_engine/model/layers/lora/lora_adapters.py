@@ -20,7 +20,7 @@ from kvscope_engine.model.layers.lora.lora_slots import StepRows, lora_slots
 from kvscope_engine.model.layers.lora.peft_folder import AdapterWeights, Delta, read_adapter
 from kvscope_engine.model.platforms.device import choose_device, choose_dtype
 from kvscope_engine.policy.adapter import NO_UPDATING, Adapter
-from kvscope_engine.policy.plan import Scheduled
+from kvscope_engine.policy.step_plan import Scheduled
 from kvscope_telemetry.engine_config import EngineConfig, LoraModule
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import LoadedAdapter

@@ -1,4 +1,4 @@
-"""Torch's segments: the button asks, the sheet shows the answer, a refusal or nothing, and says why it cannot ask."""
+"""Tests of the dialog of PyTorch memory segments: question, answer, refusals and missing answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TELLS = Capabilities(allocator_map=True)
 
 @pytest.fixture
 def make_view(make_engine, make_session, poll, qtbot):
-    """The memory view of an engine with these capabilities, with the engine and the session."""
+    """Function that returns a memory view, its engine and its session."""
 
     def make(capabilities=TELLS):
         engine = make_engine(capabilities=capabilities)
@@ -38,8 +38,8 @@ def make_view(make_engine, make_session, poll, qtbot):
 
 
 @pytest.fixture
-def ask(make_view):
-    """Opens the sheet; the sheet, and what answers the question it asked last with the tag of it."""
+def open_dialog(make_view):
+    """Function that opens the dialog and returns it with a function that answers its question."""
 
     views = []
 
@@ -49,7 +49,7 @@ def ask(make_view):
         view.segments_button.click()
 
         def answer(reply, to_other=0):
-            """`to_other`: how far the question that is answered is from the sheet's own."""
+            """Answer the last question; `to_other` shifts the tag to that of another question."""
             asked = [command for command in engine.source.sent if isinstance(command, GetAllocatorMap)]
             engine.source.replies.append(msgspec.structs.replace(reply, tag=asked[-1].tag + to_other))
             session.poll()
@@ -60,21 +60,21 @@ def ask(make_view):
     views.clear()
 
 
-def test_the_sheet_shows_what_the_engine_answers(ask):
-    sheet, answer = ask()
-    assert not sheet.reload.isEnabled()
+def test_dialog_shows_the_answer_of_the_engine(open_dialog):
+    sheet, answer = open_dialog()
+    assert not sheet.again.isEnabled()
     allocator_map = simulated_allocator_map(0)
     answer(allocator_map)
     assert sheet.value("Segments") == str(allocator_map.num_segments)
     assert sheet.value("Held") == "8.02 GiB"
-    assert sheet.reload.isEnabled()
+    assert sheet.again.isEnabled()
     assert sheet.copy.isEnabled()
 
 
 @pytest.mark.parametrize("theme", THEMES.values(), ids=list(THEMES))
 @pytest.mark.parametrize("to_scale", [True, False])
-def test_blocks_are_painted_in_their_colours(ask, theme, to_scale):
-    sheet, answer = ask()
+def test_segments_are_painted_in_the_colors_of_their_state(open_dialog, theme, to_scale):
+    sheet, answer = open_dialog()
     answer(simulated_allocator_map(0))
     sheet.apply_theme(theme)
     sheet.to_scale.setChecked(to_scale)
@@ -84,8 +84,8 @@ def test_blocks_are_painted_in_their_colours(ask, theme, to_scale):
     assert {theme.color("block_active").name(), theme.color("block_cached").name()} <= colors
 
 
-def test_each_place_has_its_words(ask):
-    sheet, answer = ask()
+def test_tooltip_describes_the_segment_or_block_under_the_mouse(open_dialog):
+    sheet, answer = open_dialog()
     assert sheet.bars.tip_at(QPoint(300, 10)) == ""
     answer(simulated_allocator_map(0))
     sheet.bars.resize(900, sheet.bars.minimumHeight())
@@ -94,8 +94,8 @@ def test_each_place_has_its_words(ask):
     assert sheet.bars.tip_at(QPoint(300, -1)) == ""
 
 
-def test_the_text_has_a_line_a_block(ask):
-    sheet, answer = ask()
+def test_copied_text_has_one_line_per_block(open_dialog):
+    sheet, answer = open_dialog()
     allocator_map = simulated_allocator_map(0)
     answer(allocator_map)
     sheet.copy.click()
@@ -104,50 +104,50 @@ def test_the_text_has_a_line_a_block(ask):
     assert lines[1].split("\t") == ["0x7f0000000000", str(4 << 30), "large", "0", "0", str(4 << 30), "allocated"]
 
 
-def test_a_refusal_is_shown_and_can_be_asked_again(ask):
-    sheet, answer = ask()
+def test_refused_question_shows_the_reason_and_can_be_repeated(open_dialog):
+    sheet, answer = open_dialog()
     answer(simulated_allocator_map(0))
-    sheet.reload.click()
+    sheet.again.click()
     answer(Failed(reason="the engine runs on 'cpu'"))
     assert sheet.words.text() == "The engine runs on 'cpu'"
     assert sheet.words.isVisibleTo(sheet)
     assert not sheet.copy.isEnabled()
-    sheet.reload.click()
+    sheet.again.click()
     answer(simulated_allocator_map(0))
     assert not sheet.words.isVisibleTo(sheet)
 
 
-def test_nothing_held_and_damage_are_said(ask):
-    sheet, answer = ask()
+def test_empty_or_damaged_answer_is_reported(open_dialog):
+    sheet, answer = open_dialog()
     answer(pack_map([]))
     assert sheet.words.text() == "PyTorch holds no device memory"
-    sheet.reload.click()
+    sheet.again.click()
     answer(AllocatorMap(segment_pool=b"\1"))
     assert "columns of segments differ" in sheet.words.text()
 
 
-def test_another_question_s_answer_is_not_ours(ask):
-    sheet, answer = ask()
+def test_answer_to_another_question_is_ignored(open_dialog):
+    sheet, answer = open_dialog()
     answer(simulated_allocator_map(0), to_other=-1)
     answer(Failed(reason="x"), to_other=1)
-    assert not sheet.reload.isEnabled()
+    assert not sheet.again.isEnabled()
     answer(simulated_allocator_map(0))
-    assert sheet.reload.isEnabled()
+    assert sheet.again.isEnabled()
 
 
 @pytest.mark.parametrize("capabilities", [Capabilities(), Capabilities(engine="vllm", commands=False)])
-def test_an_engine_that_cannot_be_asked_says_so(make_view, capabilities):
+def test_segments_button_states_why_it_is_disabled(make_view, capabilities):
     view, _, _ = make_view(capabilities)
     assert not view.segments_button.isEnabled()
     assert view.segments_button.toolTip() == NOT_REPORTED
 
 
-def test_a_recording_is_not_asked():
+def test_recording_has_no_allocator_map():
     playback = SimpleNamespace(provides_allocator_map=False, timeline=SimpleNamespace(is_file=True))
     assert why_not(playback) == NOT_IN_RECORDING
 
 
-def test_what_is_not_drawn_is_said():
+def test_left_out_blocks_and_segments_are_described():
     whole = simulated_allocator_map(0)
     allocator_map = pack_map(unpack_map(whole), max_blocks=100)
     assert "the smallest neighbours are merged" in left_out(allocator_map, unpack_map(allocator_map))
@@ -158,10 +158,10 @@ def test_what_is_not_drawn_is_said():
     assert "4.00 GiB allocated" in segment_tip(unpack_map(whole)[0])
 
 
-def test_an_answer_that_does_not_come_is_said_and_may_come_late(ask):
-    sheet, answer = ask()
+def test_missing_answer_is_reported_and_a_late_one_is_shown(open_dialog):
+    sheet, answer = open_dialog()
     sheet._wait.timeout.emit()
     assert "Waiting for the engine" in sheet.words.text()
-    assert sheet.reload.isEnabled()
+    assert sheet.again.isEnabled()
     answer(simulated_allocator_map(0))
     assert sheet.value("Blocks") == "762"

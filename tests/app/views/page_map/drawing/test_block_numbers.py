@@ -1,4 +1,4 @@
-"""Numbers beside the rows: those of two tiers never lie on each other."""
+"""Test that block numbers of two tiers do not overlap."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from kvscope_app.views.page_map.drawing.grid import Section
 
 
 @pytest.mark.parametrize(("pitch", "is_crowded"), [(6.0, True), (16.0, False)])
-def test_a_tier_right_below_small_cells_has_no_first_number(themes, pitch, is_crowded):
+def test_first_number_of_a_tier_is_left_out_below_small_cells(themes, pitch, is_crowded):
     memory, host = Section(0, 96, 0, 0), Section(96, 182, 3, 192)  # two rows of 64, a heading, three rows
     assert touches(memory, host, 64, pitch, 30.0) is is_crowded

@@ -1,4 +1,4 @@
-"""Flashes: what moves lights up in its own colour with its own sign, fades, and costs a bounded amount."""
+"""Tests of flashes: each kind of move has its colour and symbol, fades, and the number is bounded."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def ids_of(*blocks):
 
 
 @pytest.fixture
-def lit():
-    """A scene of 200 active blocks that flashes."""
+def flashing_scene():
+    """Scene of 200 active blocks with flashes on."""
     scene = Scene()
     scene.resize(640, 400)
     ledger = Ledger(200)
@@ -35,64 +35,64 @@ def lit():
     return scene
 
 
-def cell(scene, block):
+def cell_pixels(scene, block):
     x, y = (int(v) for v in scene.camera.corner_of(*scene.grid.place_of(block)))
     pitch = int(scene.camera.pitch)
     return scene.pixels[y : y + pitch, x : x + pitch]
 
 
 @pytest.mark.parametrize("kind", MOVES)
-def test_a_move_flashes_in_its_colour_with_its_sign_and_fades(lit, kind):
-    before = lit.pixels.copy()
-    lit.flash(kind, ids_of(9), NOW)
-    ink = Ink(lit.mode, DARK)
-    tinted = ink.solid[0, top_level(kind), lit.cells.ranks_of(ids_of(9))[0]]
-    shown = cell(lit, 9)
+def test_move_flashes_in_its_color_with_its_symbol_and_fades(flashing_scene, kind):
+    before = flashing_scene.pixels.copy()
+    flashing_scene.flash(kind, ids_of(9), NOW)
+    ink = Ink(flashing_scene.mode, DARK)
+    tinted = ink.solid[0, top_level(kind), flashing_scene.cells.ranks_of(ids_of(9))[0]]
+    shown = cell_pixels(flashing_scene, 9)
     assert (shown == tinted).sum() > 20
     assert (shown[5:-5, 5:-5] == ink.glyphs[kind]).sum() > 4
-    assert (cell(lit, 10) == cell(lit, 8)).all()
-    lit.fade(NOW + 300 * MS)
-    assert lit.is_fading
-    assert not (cell(lit, 9) == tinted).any()
-    lit.fade(NOW + 600 * MS)
-    assert not lit.is_fading
-    np.testing.assert_array_equal(lit.pixels, before)
+    assert (cell_pixels(flashing_scene, 10) == cell_pixels(flashing_scene, 8)).all()
+    flashing_scene.fade(NOW + 300 * MS)
+    assert flashing_scene.is_fading
+    assert not (cell_pixels(flashing_scene, 9) == tinted).any()
+    flashing_scene.fade(NOW + 600 * MS)
+    assert not flashing_scene.is_fading
+    np.testing.assert_array_equal(flashing_scene.pixels, before)
 
 
-def test_a_change_does_not_put_out_what_says_more(lit):
-    lit.flash(FlashKind.EVICTED, ids_of(9), NOW)
-    evicted = cell(lit, 9).copy()
-    lit.change(ids_of(9, 10), 2, NOW + 16 * MS)
-    np.testing.assert_array_equal(cell(lit, 9), evicted)
-    assert (cell(lit, 10) != evicted).any()
-    lit.fade(NOW + 300 * MS)
-    lit.fade(NOW + 600 * MS)
-    assert not lit.is_fading
-    np.testing.assert_array_equal(cell(lit, 9), cell(lit, 11))
+def test_change_does_not_replace_the_flash_of_a_move(flashing_scene):
+    flashing_scene.flash(FlashKind.EVICTED, ids_of(9), NOW)
+    evicted = cell_pixels(flashing_scene, 9).copy()
+    flashing_scene.change(ids_of(9, 10), 2, NOW + 16 * MS)
+    np.testing.assert_array_equal(cell_pixels(flashing_scene, 9), evicted)
+    assert (cell_pixels(flashing_scene, 10) != evicted).any()
+    flashing_scene.fade(NOW + 300 * MS)
+    flashing_scene.fade(NOW + 600 * MS)
+    assert not flashing_scene.is_fading
+    np.testing.assert_array_equal(cell_pixels(flashing_scene, 9), cell_pixels(flashing_scene, 11))
 
 
-def test_the_later_move_of_a_block_wins(lit):
-    lit.flash(FlashKind.EVICTED, ids_of(9), NOW)
-    lit.flash(FlashKind.LOADED, ids_of(9), NOW + 10 * MS)
-    loaded = cell(lit, 9).copy()
-    lit.fade(NOW + 285 * MS)  # the eviction's time is over, it says nothing any more
-    np.testing.assert_array_equal(cell(lit, 9), loaded)
+def test_later_move_of_a_block_replaces_the_earlier_one(flashing_scene):
+    flashing_scene.flash(FlashKind.EVICTED, ids_of(9), NOW)
+    flashing_scene.flash(FlashKind.LOADED, ids_of(9), NOW + 10 * MS)
+    loaded = cell_pixels(flashing_scene, 9).copy()
+    flashing_scene.fade(NOW + 285 * MS)  # when the eviction would have faded
+    np.testing.assert_array_equal(cell_pixels(flashing_scene, 9), loaded)
 
 
-def test_nothing_flashes_when_a_person_does_not_want_it(lit):
-    lit.flashing = False
-    before = lit.pixels.copy()
-    assert lit.flash(FlashKind.SAVED, ids_of(9), NOW) is None
-    lit.change(ids_of(10), 2, NOW)
-    np.testing.assert_array_equal(lit.pixels, before)
-    assert not lit.is_fading
+def test_nothing_flashes_if_flashes_are_off(flashing_scene):
+    flashing_scene.flashing = False
+    before = flashing_scene.pixels.copy()
+    assert flashing_scene.flash(FlashKind.SAVED, ids_of(9), NOW) is None
+    flashing_scene.change(ids_of(10), 2, NOW)
+    np.testing.assert_array_equal(flashing_scene.pixels, before)
+    assert not flashing_scene.is_fading
 
 
-def test_ids_the_ledger_does_not_have_are_left_out(lit):
-    assert lit.flash(FlashKind.SAVED, ids_of(200, 4_000_000_000), NOW) is None
+def test_unknown_block_ids_are_ignored(flashing_scene):
+    assert flashing_scene.flash(FlashKind.SAVED, ids_of(200, 4_000_000_000), NOW) is None
 
 
-def test_what_is_lit_at_once_is_bounded():
+def test_number_of_concurrent_flashes_is_bounded():
     flashes = Flashes(100_000)
     ((level, ids),) = flashes.move(FlashKind.SAVED, np.arange(50_000, dtype=np.uint32), NOW)
     assert level == top_level(FlashKind.SAVED)
@@ -106,7 +106,7 @@ def test_what_is_lit_at_once_is_bounded():
     assert pending.kinds_seen == {FlashKind.EVICTED}
 
 
-def test_levels_go_down_one_by_one_within_their_kind():
+def test_flash_levels_decrease_within_their_kind():
     for kind in FlashKind:
         top = top_level(kind)
         assert LEVELS[top].kind is LEVELS[top - 1].kind is kind
@@ -117,7 +117,7 @@ def test_levels_go_down_one_by_one_within_their_kind():
 
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT])
-def test_colours_of_flashes_are_told_apart(theme):
+def test_flash_colors_can_be_distinguished(theme):
     colors = [getattr(theme, f"flash_{kind.name.lower()}") for kind in MOVES]
     assert len({pixel(color) for color in colors}) == len(MOVES)
     for color in colors:
@@ -126,7 +126,7 @@ def test_colours_of_flashes_are_told_apart(theme):
             assert sum(abs(int(color[i : i + 2], 16) - int(other[i : i + 2], 16)) for i in (1, 3, 5)) > 60
 
 
-def test_signs_differ_in_form_and_lie_inside_the_cell():
+def test_flash_symbols_differ_and_lie_inside_the_cell():
     signs = [glyph(kind, 9).tobytes() for kind in MOVES]
     assert len(set(signs)) == len(MOVES)
     for pitch in range(1, 113):
@@ -149,13 +149,13 @@ def view(engine, session, qtbot, themes):
     return made
 
 
-def test_moves_of_a_frame_light_up_and_the_legend_explains_them(engine, session, poll, view):
+def test_moves_of_a_frame_flash_and_are_in_the_legend(engine, session, poll, view):
     assert "evicted" not in view.legend.accessibleName()
     engine.hold([9], evicted=ids_of(9))
     engine.hold([10])
     poll(session)
     view.refresh()
-    assert (cell(view.scene, 9) != cell(view.scene, 10)).any()
+    assert (cell_pixels(view.scene, 9) != cell_pixels(view.scene, 10)).any()
     view.draw_all()
     assert "flash: evicted" in view.legend.accessibleName()
     assert "copied" not in view.legend.accessibleName()
@@ -164,7 +164,7 @@ def test_moves_of_a_frame_light_up_and_the_legend_explains_them(engine, session,
     assert "evicted" not in view.legend.accessibleName()
 
 
-def test_moves_of_an_engine_before_are_forgotten(engine, session, poll, view):
+def test_moves_of_an_earlier_engine_run_are_forgotten(engine, session, poll, view):
     engine.hold([9], copied=ids_of(9))
     poll(session)
     view.refresh()
@@ -176,12 +176,12 @@ def test_moves_of_an_engine_before_are_forgotten(engine, session, poll, view):
     engine.hold([11])
     poll(session)
     view.refresh()
-    np.testing.assert_array_equal(cell(view.scene, 10), cell(view.scene, 9))
+    np.testing.assert_array_equal(cell_pixels(view.scene, 10), cell_pixels(view.scene, 9))
     view.draw_all()
     assert "copied" not in view.legend.accessibleName()
 
 
-def test_paused_nothing_flashes(engine, session, poll, view):
+def test_nothing_flashes_while_paused(engine, session, poll, view):
     session.timeline.pause()
     engine.hold([9], saved=ids_of(9))
     poll(session)

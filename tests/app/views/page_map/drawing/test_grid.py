@@ -1,4 +1,4 @@
-"""Where blocks lie and what the camera shows."""
+"""Tests of the grid of blocks and of the camera."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def test_fit_uses_whole_pixels_and_most_of_the_window(num_blocks):
     assert grid.rows * grid.columns * camera.pitch**2 > 0.55 * 1000 * 700
 
 
-def test_a_million_blocks_fill_the_window():
+def test_million_blocks_fill_the_window():
     grid, camera = fit(1_000_000, 1000, 700)
     assert camera.pitch < 1
     assert grid.columns * camera.pitch > 990
     assert grid.rows * camera.pitch > 690
 
 
-def test_rows_begin_at_round_ids_where_it_costs_nothing():
+def test_rows_begin_at_multiples_of_8():
     grid, _ = fit(1024, 1000, 700)
     assert grid.columns % 8 == 0
 
 
-def test_zoom_keeps_what_is_under_the_pointer():
+def test_zoom_keeps_the_block_under_the_pointer():
     grid, camera = fit(1_000_000, 1000, 700)
     before = camera.cell_at(400, 300)
     for _ in range(8):
@@ -52,7 +52,7 @@ def test_zoom_keeps_what_is_under_the_pointer():
     assert abs(column - before[1]) <= 2
 
 
-def test_zoom_ends_at_the_largest_pitch_and_always_moves_before():
+def test_zoom_increases_until_the_maximum_pitch():
     camera = Camera(4.0, 0.0, 0.0)
     pitches = []
     for _ in range(60):

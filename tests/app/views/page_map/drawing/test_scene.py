@@ -1,4 +1,4 @@
-"""Pixels of the page map: every block is seen, incremental drawing equals drawing anew."""
+"""Tests of page map pixels: every block is visible, and incremental drawing equals a full redraw."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ def make_scene(num_blocks, size=(640, 400), mode=STATE):
     return scene, ledger
 
 
-def hold(ledger, ids, filled=16, refs=1, owner=1, state=BlockState.ACTIVE):
+def set_blocks(ledger, ids, filled=16, refs=1, owner=1, state=BlockState.ACTIVE):
     ids = np.asarray(ids, np.uint32)
     ledger.state[ids], ledger.filled[ids], ledger.ref_count[ids], ledger.owner[ids] = state, filled, refs, owner
     return ids
 
 
-def center(scene, block):
+def center_pixel(scene, block):
     x, y = scene.camera.corner_of(*divmod(block, scene.grid.columns))
     middle = scene.camera.pitch / 2
     return scene.pixels[min(int(y + middle), scene.height - 1), min(int(x + middle), scene.width - 1)]
 
 
-def test_block_centres_have_exactly_the_colours_of_their_state():
+def test_block_centres_have_the_color_of_their_state():
     scene, ledger = make_scene(500)
-    hold(ledger, [0, 17])
-    hold(ledger, [250], state=BlockState.CACHED, refs=0)
-    hold(ledger, [499], refs=2)
+    set_blocks(ledger, [0, 17])
+    set_blocks(ledger, [250], state=BlockState.CACHED, refs=0)
+    set_blocks(ledger, [499], refs=2)
     scene.change(np.array([0, 17, 250, 499], np.uint32), 2, S)
-    assert center(scene, 0) == center(scene, 17) == pixel(DARK.block_active)
-    assert center(scene, 250) == pixel(DARK.block_cached)
-    assert center(scene, 499) == pixel(DARK.block_shared)
-    assert center(scene, 1) == pixel(DARK.block_free)
+    assert center_pixel(scene, 0) == center_pixel(scene, 17) == pixel(DARK.block_active)
+    assert center_pixel(scene, 250) == pixel(DARK.block_cached)
+    assert center_pixel(scene, 499) == pixel(DARK.block_shared)
+    assert center_pixel(scene, 1) == pixel(DARK.block_free)
 
 
-def test_a_half_filled_block_is_solid_on_the_left_and_hollow_on_the_right():
+def test_half_filled_block_is_solid_on_the_left_and_hollow_on_the_right():
     scene, ledger = make_scene(60)
-    hold(ledger, [7], filled=8)
+    set_blocks(ledger, [7], filled=8)
     scene.change(np.array([7], np.uint32), 2, S)
     x, y = (int(v) for v in scene.camera.corner_of(*divmod(7, scene.grid.columns)))
     pitch = int(scene.camera.pitch)
@@ -61,11 +61,11 @@ def test_a_half_filled_block_is_solid_on_the_left_and_hollow_on_the_right():
 
 
 @pytest.mark.parametrize("num_blocks", [40_000, 300_000, 1_000_000])
-def test_a_single_active_block_is_never_hidden(num_blocks):
+def test_single_active_block_is_always_visible(num_blocks):
     rng = np.random.default_rng(num_blocks)
     for block in rng.integers(0, num_blocks, 12).tolist():
         scene, ledger = make_scene(num_blocks, size=(500, 350))
-        scene.change(hold(ledger, [block]), 2, S)
+        scene.change(set_blocks(ledger, [block]), 2, S)
         assert (scene.pixels == pixel(DARK.block_active)).any(), block
         after_change = scene.pixels.copy()
         scene.fit_all()
@@ -75,17 +75,17 @@ def test_a_single_active_block_is_never_hidden(num_blocks):
 @pytest.mark.parametrize("num_blocks", [37, 500, 1456, 9_001, 44_000, 300_000])
 @pytest.mark.parametrize("zoom", [1.0, 1.7, 6.0])
 @pytest.mark.parametrize("mode", [STATE, OWNER])
-def test_incremental_drawing_equals_drawing_anew(num_blocks, zoom, mode):
+def test_incremental_drawing_equals_a_full_redraw(num_blocks, zoom, mode):
     rng = np.random.default_rng(num_blocks)
     scene, ledger = make_scene(num_blocks, size=(331, 257), mode=mode)
     if zoom != 1.0:
         scene.zoom(zoom, 100, 90)
     for step in range(4):
         ids = np.unique(rng.integers(0, num_blocks, max(1, num_blocks // 40))).astype(np.uint32)
-        hold(
+        set_blocks(
             ledger, ids, owner=int(rng.integers(1, 200)), filled=int(rng.integers(0, 17)), refs=int(rng.integers(1, 4))
         )
-        hold(ledger, ids[::3], state=BlockState.FREE, filled=0, refs=0, owner=-1)
+        set_blocks(ledger, ids[::3], state=BlockState.FREE, filled=0, refs=0, owner=-1)
         scene.change(ids, step + 2, S)
     incremental = scene.pixels.copy()
     scene.pan(0, 0)
@@ -95,7 +95,7 @@ def test_incremental_drawing_equals_drawing_anew(num_blocks, zoom, mode):
 def test_touched_rows_cover_every_changed_pixel():
     scene, ledger = make_scene(1456)
     before = scene.pixels.copy()
-    span = scene.change(hold(ledger, [300, 305]), 2, S)
+    span = scene.change(set_blocks(ledger, [300, 305]), 2, S)
     rows = np.flatnonzero((scene.pixels != before).any(axis=1))
     assert span is not None
     assert span[0] <= rows.min()
@@ -103,88 +103,88 @@ def test_touched_rows_cover_every_changed_pixel():
     assert span[1] - span[0] < scene.height // 4
 
 
-def test_a_selection_stands_out_and_dims_the_rest():
+def test_selection_is_outlined_and_dims_other_blocks():
     scene, ledger = make_scene(500)
-    scene.change(hold(ledger, range(20)), 2, S)
+    scene.change(set_blocks(ledger, range(20)), 2, S)
     scene.select(np.array([3, 4], np.uint32))
     ink = Ink(STATE, DARK)
-    assert center(scene, 3) == pixel(DARK.block_active)
-    assert center(scene, 5) == ink.solid[0, 0, Emphasis.DIMMED << 8 | modes.ACTIVE]
+    assert center_pixel(scene, 3) == pixel(DARK.block_active)
+    assert center_pixel(scene, 5) == ink.solid[0, 0, Emphasis.DIMMED << 8 | modes.ACTIVE]
     x, y = (int(v) for v in scene.camera.corner_of(*divmod(3, scene.grid.columns)))
     pitch = int(scene.camera.pitch)
     assert (scene.pixels[y : y + pitch, x : x + pitch] == pixel(DARK.selection)).sum() > pitch
     scene.select(None)
-    assert center(scene, 5) == pixel(DARK.block_active)
+    assert center_pixel(scene, 5) == pixel(DARK.block_active)
 
 
-def test_a_growing_selection_costs_only_its_new_blocks():
+def test_growing_selection_redraws_only_its_new_blocks():
     scene, _ = make_scene(2000)
     scene.select(np.array([3], np.uint32))
     assert scene.cells is not None
     assert scene.cells.select(np.array([3, 9], np.uint32)).tolist() == [9]
 
 
-def test_selected_blocks_win_where_many_share_a_pixel():
+def test_selected_block_is_visible_among_many_in_one_pixel():
     scene, ledger = make_scene(1_000_000, size=(200, 150))
-    scene.change(hold(ledger, np.arange(0, 1_000_000, 2), refs=2), 2, S)
-    scene.change(hold(ledger, [500_001]), 3, S)
+    scene.change(set_blocks(ledger, np.arange(0, 1_000_000, 2), refs=2), 2, S)
+    scene.change(set_blocks(ledger, [500_001]), 3, S)
     scene.select(np.array([500_001], np.uint32))
     assert (scene.pixels == pixel(DARK.block_active)).any()
 
 
-def test_changed_cells_light_up_and_fade():
+def test_changed_cells_flash_and_fade():
     scene, ledger = make_scene(500)
     scene.flashing = True
-    scene.change(hold(ledger, [9]), 2, 10 * S)
-    lit = center(scene, 9)
+    scene.change(set_blocks(ledger, [9]), 2, 10 * S)
+    lit = center_pixel(scene, 9)
     assert lit != pixel(DARK.block_active)
     assert scene.is_fading
     scene.fade(10 * S + 200_000_000)
-    fading = center(scene, 9)
+    fading = center_pixel(scene, 9)
     assert fading not in (lit, pixel(DARK.block_active))
     scene.fade(10 * S + 400_000_000)
-    assert center(scene, 9) == pixel(DARK.block_active)
+    assert center_pixel(scene, 9) == pixel(DARK.block_active)
     assert not scene.is_fading
 
 
-def test_a_block_that_changes_again_stays_lit():
+def test_block_that_changes_again_stays_lit():
     scene, ledger = make_scene(500)
     scene.flashing = True
-    ids = hold(ledger, [9])
+    ids = set_blocks(ledger, [9])
     scene.change(ids, 2, 10 * S)
-    lit = center(scene, 9)
+    lit = center_pixel(scene, 9)
     scene.change(ids, 3, 10 * S + 130_000_000)
     scene.fade(10 * S + 200_000_000)
-    assert center(scene, 9) == lit
+    assert center_pixel(scene, 9) == lit
 
 
-def test_everything_changing_at_once_does_not_flash():
+def test_nothing_flashes_if_all_blocks_change():
     scene, ledger = make_scene(20_000)
     scene.flashing = True
-    scene.change(hold(ledger, range(20_000)), 2, 10 * S)
+    scene.change(set_blocks(ledger, range(20_000)), 2, 10 * S)
     assert not scene.is_fading
 
 
-def test_light_theme_repaints_everything():
+def test_theme_change_repaints_everything():
     scene, ledger = make_scene(500)
-    scene.change(hold(ledger, [0]), 2, S)
+    scene.change(set_blocks(ledger, [0]), 2, S)
     scene.set_theme(LIGHT)
-    assert center(scene, 0) == pixel(LIGHT.block_active)
+    assert center_pixel(scene, 0) == pixel(LIGHT.block_active)
     assert scene.pixels[0, 0] == pixel(LIGHT.base)
 
 
-def test_ages_follow_the_step():
+def test_ages_are_updated_with_the_step():
     scene, ledger = make_scene(500, mode=AGE)
     ledger.last_used_step[0] = 5
-    scene.change(hold(ledger, [0]), 5, S)
-    fresh = center(scene, 0)
-    assert scene.grow_older(5) is not None, "others are older by some steps"
+    scene.change(set_blocks(ledger, [0]), 5, S)
+    fresh = center_pixel(scene, 0)
+    assert scene.grow_older(5) is not None, "other blocks are older"
     assert scene.grow_older(5) is None
     assert scene.grow_older(4000) is not None
-    assert center(scene, 0) != fresh
+    assert center_pixel(scene, 0) != fresh
 
 
-def test_resizing_refits_until_somebody_zoomed():
+def test_resizing_fits_the_map_unless_it_is_zoomed():
     scene, _ = make_scene(1456)
     scene.resize(1000, 700)
     assert scene.is_fitted
@@ -196,7 +196,7 @@ def test_resizing_refits_until_somebody_zoomed():
     assert scene.camera.pitch < pitch
 
 
-def test_zooming_out_ends_at_everything():
+def test_zooming_out_ends_at_the_fitted_map():
     scene, _ = make_scene(1456)
     whole = scene.camera
     scene.zoom(4.0, 50, 50)
@@ -206,7 +206,7 @@ def test_zooming_out_ends_at_everything():
     assert scene.camera == whole
 
 
-def test_reveal_pans_to_a_block_outside():
+def test_reveal_pans_to_a_block_outside_the_window():
     scene, _ = make_scene(10_000)
     scene.zoom(6.0, 0, 0)
     scene.reveal(9_999)
@@ -215,7 +215,7 @@ def test_reveal_pans_to_a_block_outside():
     assert 0 <= y <= scene.height - scene.camera.pitch
 
 
-def test_the_cell_under_a_pixel():
+def test_block_at_returns_the_block_under_a_pixel():
     scene, _ = make_scene(500)
     for block in (0, 123, 499):
         x, y = scene.camera.corner_of(*divmod(block, scene.grid.columns))
@@ -223,18 +223,18 @@ def test_the_cell_under_a_pixel():
     assert scene.block_at(-5, 10) is None
 
 
-def test_tiny_windows_and_pools_draw():
+def test_tiny_windows_and_pools_are_drawn():
     for num_blocks in (1, 3, 100_000):
         for size in ((1, 1), (7, 300), (300, 2)):
             scene, ledger = make_scene(num_blocks, size=size)
-            scene.change(hold(ledger, [0]), 2, S)
+            scene.change(set_blocks(ledger, [0]), 2, S)
             scene.zoom(3.0, 0, 0)
             scene.fit_all()
             assert scene.pixels.shape == size[::-1]
             assert scene.pixels.any(), (num_blocks, size)
 
 
-def test_union_of_spans():
+def test_union_covers_both_spans():
     assert union(None, None) is None
     assert union((3, 5), None) == (3, 5)
     assert union((3, 5), (1, 4)) == (1, 5)

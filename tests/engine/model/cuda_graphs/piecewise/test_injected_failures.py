@@ -17,7 +17,7 @@ from kvscope_engine.model.cuda_graphs.piecewise.piece_recorder import PieceRecor
 from kvscope_engine.model.cuda_graphs.piecewise.piecewise_graphs import PiecewiseGraphs
 from kvscope_engine.model.layers.forward import Forward
 from kvscope_engine.model.layers.sampling.sampler import Sampler
-from kvscope_engine.policy.plan import StepPlan
+from kvscope_engine.policy.step_plan import StepPlan
 
 NUM_FAILURES = {"capture": 30, "allocation": 35, "library": 35}
 SHORTAGES = (

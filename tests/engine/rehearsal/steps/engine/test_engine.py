@@ -15,7 +15,7 @@ from tests.engine.rehearsal.steps.engine.conftest import GIB, SIZES, Card, stora
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvscope_engine import Engine, EngineConfig, components, memory_guard
-from kvscope_engine.components import NO_ROOM_FOR_PIECES
+from kvscope_engine.components import NO_MEMORY_FOR_PIECEWISE_GRAPHS
 from kvscope_engine.model.batch_invariance.fixed_tiles import GPU_TILE_TOKENS
 from kvscope_engine.model.cpu_offload import streaming
 from kvscope_engine.model.cuda_graphs import capture_failures
@@ -24,7 +24,7 @@ from kvscope_engine.model.device_memory.gpu_register import GpuRegister, promise
 from kvscope_engine.model.layers.lora import lora_adapters
 from kvscope_engine.model.layers.lora.peft_folder import AdapterWeights, Delta
 from kvscope_engine.model.loader.model_loader import load_model
-from kvscope_engine.policy.plan import StepPlan
+from kvscope_engine.policy.step_plan import StepPlan
 from kvscope_telemetry.engine_config import LoraModule
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Submit
@@ -193,7 +193,7 @@ def test_graphs_of_prefills_are_left_out_where_blocks_need_the_memory(
 ) -> None:
     """1.9 GiB leave too little, 4.8 do not; who asks for them gets them, and who does not want them is told nothing."""
     engine = start(num_gpu_blocks_override=None, gpu_memory_utilization=share, piecewise_graphs=asked)
-    left_out = [note for note in engine.notes if note == NO_ROOM_FOR_PIECES]
+    left_out = [note for note in engine.notes if note == NO_MEMORY_FOR_PIECEWISE_GRAPHS]
     assert len(left_out) == (asked is None and not are_there)
     plan = engine.components.plan
     assert plan is not None
@@ -305,7 +305,7 @@ def test_swaps_go_beside_the_steps(start: Start, lanes: Any, fake_gpu: Any) -> N
     engine = start(kv_cache_dtype="fp8", **SWAPPING)
     known = set(fake_gpu.seen.compiled)
     steps = list(serve(engine, lanes, fake_gpu))
-    stats = engine.tier_stats
+    stats = engine.components.mover.stats
     assert stats is not None
     assert stats.saved_bytes > 0
     assert stats.loaded_bytes > 0
@@ -331,7 +331,7 @@ def test_only_the_disk_waits_for_a_copy(start: Start, lanes: Any, fake_gpu: Any)
         assert step.num_waited == 0
         waits.append(lanes.copy.waits)
         assert lanes.compute.waits == 0
-    stats = engine.tier_stats
+    stats = engine.components.mover.stats
     assert stats is not None
     assert stats.offloaded_bytes > 0
     assert sum(waits) > 0
@@ -376,7 +376,7 @@ def test_programs_that_take_the_gpus_memory_cost_steps_and_graphs_and_no_request
     start: Any, lanes: Any, fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And all of it comes back, told each time."""
-    monkeypatch.setattr(memory_guard, "LOOK_S", 0.0)
+    monkeypatch.setattr(memory_guard, "POLL_S", 0.0)
     monkeypatch.setattr(memory_watch, "RAISE_AFTER_S", 0.0)
     monkeypatch.setattr(memory_guard, "_in_a_thread", lambda work: work())
     monkeypatch.setattr(capture_failures, "FIRST_PAUSE_S", 0.0)

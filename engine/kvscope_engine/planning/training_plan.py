@@ -25,7 +25,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kvscope_engine.model.hf_config import position_limit
-from kvscope_engine.planning.inference import CONTEXT_BYTES
+from kvscope_engine.planning.inference_plan import CONTEXT_BYTES
 from kvscope_engine.planning.live_memory import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS, LiveMemory
 from kvscope_engine.planning.skeleton import Skeleton, build
 from kvscope_telemetry.errors import BadInput

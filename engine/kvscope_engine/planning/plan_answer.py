@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from kvscope_engine.model.device_memory.memory_plan import gib
-from kvscope_engine.planning.inference import SCALED, InferencePlan, InferenceQuestion, StagePlan, plan_inference
+from kvscope_engine.planning.inference_plan import SCALED, InferencePlan, InferenceQuestion, StagePlan, plan_inference
 from kvscope_engine.planning.live_memory import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS
 from kvscope_engine.planning.skeleton import Skeleton
-from kvscope_engine.planning.training import MASTER_BYTES, TrainingPlan, TrainingQuestion, plan_training
+from kvscope_engine.planning.training_plan import MASTER_BYTES, TrainingPlan, TrainingQuestion, plan_training
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.memory_plan import (
     MISSING,

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 _Work = TypeVar("_Work")
 
 
-class Turns(Generic[_Work]):
+class FairQueue(Generic[_Work]):
     """Fair queue: clients are served round-robin, and each client's batches round-robin within it."""
 
     def __init__(self) -> None:
@@ -33,49 +33,49 @@ class Turns(Generic[_Work]):
     def clients(self) -> list[str]:
         return list(self._clients)
 
-    def put(self, client: str, batch: str, work: _Work) -> None:
+    def append(self, client: str, batch: str, work: _Work) -> None:
         self._clients.setdefault(client, OrderedDict()).setdefault(batch, deque()).append(work)
         self._count += 1
 
-    def join(self, later: Turns[_Work]) -> None:
+    def extend(self, later: FairQueue[_Work]) -> None:
         for client, batches in later._clients.items():
             for batch, waiting in batches.items():
                 for work in waiting:
-                    self.put(client, batch, work)
+                    self.append(client, batch, work)
 
-    def pop(self, may: Callable[[str, _Work], bool] = lambda client, work: True) -> tuple[str, _Work] | None:
-        """Pop the next work that `may` accepts, with its client; None if there is none.
+    def pop(self, is_ready: Callable[[str, _Work], bool] = lambda client, work: True) -> tuple[str, _Work] | None:
+        """Pop the next work that `is_ready` accepts, with its client; None if there is none.
 
         Clients and batches whose first work is not accepted are skipped and keep their turn.
         """
         for client, batches in self._clients.items():
             for batch, waiting in batches.items():
-                if may(client, waiting[0]):
-                    return client, self._take(client, batch)
+                if is_ready(client, waiting[0]):
+                    return client, self._popleft(client, batch)
         return None
 
-    def take_if(self, is_wanted: Callable[[_Work], bool]) -> list[_Work]:
+    def remove_if(self, is_wanted: Callable[[_Work], bool]) -> list[_Work]:
         """Remove and return all work that matches. The rest keeps its position."""
-        wanted = [work for work in self if is_wanted(work)]
-        if wanted:
-            gone = set(map(id, wanted))
+        matching = [work for work in self if is_wanted(work)]
+        if matching:
+            removed_ids = set(map(id, matching))
             for client, batches in list(self._clients.items()):
                 for batch, waiting in list(batches.items()):
-                    batches[batch] = deque(work for work in waiting if id(work) not in gone)
-                    self._forget_empty(client, batch)
-            self._count -= len(wanted)
-        return wanted
+                    batches[batch] = deque(work for work in waiting if id(work) not in removed_ids)
+                    self._drop_if_empty(client, batch)
+            self._count -= len(matching)
+        return matching
 
-    def _take(self, client: str, batch: str) -> _Work:
+    def _popleft(self, client: str, batch: str) -> _Work:
         batches = self._clients[client]
         work = batches[batch].popleft()
         self._count -= 1
         batches.move_to_end(batch)
         self._clients.move_to_end(client)
-        self._forget_empty(client, batch)
+        self._drop_if_empty(client, batch)
         return work
 
-    def _forget_empty(self, client: str, batch: str) -> None:
+    def _drop_if_empty(self, client: str, batch: str) -> None:
         batches = self._clients[client]
         if not batches[batch]:
             del batches[batch]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from tests.engine.conftest import Drive
 
-from kvscope_engine.stops import Clocks, EngineStops, Suspension, SuspensionWatch
+from kvscope_engine.engine_pauses import Clocks, EnginePauses, Suspension, SuspensionWatch
 from kvscope_telemetry.messages.telemetry import Event
 
 SECOND = 1_000_000_000
@@ -57,15 +57,15 @@ def test_a_machine_that_slept_is_a_suspension_that_took_no_time_of_the_engines_c
     hands.go(0.3, slept=3_600)
     assert watch.beat()
     (found,) = watch.drain()
-    assert (found.begin_ns, found.end_ns, found.lasted_ns) == (hands.now, hands.now, 3_600 * SECOND)
+    assert (found.start_ns, found.end_ns, found.lasted_ns) == (hands.now, hands.now, 3_600 * SECOND)
 
 
 def test_a_suspension_is_an_event_and_no_latency_counts_it(drive: Callable[..., Drive]) -> None:
     hands, driven = Hands(), drive()
     recorded: list[Event] = []
     scheduler = driven.scheduler
-    stops = EngineStops(
-        scheduler, lambda: (stops.notice(), recorded.extend(scheduler.changes.drain().events))[1], hands
+    stops = EnginePauses(
+        scheduler, lambda: (stops.record_suspensions(), recorded.extend(scheduler.changes.drain().events))[1], hands
     )
     assert not stops.beat()
     begun_ns = hands.now
@@ -84,7 +84,7 @@ def test_a_suspension_is_an_event_and_no_latency_counts_it(drive: Callable[..., 
 
 BEATS = """
 import time
-from kvscope_engine.stops import SuspensionWatch
+from kvscope_engine.engine_pauses import SuspensionWatch
 watch = SuspensionWatch()
 print("begun", flush=True)
 while not watch.beat():

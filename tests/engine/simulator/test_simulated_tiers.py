@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from kvscope_engine.policy.allocation.names import ALLOCATORS
+from kvscope_engine.policy.allocation.allocator_names import ALLOCATORS
 from kvscope_engine.simulator.costs.cost_model import PRESETS, CostModel
-from kvscope_engine.simulator.limits import SimulatedLimits
-from kvscope_engine.simulator.report import Report, report
+from kvscope_engine.simulator.simulated_tiers import Tiers
 from kvscope_engine.simulator.simulation import Setup, Simulation
-from kvscope_engine.simulator.tiers import Tiers
+from kvscope_engine.simulator.simulation_limits import SimulatedLimits
+from kvscope_engine.simulator.simulation_report import Report, report
 from kvscope_engine.simulator.workloads.generators import GeneratorOptions, generate
 from kvscope_telemetry.errors import BadInput
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvscope_engine.simulator.limits import SimulatedLimits
-from kvscope_engine.simulator.report import Percentiles, Report
+from kvscope_engine.simulator.simulation_limits import SimulatedLimits
+from kvscope_engine.simulator.simulation_report import Percentiles, Report
 from kvscope_engine.simulator.tier_use import TierUse
 from kvscope_engine.simulator.workloads.workload import Workload
 from kvscope_engine.text_table import table

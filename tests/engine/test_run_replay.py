@@ -16,7 +16,14 @@ from msgspec.structs import replace
 
 from kvscope_engine import Engine, EngineConfig, SamplingParams
 from kvscope_engine.cli.main import main
-from kvscope_engine.replay import RecordedRun, ReplayComparison, Replayer, check_same_engine, config_of_run, read_run
+from kvscope_engine.run_replay import (
+    RecordedRun,
+    ReplayComparison,
+    Replayer,
+    check_same_engine,
+    config_of_run,
+    read_run,
+)
 from kvscope_engine.server.service import EngineService
 from kvscope_kernels.cpu.library import library
 from kvscope_telemetry import LiveSource
@@ -72,18 +79,18 @@ def record(path: Path, config: EngineConfig, asked: Sequence[Submit], *, texts: 
 
         with Engine(config, publish=publish) as engine:
             recorder.give(engine.snapshot())
-            recorder.give_requests(engine.take_ended())
+            recorder.give_requests(engine.drain_ended())
             for submit in asked:
                 engine.submit(submit)
             while engine.has_unfinished:
                 engine.step()
-                recorder.give_requests(engine.take_ended())
+                recorder.give_requests(engine.drain_ended())
     return path
 
 
 def replayed(run: RecordedRun, **options: Any) -> ReplayComparison:
     replayer = Replayer(run)
-    with Engine(config_of_run(run.hello, options), publish=replayer.take) as engine:
+    with Engine(config_of_run(run.hello, options), publish=replayer.receive) as engine:
         return replayer.replay(engine)
 
 
@@ -243,7 +250,7 @@ def aborting(config: EngineConfig, path: Path, asked: Sequence[Submit], after: d
         Engine(config, publish=lambda message: recorder.record(message, encode(message))) as engine,
     ):
         recorder.give(engine.snapshot())
-        recorder.give_requests(engine.take_ended())
+        recorder.give_requests(engine.drain_ended())
         for submit in asked:
             engine.submit(submit)
         step = 0
@@ -252,7 +259,7 @@ def aborting(config: EngineConfig, path: Path, asked: Sequence[Submit], after: d
                 engine.abort(name)
             engine.step()
             step += 1
-        recorder.give_requests(engine.take_ended())
+        recorder.give_requests(engine.drain_ended())
     return read_run(path)
 
 

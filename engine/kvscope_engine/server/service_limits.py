@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 MIB = 1 << 20
-NEVER: Final = "this can never be served: "
+PERMANENT_REFUSAL: Final = "this can never be served: "
 """Prefix of refusals that waiting does not cure."""
 
 
@@ -44,71 +44,72 @@ class Allowance:
 
     Not thread-safe: its owner locks it.
 
-    `what` completes "{count} {what} already", for example "commands wait" or "requests are open".
+    `resource_text` completes "{count} {what} already", for example "commands wait" or "requests are open".
     """
 
-    def __init__(self, what: str, client_bound: Bound, total_bound: Bound) -> None:
-        self._what = what
+    def __init__(self, resource_text: str, client_bound: Bound, total_bound: Bound) -> None:
+        self._resource_text = resource_text
         self._client_bound = client_bound
         self._total_bound = total_bound
-        self._held: dict[Hashable, tuple[int, int]] = {}
+        self._usage: dict[Hashable, tuple[int, int]] = {}
         self._total = (0, 0)
 
-    def take(self, client: Hashable, num_bytes: int, count: int = 1) -> str:
+    def acquire(self, client: Hashable, num_bytes: int, count: int = 1) -> str:
         """Count a resource. Returns the reason, and counts nothing, if that exceeds a bound; else an empty string."""
         reason = self.refusal(client, num_bytes, count)
         if not reason:
-            self._add(client, self.held(client), count, num_bytes)
+            self._add(client, self.usage(client), count, num_bytes)
         return reason
 
     def refusal(self, client: Hashable, num_bytes: int, count: int = 1) -> str:
-        """Return the reason why `take` would refuse; an empty string if it would not."""
-        reason = self._over(self.held(client), self._client_bound, count, num_bytes, "a client")
+        """Return the reason why `acquire` would refuse; an empty string if it would not."""
+        reason = self._over(self.usage(client), self._client_bound, count, num_bytes, "a client")
         return reason or self._over(self._total, self._total_bound, count, num_bytes, "all clients")
 
-    def give(self, client: Hashable, num_bytes: int, count: int = 1) -> None:
-        self._add(client, self._held[client], -count, -num_bytes)
+    def release(self, client: Hashable, num_bytes: int, count: int = 1) -> None:
+        self._add(client, self._usage[client], -count, -num_bytes)
 
     def move(self, before: Hashable, client: Hashable) -> None:
         """Move the counts of `before` to `client`, even if their sum exceeds a bound."""
-        count, num_bytes = self._held.pop(before, (0, 0))
+        count, num_bytes = self._usage.pop(before, (0, 0))
         self._total = (self._total[0] - count, self._total[1] - num_bytes)
-        self._add(client, self.held(client), count, num_bytes)
+        self._add(client, self.usage(client), count, num_bytes)
 
-    def held(self, client: Hashable) -> tuple[int, int]:
+    def usage(self, client: Hashable) -> tuple[int, int]:
         """Return the count and bytes of one client."""
-        return self._held.get(client, (0, 0))
+        return self._usage.get(client, (0, 0))
 
     @property
     def total(self) -> tuple[int, int]:
         """Count and bytes of all clients."""
         return self._total
 
-    def _add(self, client: Hashable, held: tuple[int, int], count: int, num_bytes: int) -> None:
-        now = (held[0] + count, held[1] + num_bytes)
+    def _add(self, client: Hashable, usage: tuple[int, int], count: int, num_bytes: int) -> None:
+        now = (usage[0] + count, usage[1] + num_bytes)
         assert min(now) >= 0, f"{client!r} gives back more than it took"
         self._total = (self._total[0] + count, self._total[1] + num_bytes)
         if now == (0, 0):
-            self._held.pop(client, None)
+            self._usage.pop(client, None)
         else:
-            self._held[client] = now
+            self._usage[client] = now
 
-    def _over(self, held: tuple[int, int], bound: Bound, count: int, num_bytes: int, whose: str) -> str:
+    def _over(self, usage: tuple[int, int], bound: Bound, count: int, num_bytes: int, holder: str) -> str:
         if count > bound.count or num_bytes > bound.num_bytes:
             return (
-                f"{NEVER}{count} with {num_bytes} bytes at once is beyond the limit of {bound.count} with"
-                f" {bound.num_bytes} bytes for {whose}"
+                f"{PERMANENT_REFUSAL}{count} with {num_bytes} bytes at once is beyond the limit of {bound.count} with"
+                f" {bound.num_bytes} bytes for {holder}"
             )
-        if held[0] + count > bound.count:
-            return f"{held[0]} {self._what} already, and {count} more is beyond the limit of {bound.count} for {whose}"
-        if held[1] + num_bytes > bound.num_bytes:
+        if usage[0] + count > bound.count:
+            now = f"{usage[0]} {self._resource_text} already"
+            return f"{now}, and {count} more is beyond the limit of {bound.count} for {holder}"
+        if usage[1] + num_bytes > bound.num_bytes:
             return (
-                f"{held[0]} {self._what} already with {held[1]} bytes,"
-                f" and {num_bytes} more is beyond the limit of {bound.num_bytes} for {whose}"
+                f"{usage[0]} {self._resource_text} already with {usage[1]} bytes,"
+                f" and {num_bytes} more is beyond the limit of {bound.num_bytes} for {holder}"
             )
         return ""
 
 
-def behind(reason: str) -> str:
+def refusal_text(reason: str) -> str:
     """Return the text of a refusal by an allowance: temporary ("the engine is behind") or permanent."""
-    return reason if reason.startswith(NEVER) else f"the engine is behind: {reason}"
+    return reason if reason.startswith(PERMANENT_REFUSAL) else f"the engine is behind: {reason}"

@@ -7,9 +7,9 @@ from collections.abc import Iterable, MutableMapping
 
 from kvscope_engine.policy.allocation.fragmentation import kv_use
 from kvscope_engine.policy.kv_cache.block_pool import BlockPool
-from kvscope_engine.policy.plan import StepPlan
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
+from kvscope_engine.policy.step_plan import StepPlan
 from kvscope_engine.simulator.group_use import GroupTally
 from kvscope_engine.simulator.memory_use import MemoryUse
 from kvscope_telemetry.ledger import Tier

@@ -12,11 +12,11 @@ from tests.engine.planning.conftest import LLAMA_8B, SMALL, Make
 
 from kvscope_engine.cli.main import main
 from kvscope_engine.model.loader.gguf.gguf_entries import MANIFEST, fingerprint
-from kvscope_engine.planning.answer import answer
-from kvscope_engine.planning.inference import InferenceQuestion, plan_inference
-from kvscope_engine.planning.report_text import text
+from kvscope_engine.planning.inference_plan import InferenceQuestion, plan_inference
+from kvscope_engine.planning.plan_answer import answer
+from kvscope_engine.planning.plan_report_text import text
 from kvscope_engine.planning.skeleton import read_skeleton
-from kvscope_engine.planning.training import TrainingQuestion, plan_training
+from kvscope_engine.planning.training_plan import TrainingQuestion, plan_training
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.memory_plan import PlanAnswer
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvscope_engine.policy.allocation.address_space import MIB, AddressSpace, address_space
-from kvscope_engine.simulator.limits import SimulatedLimits
+from kvscope_engine.simulator.simulation_limits import SimulatedLimits
 from kvscope_telemetry.errors import BadInput
 
 MAX_LAYERS: Final = 1 << 12

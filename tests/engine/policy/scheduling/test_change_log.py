@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvscope_engine.policy.kv_cache.move_log import MoveLog
 from kvscope_engine.policy.request import Request
-from kvscope_engine.policy.scheduling.changes import MAX_EVENTS, ChangeLog
+from kvscope_engine.policy.scheduling.change_log import MAX_EVENTS, ChangeLog
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 from kvscope_telemetry.messages.telemetry import Event
 

@@ -10,7 +10,7 @@ from kvscope_engine.model.kv_cache.kv_storage import KVStorage
 from kvscope_engine.model.layers.attention.no_attention import NoAttention
 from kvscope_engine.model.layers.forward import Forward
 from kvscope_engine.model.verification.hook_check import record_calls
-from kvscope_engine.planning.inference import InferenceQuestion, forward_shape, plan_inference
+from kvscope_engine.planning.inference_plan import InferenceQuestion, forward_shape, plan_inference
 from kvscope_engine.planning.skeleton import build
 from kvscope_engine.policy.kv_groups import GroupRule
 from kvscope_telemetry.errors import BadInput

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from kvscope_engine.policy.prefixes.prefix_history import Miss
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.preemption import PreemptionRecord
-from kvscope_engine.policy.scheduling.reuse import Reusable
+from kvscope_engine.policy.scheduling.reusable_blocks import Reusable
 from kvscope_telemetry.messages.event_kinds import aborted_text, emptied_text, evicted_text, finished_text, with_cause
 from kvscope_telemetry.messages.telemetry import Event, EventData
 from kvscope_telemetry.running_time import RunningTime

@@ -1,6 +1,6 @@
 """Tracks when the engine does not run: paused by a user, or suspended with its process or machine.
 
-`EngineStops` publishes each as an event and writes the scheduler's running time, in which every latency of the engine
+`EnginePauses` publishes each as an event and writes the scheduler's running time, in which every latency of the engine
 is measured. It knows neither who may pause (`server/client_interventions.py`) nor what a step is.
 
 A suspended process cannot report that itself, so `SuspensionWatch` detects it afterwards by one of two signs. Either
@@ -22,14 +22,14 @@ from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_telemetry.messages.event_kinds import with_cause
 from kvscope_telemetry.messages.telemetry import Event, EventData
 
-DUE_NS: Final = 500_000_000
+HEARTBEAT_NS: Final = 500_000_000
 """Maximum nanoseconds between two heartbeats of a running process."""
-LEAST_NS: Final = 1_500_000_000
-"""Silence beyond `DUE_NS` that counts as a suspension: on a busy machine, a thread may not run for some tenths of a
-second.
+MIN_SUSPENSION_NS: Final = 1_500_000_000
+"""Silence beyond `HEARTBEAT_NS` that counts as a suspension: on a busy machine, a thread may not run for some tenths of
+a second.
 """
-LEAST_SLEEP_NS: Final = 500_000_000
-_MOST_BUSY: Final = 0.2
+MIN_SLEEP_NS: Final = 500_000_000
+_MAX_BUSY_SHARE: Final = 0.2
 """Maximum processor time during a suspension, as a fraction of one processor."""
 
 
@@ -49,7 +49,7 @@ class Clocks:
 class Suspension:
     """One suspension of the process or machine. Times are monotonic, in nanoseconds."""
 
-    begin_ns: int
+    start_ns: int
     """Last heartbeat before the suspension; equal to `end_ns` for a machine's sleep, which takes no monotonic time."""
     end_ns: int
     slept_ns: int
@@ -57,7 +57,7 @@ class Suspension:
     @property
     def lasted_ns(self) -> int:
         """Wall time of the suspension, including the machine's sleep."""
-        return self.end_ns - self.begin_ns + self.slept_ns
+        return self.end_ns - self.start_ns + self.slept_ns
 
 
 def read_clocks() -> Clocks:
@@ -76,7 +76,7 @@ class SuspensionWatch:
         self._found: list[Suspension] = []
 
     def beat(self) -> bool:
-        """Record a heartbeat of a thread that sends one at least every `DUE_NS`. Returns whether suspensions are
+        """Record a heartbeat of a thread that sends one at least every `HEARTBEAT_NS`. Returns whether suspensions are
         pending.
         """
         with self._lock:
@@ -86,7 +86,7 @@ class SuspensionWatch:
                 self._found.append(found)
             return bool(self._found)
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Record a heartbeat of a thread that sends them irregularly; ignored before the first `beat`."""
         return self._last is not None and self.beat()
 
@@ -97,7 +97,7 @@ class SuspensionWatch:
             return found
 
 
-class EngineStops:
+class EnginePauses:
     """Pauses and suspensions of one engine. `record` publishes changes made without a step.
 
     All methods but `beat` are called on the engine's thread.
@@ -109,13 +109,13 @@ class EngineStops:
         self._scheduler = scheduler
         self._running = scheduler.running_time
         self._record = record
-        self._watch = SuspensionWatch(clocks)
+        self._suspension_watch = SuspensionWatch(clocks)
         self._paused_ns = 0
 
     def pause(self, by: str) -> None:
         if self._running.open is None:
             self._paused_ns = time.monotonic_ns()
-            self._running.note(self._tell(self._paused_ns, EventData(kind="engine_paused", by=by)))
+            self._running.note(self._record_event(self._paused_ns, EventData(kind="engine_paused", by=by)))
         else:
             self._scheduler.changes.record_notice(f"{by} paused the engine as well", time.monotonic_ns())
         self._record()
@@ -126,7 +126,7 @@ class EngineStops:
             now_ns = time.monotonic_ns()
             lasted_ns = now_ns - self._paused_ns
             data = EventData(kind="engine_resumed", by=stop.by, lasted_ns=lasted_ns, why=why)
-            self._running.note(self._tell(now_ns, data))
+            self._running.note(self._record_event(now_ns, data))
             self._record()
 
     @contextmanager
@@ -140,27 +140,27 @@ class EngineStops:
         if stop is not None:
             ended_ns = time.monotonic_ns()
             self._running.begin(ended_ns, stop.by)
-            self._tell(ended_ns, EventData(kind="single_step", by=by, lasted_ns=ended_ns - began_ns))
+            self._record_event(ended_ns, EventData(kind="single_step", by=by, lasted_ns=ended_ns - began_ns))
             self._record()
 
     def beat(self) -> bool:
         """Record a heartbeat, on any thread. Returns whether suspensions are pending."""
-        return self._watch.beat()
+        return self._suspension_watch.beat()
 
     def report_suspensions(self) -> None:
         """Publish pending suspensions if no step does."""
-        if self._watch.look():
+        if self._suspension_watch.poll():
             self._record()
 
-    def notice(self) -> None:
+    def record_suspensions(self) -> None:
         """Record pending suspensions. Called before a latency is measured or a frame is built."""
-        if not self._watch.look():
+        if not self._suspension_watch.poll():
             return
-        for found in self._watch.drain():
+        for found in self._suspension_watch.drain():
             data = EventData(kind="process_suspended", lasted_ns=found.lasted_ns, slept_ns=found.slept_ns)
-            self._running.note(self._tell(found.end_ns, data))
+            self._running.note(self._record_event(found.end_ns, data))
 
-    def _tell(self, time_ns: int, data: EventData) -> Event:
+    def _record_event(self, time_ns: int, data: EventData) -> Event:
         event = with_cause(Event(kind=data.kind, time_ns=time_ns, data=data))
         self._scheduler.changes.record_event(event)
         return event
@@ -168,9 +168,9 @@ class EngineStops:
 
 def _suspension(last: Clocks, now: Clocks) -> Suspension | None:
     silent_ns, slept_ns = now.now_ns - last.now_ns, max(0, now.slept_ns - last.slept_ns)
-    is_idle = now.worked_ns - last.worked_ns < _MOST_BUSY * silent_ns
-    is_silent = silent_ns > DUE_NS + LEAST_NS and is_idle
-    if not is_silent and slept_ns < LEAST_SLEEP_NS:
+    is_idle = now.worked_ns - last.worked_ns < _MAX_BUSY_SHARE * silent_ns
+    is_silent = silent_ns > HEARTBEAT_NS + MIN_SUSPENSION_NS and is_idle
+    if not is_silent and slept_ns < MIN_SLEEP_NS:
         return None
-    slept_ns = slept_ns if slept_ns >= LEAST_SLEEP_NS else 0
+    slept_ns = slept_ns if slept_ns >= MIN_SLEEP_NS else 0
     return Suspension(last.now_ns if is_silent else now.now_ns, now.now_ns, slept_ns)

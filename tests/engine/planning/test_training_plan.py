@@ -8,9 +8,9 @@ import pytest
 import torch
 from tests.engine.planning.conftest import Make, allocated_peak, close
 
-from kvscope_engine.planning.answer import answer
-from kvscope_engine.planning.inference import InferenceQuestion, plan_inference
-from kvscope_engine.planning.training import TrainingPlan, TrainingQuestion, plan_training
+from kvscope_engine.planning.inference_plan import InferenceQuestion, plan_inference
+from kvscope_engine.planning.plan_answer import answer
+from kvscope_engine.planning.training_plan import TrainingPlan, TrainingQuestion, plan_training
 from kvscope_telemetry.errors import BadInput
 
 CASES = [

@@ -108,7 +108,7 @@ def check_same_engine(recorded: Hello, now: Hello) -> None:
             )
 
 
-def _surroundings(recorded: Hello, now: Hello) -> str:
+def _environment(recorded: Hello, now: Hello) -> str:
     """Describe differences of CPU or GPU, software and kvscope version that may change the last bits; empty if none."""
     pairs = (
         ("the CPU" if now.device.kind == "cpu" else "the GPU", recorded.device.name, now.device.name),
@@ -124,7 +124,7 @@ class Moment(NamedTuple):
     step: int
     layer: int
     number: int
-    place: int
+    position: int
     """Index of the block in its request; for logits, the number of tokens that the request had generated before."""
 
 
@@ -145,7 +145,7 @@ class ReplayComparison:
     """Description of the first difference; empty if there is none."""
     left_out: tuple[str, ...] = ()
     """Counts of requests, blocks and tokens that could not be compared, with reasons."""
-    surroundings: str = ""
+    environment: str = ""
     """Differences of the machine and its software; empty if there are none."""
 
     @property
@@ -161,7 +161,7 @@ class ReplayComparison:
             return [f"bit-equal: {counts}, {self.num_logits} tokens", *left_out]
         return [
             f"the runs part {self.first}",
-            *([f"a likely reason: {self.surroundings}"] if self.surroundings else []),
+            *([f"a likely reason: {self.environment}"] if self.environment else []),
             f"equal are {self.num_equal_blocks} of {self.num_blocks} blocks, the logits of {self.num_equal_logits} of"
             f" {self.num_logits} tokens, and all tokens of {self.num_same_tokens} of {self.num_requests} requests",
             *left_out,
@@ -179,9 +179,10 @@ class RunDigests:
 
     def add(self, message: Fingerprints, texts: dict[int, PrefixKeys], block_size: int) -> None:
         """Add the digests of one step. Requests that are not in `texts` are skipped."""
-        number, place = np.frombuffer(message.number, "<u4").tolist(), np.frombuffer(message.place, "<u4").tolist()
+        numbers = np.frombuffer(message.number, "<u4").tolist()
+        indices = np.frombuffer(message.place, "<u4").tolist()
         width = 8 * message.num_layers
-        for row, (request, block) in enumerate(zip(number, place, strict=True)):
+        for row, (request, block) in enumerate(zip(numbers, indices, strict=True)):
             digests = message.digests[row * width : (row + 1) * width]
             key = _key(texts, request, (block + 1) * block_size)
             if key is not None and any(digests):  # all zeros: no digest is known
@@ -189,10 +190,10 @@ class RunDigests:
         sampled = np.frombuffer(message.sampled_number, "<u4").tolist()
         places = np.frombuffer(message.sampled_place, "<u4").tolist()
         sums = np.frombuffer(message.logit_sums, "<u8").tolist()
-        for request, said, total in zip(sampled, places, sums, strict=True):
+        for request, num_generated, total in zip(sampled, places, sums, strict=True):
             text = texts.get(request)
-            if text is not None and (key := text.key(text.num_prompt_tokens + said)) is not None:
-                self.logits[key].setdefault(total, Moment(message.step, message.num_layers, request, said))
+            if text is not None and (key := text.key(text.num_prompt_tokens + num_generated)) is not None:
+                self.logits[key].setdefault(total, Moment(message.step, message.num_layers, request, num_generated))
 
 
 class PrefixKeys:
@@ -217,16 +218,16 @@ def _key(texts: dict[int, PrefixKeys], number: int, num_tokens: int) -> bytes | 
 
 
 class Replayer:
-    """Replays a recorded run on an engine whose telemetry messages are passed to `take`."""
+    """Replays a recorded run on an engine whose telemetry messages are passed to `receive`."""
 
     def __init__(self, run: RecordedRun) -> None:
         self._run = run
-        self._told: list[Fingerprints] = []
+        self._received: list[Fingerprints] = []
 
-    def take(self, message: TelemetryMessage) -> None:
+    def receive(self, message: TelemetryMessage) -> None:
         """Collect the fingerprints among the engine's telemetry messages."""
         if isinstance(message, Fingerprints):
-            self._told.append(message)
+            self._received.append(message)
 
     def replay(self, engine: Engine) -> ReplayComparison:
         """Run all requests, as many concurrently as the engine admits, and compare.
@@ -235,33 +236,37 @@ class Replayer:
         """
         check_same_engine(self._run.hello, engine.hello)
         numbers = {text.number: engine.submit(_submit(text)).numbers[0] for text in self._run.requests}
-        said: defaultdict[str, list[int]] = defaultdict(list)
+        output_ids: defaultdict[str, list[int]] = defaultdict(list)
         while engine.has_unfinished:
             for message in engine.step():
                 if isinstance(message, Tokens):
-                    said[message.request_id] += message.token_ids
+                    output_ids[message.request_id] += message.token_ids
                 elif isinstance(message, Finished) and message.error:
                     raise BadInput(f"request {message.request_id} could not be run again: {message.error}")
-        cut = {text.number: said[_name(text)][: _num_said(text)] for text in self._run.requests}
+        cut = {text.number: output_ids[_name(text)][: _num_output_tokens(text)] for text in self._run.requests}
         return self._compare(numbers, cut, engine.hello)
 
-    def _compare(self, numbers: dict[int, int], said: dict[int, list[int]], hello: Hello) -> ReplayComparison:
+    def _compare(self, numbers: dict[int, int], output_ids: dict[int, list[int]], hello: Hello) -> ReplayComparison:
         run, size = self._run, self._run.hello.cache.block_size
         before = _digests(run.fingerprints, {text.number: list(text.token_ids) for text in run.requests}, run, size)
-        again = {numbers[text.number]: [*_prompt(text), *said[text.number]] for text in run.requests}
+        again = {numbers[text.number]: [*_prompt(text), *output_ids[text.number]] for text in run.requests}
         prompts = {numbers[text.number]: _asked(text).num_prompt_tokens for text in run.requests}
         now = RunDigests()
         texts = {number: PrefixKeys(tokens, prompts[number]) for number, tokens in again.items()}
-        for message in self._told:
+        for message in self._received:
             now.add(message, texts, size)
         blocks, equal_blocks, parted = _compare_blocks(before, now)
         logits, equal_logits, parted_logits = _compare_logits(before, now)
         others = [text for text in run.requests if list(text.token_ids) != again[numbers[text.number]]]
         num_layers = max((message.num_layers for message in run.fingerprints), default=0)
         moments = sorted((*parted, *parted_logits))
-        first = _words(moments[0], run, num_layers, size) if moments else _token_words(others, said)
+        first = (
+            _difference_text(moments[0], run, num_layers, size)
+            if moments
+            else _token_difference_text(others, output_ids)
+        )
         num_requests = len(run.requests)
-        if not (blocks or logits or any(_num_said(text) for text in run.requests)):
+        if not (blocks or logits or any(_num_output_tokens(text) for text in run.requests)):
             raise BadInput(f"nothing of {num_requests} requests can be compared: each ended before its first token")
         return ReplayComparison(
             num_requests,
@@ -273,13 +278,13 @@ class Replayer:
             num_requests - len(others),
             first,
             left_out=_left_out(run, before, now),
-            surroundings=_surroundings(run.hello, hello),
+            environment=_environment(run.hello, hello),
         )
 
 
 def _left_out(run: RecordedRun, before: RunDigests, now: RunDigests) -> tuple[str, ...]:
-    told = {number for message in run.fingerprints for packed in _numbers(message) for number in packed}
-    without_end = len(told - run.failed - {text.number for text in run.requests})
+    fingerprints = {number for message in run.fingerprints for packed in _numbers(message) for number in packed}
+    without_end = len(fingerprints - run.failed - {text.number for text in run.requests})
     counts = (
         (len(run.failed), "request", "that failed in the recording"),
         (without_end, "request", "whose end was not recorded"),
@@ -296,12 +301,12 @@ def _numbers(message: Fingerprints) -> tuple[list[int], list[int]]:
 
 
 def _digests(
-    told: Iterable[Fingerprints], tokens: dict[int, list[int]], run: RecordedRun, block_size: int
+    fingerprints: Iterable[Fingerprints], tokens: dict[int, list[int]], run: RecordedRun, block_size: int
 ) -> RunDigests:
     prompts = {text.number: _asked(text).num_prompt_tokens for text in run.requests}
     texts = {number: PrefixKeys(ids, prompts[number]) for number, ids in tokens.items()}
     found = RunDigests()
-    for message in told:
+    for message in fingerprints:
         found.add(message, texts, block_size)
     return found
 
@@ -339,25 +344,26 @@ def _first_layer(digests: bytes, other: bytes) -> int | None:
     return int(where[0]) if len(where) else None
 
 
-def _words(moment: Moment, run: RecordedRun, num_layers: int, block_size: int) -> str:
+def _difference_text(moment: Moment, run: RecordedRun, num_layers: int, block_size: int) -> str:
     text = next(text for text in run.requests if text.number == moment.number)
     of_request = f"of request {_asked(text).request_id!r}"
     if moment.layer == num_layers:
-        position = _asked(text).num_prompt_tokens + moment.place
+        position = _asked(text).num_prompt_tokens + moment.position
         return f"at step {moment.step} behind the last layer: other logits for token {position} {of_request}"
-    start = moment.place * block_size
+    start = moment.position * block_size
     return (
-        f"at step {moment.step} in layer {moment.layer} of {num_layers}: other keys or values in block {moment.place}"
+        f"at step {moment.step} in layer {moment.layer} of {num_layers}: other keys or values in block"
+        f" {moment.position}"
         f" {of_request} (tokens {start} to {start + block_size - 1})"
     )
 
 
-def _token_words(others: list[RecordedText], said: dict[int, list[int]]) -> str:
+def _token_difference_text(others: list[RecordedText], output_ids: dict[int, list[int]]) -> str:
     """Describe the first token that differs, for runs without fingerprints; empty if all are equal."""
     if not others:
         return ""
     text = others[0]
-    before, now = list(text.token_ids[_asked(text).num_prompt_tokens :]), said[text.number]
+    before, now = list(text.token_ids[_asked(text).num_prompt_tokens :]), output_ids[text.number]
     same = next(
         (i for i, pair in enumerate(zip(before, now, strict=False)) if pair[0] != pair[1]), min(len(before), len(now))
     )
@@ -367,7 +373,7 @@ def _token_words(others: list[RecordedText], said: dict[int, list[int]]) -> str:
 def _submit(text: RecordedText) -> Submit:
     """Return the request limited to its recorded number of tokens, because the reason of its end may not recur."""
     asked = _asked(text)
-    most = max(1, _num_said(text))
+    most = max(1, _num_output_tokens(text))
     sampling = replace(
         asked.sampling, max_tokens=most, min_tokens=min(asked.sampling.min_tokens, most), stop=(), logprobs=None
     )
@@ -390,7 +396,7 @@ def _prompt(text: RecordedText) -> tuple[int, ...]:
     return text.token_ids[: _asked(text).num_prompt_tokens]
 
 
-def _num_said(text: RecordedText) -> int:
+def _num_output_tokens(text: RecordedText) -> int:
     """Return the number of output tokens; 0 if the request was aborted before its first."""
     return len(text.token_ids) - _asked(text).num_prompt_tokens
 

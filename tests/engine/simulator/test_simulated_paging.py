@@ -10,10 +10,10 @@ import pytest
 
 from kvscope_engine.policy.allocation.mapped_pool import page_slots_of
 from kvscope_engine.simulator.costs.cost_model import PRESETS, CostModel
-from kvscope_engine.simulator.limits import SimulatedLimits
-from kvscope_engine.simulator.paging import Paging
-from kvscope_engine.simulator.report import Report, report
+from kvscope_engine.simulator.simulated_paging import Paging
 from kvscope_engine.simulator.simulation import Setup, Simulation
+from kvscope_engine.simulator.simulation_limits import SimulatedLimits
+from kvscope_engine.simulator.simulation_report import Report, report
 from kvscope_engine.simulator.workloads.generators import GeneratorOptions, generate
 from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
 from kvscope_telemetry.errors import BadInput
