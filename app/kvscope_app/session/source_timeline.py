@@ -312,16 +312,16 @@ class SourceTimeline(QObject):
             self.event_shown.emit()
 
     def _apply_pending(self, point: Viewpoint) -> bool:
-        """Apply the pending updates of `point`. Returns whether there is activity."""
+        """Apply the pending updates of a viewpoint. Returns whether there is activity."""
         player = point.player
         is_busy = player is not None and player.is_playing
-        update = point.source.take_update()
+        update = point.source.poll_update()
         while update is not None:
             is_busy = is_busy or not update.is_sign_of_life
             has_jumped = player is not None and player.has_jumped
             if point.apply(update):
                 self._emit_update(point, update, has_jumped=has_jumped)
-            update = None if player is None else point.source.take_update()  # a recording yields short updates
+            update = None if player is None else point.source.poll_update()  # a recording yields short updates
         return is_busy
 
     def _emit_update(self, point: Viewpoint, update: Update, *, has_jumped: bool) -> None:
@@ -347,7 +347,7 @@ class SourceTimeline(QObject):
     def _poll_cursor(self) -> bool:
         failure = self.cursor.finish_opening(self._speed) or self.cursor.pop_failure()
         if failure:
-            self.failed.emit(f"What was kept cannot be read: {failure}")
+            self.failed.emit(f"The recorded history cannot be read: {failure}")
         point, player = self.cursor.viewpoint, self.cursor.player
         if point is None or player is None:
             return self.cursor.is_opening
@@ -403,7 +403,7 @@ class Viewpoint:
             self.history.restart(update, self.mirror, self.player.now_ns)
             self.backfill()
         else:
-            self.history.add_update(update, self.mirror, self.player.taken_ns)
+            self.history.add_update(update, self.mirror, self.player.consumed_ns)
         self.has_state = True
         return True
 
@@ -429,8 +429,8 @@ class Cursor:
 
     Away from the end it has a frozen copy of the shown state, then a playback of the history.
 
-    It is away from the end between `stand` and `return_to_end`. After `go_to` it reads its own recording of the ring on
-    disk.
+    It is away from the end between `freeze` and `return_to_end`. After `go_to` it reads its own recording of the ring
+    on disk.
     """
 
     def __init__(self, overview: SessionOverview) -> None:
@@ -537,7 +537,7 @@ class Cursor:
         if source is None or not source.failure:
             return ""
         if self.ready_viewpoint is not None:
-            self.frozen_ns = source.taken_ns
+            self.frozen_ns = source.consumed_ns
         self._source = self.target_seq = None
         source.close()  # its thread has ended
         return source.failure

@@ -1,6 +1,6 @@
 """Builds the prefix tree of the state shown: large trees on a thread, and at a limited rate.
 
-Owns the thread and the copy of the ledger that it reads. Imports no Qt; its owner polls it until it `is_settled`.
+Owns the thread and the copy of the ledger that it reads. Imports no Qt; its owner polls it until it `is_loaded`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _AFTER_FAILURE_S: Final = 5.0
 
 
 class PrefixTreeBuilder:
-    """Builder of trees. Call `follow` with the mirror whenever it changes; `tree` is of one of these states."""
+    """Builder of trees. Call `update` with the mirror whenever it changes; `tree` is of one of these states."""
 
     def __init__(self) -> None:
         self.tree: PrefixTree | None = None
@@ -77,7 +77,7 @@ class PrefixTreeBuilder:
         if num_rows > MAX_SYNC_ROWS and not self._copy.fits(mirror.ledger):
             self._work = Background(lambda watch: self._reserve(num_rows), "kvscope-prefixes")
             return False
-        self._copy.take(mirror.ledger)
+        self._copy.copy_from(mirror.ledger)
         self._moment = (mirror.step, mirror.epoch)
         self._began_s = time.monotonic()
         if num_rows <= MAX_SYNC_ROWS:
@@ -88,7 +88,7 @@ class PrefixTreeBuilder:
         return False
 
     def _reserve(self, num_rows: int) -> PrefixTree | None:
-        self._copy.make_room(num_rows)
+        self._copy.reserve(num_rows)
         return None
 
     def _finish_build(self) -> bool:

@@ -1,0 +1,109 @@
+"""KV groups of another engine, derived from its KV events: kind, window and block size of each.
+
+A group is identified by the events' `group_idx` and the block size. Blocks of another size with the same index (such as
+LMCache's chunks of 256 tokens with an engine's blocks of 16) form a group of their own here, so that each row has a
+block size. Groups are numbered in order of appearance, permanently. Knows no rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_telemetry.collectors.row_allocator import tier_of
+from kvscope_telemetry.kv_events.batches import BlockStored
+from kvscope_telemetry.ledger import Tier
+from kvscope_telemetry.messages.telemetry import KVGroup
+from kvscope_telemetry.messages.validity import MAX_BLOCK_SIZE, MAX_GROUPS
+
+MAX_KIND_LETTERS: Final = 40
+_KINDS: Final = {
+    "full_attention": "full",
+    "sink_full_attention": "full",
+    "mla_attention": "latent",
+    "sliding_window": "window",
+    "sliding_window_mla": "window",
+    "chunked_local_attention": "chunked",
+    "cross_attention": "cross",
+    "mamba": "state",
+}
+"""vLLM's kinds of KV cache specification, and the corresponding `KVGroup.kind`."""
+
+
+@dataclass(slots=True)
+class _Group:
+    index: int | None
+    """The group's `group_idx` in events."""
+    size: int
+    kind: str = ""
+    window: int = 0
+    is_on_device: bool = False
+
+
+class Groups:
+    """KV groups seen so far. Call `number_of` for each stored run."""
+
+    def __init__(self) -> None:
+        self._groups: list[_Group] = []
+        self._numbers: dict[tuple[int | None, int], int] = {}
+
+    def number_of(self, run: BlockStored) -> int:
+        """Return the number of the run's group, adding it if it is new. Beyond `MAX_GROUPS` groups, all runs belong to
+        the last."""
+        key = (run.group_idx, run.block_size)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._new_number(run.group_idx, min(max(run.block_size, 1), MAX_BLOCK_SIZE))
+            if number == MAX_GROUPS:
+                return MAX_GROUPS - 1
+            self._numbers[key] = number
+        group = self._groups[number]
+        if run.kv_cache_spec_kind and not group.kind:
+            group.kind = _KINDS.get(run.kv_cache_spec_kind, run.kv_cache_spec_kind[:MAX_KIND_LETTERS])
+            group.window = max(run.kv_cache_spec_sliding_window or 0, 0)
+        if not group.is_on_device:
+            group.is_on_device = tier_of(run.medium) is Tier.HBM
+        return number
+
+    def _new_number(self, index: int | None, size: int) -> int:
+        """Return the number of a group, adding it. Returns `MAX_GROUPS` if there are too many.
+
+        A source that does not number groups, such as an external KV store, means the first group with this block size.
+        """
+        for number, group in enumerate(self._groups):
+            if group.size == size and None in (index, group.index):
+                group.index = index if group.index is None else group.index
+                return number
+        if len(self._groups) < MAX_GROUPS:
+            self._groups.append(_Group(index, size))
+            return len(self._groups) - 1
+        return MAX_GROUPS
+
+    @property
+    def sizes(self) -> npt.NDArray[np.uint16]:
+        """Tokens per block, by group number; uint16."""
+        return np.array([group.size for group in self._groups] or [1], np.uint16)
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block on the device, of full attention if there are several groups; 0 if no block was reported."""
+        of_device = [group for group in self._groups if group.is_on_device]
+        first = next((group for group in of_device if group.kind in ("full", "latent", "indexed")), None)
+        return first.size if first else of_device[0].size if of_device else 0
+
+    def told(self, block_size: int) -> tuple[KVGroup, ...]:
+        """Return the groups for `CacheInfo.groups`; none if there is only one, with blocks of `block_size` tokens."""
+        if [group.size for group in self._groups] in ([], [block_size]):
+            return ()
+        has_device = any(group.is_on_device for group in self._groups)
+        return tuple(
+            KVGroup(
+                kind=group.kind or ("" if group.is_on_device or not has_device else "chunks"),
+                block_size=group.size,
+                window=group.window,
+            )
+            for group in self._groups
+        )

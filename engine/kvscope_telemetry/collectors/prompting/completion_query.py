@@ -1,0 +1,124 @@
+"""Converts a `Submit` to a request of another engine's OpenAI API. Uses no sockets.
+
+Sampling parameters are sent explicitly, because servers have defaults of their own (a model's generation_config).
+Parameters that an engine does not support are refused by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from kvscope_telemetry.collectors.external_engine import ExternalEngine, Fields
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.commands import ChatMessage, Submit
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.structured import Structured
+
+CHAT: Final = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
+_ALWAYS: Final = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+_WHERE_GIVEN: Final = ("seed", "n", "min_tokens", "ignore_eos")
+_DEFAULTS: Final = SamplingParams()
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionQuery:
+    """An HTTP POST. The model is added later if `fields` has none."""
+
+    request_id: str
+    path: str
+    fields: Fields
+    num_completions: int
+
+
+def make_completion_query(submit: Submit, engine: ExternalEngine) -> CompletionQuery:
+    """Convert `submit` for `engine`. Raises BadInput for parameters that it does not support."""
+    path, fields = _prompt(submit)
+    if submit.tools:
+        raise BadInput(f"tools are not accepted for {engine.name}: its answer would be calls, and no text")
+    fields |= _sampling(submit.sampling, engine, path)
+    if submit.priority:
+        fields["priority"] = submit.priority
+    if submit.adapter:
+        fields |= engine.adapter_fields(submit.adapter)
+    if submit.cache_salt:
+        fields["cache_salt"] = submit.cache_salt
+    fields |= {"stream": True, "stream_options": {"include_usage": True}}
+    return CompletionQuery(submit.request_id, path, fields, submit.sampling.n)
+
+
+def _prompt(submit: Submit) -> tuple[str, Fields]:
+    forms = (submit.prompt, submit.messages, submit.prompt_token_ids)
+    if sum(form is not None for form in forms) != 1:
+        raise BadInput("exactly one of prompt, messages and prompt_token_ids is accepted")
+    if submit.messages is not None:
+        return CHAT, {"messages": [_turn(message) for message in submit.messages]}
+    if submit.prompt_token_ids is not None:
+        return COMPLETIONS, {"prompt": list(submit.prompt_token_ids)}
+    if submit.raw:
+        return COMPLETIONS, {"prompt": submit.prompt}
+    return CHAT, {"messages": [{"role": "user", "content": submit.prompt}]}
+
+
+def _turn(message: ChatMessage) -> Fields:
+    turn: Fields = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    beside = {"tool_call_id": message.tool_call_id, "name": message.name}
+    return turn | {name: value for name, value in beside.items() if value}
+
+
+def _sampling(sampling: SamplingParams, engine: ExternalEngine, path: str) -> Fields:
+    if sampling.logprobs is not None:
+        why = "its API returns tokens as text, without ids"
+        raise BadInput(f"logprobs={sampling.logprobs} is not accepted for {engine.name}: {why}")
+    fields: Fields = {name: value for name in _ALWAYS if (value := getattr(sampling, name)) is not None}
+    if sampling.top_k is not None:
+        fields["top_k"] = sampling.top_k or -1  # 0 keeps all tokens in kvscope, but some server versions refuse it
+    for name in _WHERE_GIVEN:
+        value = getattr(sampling, name)
+        if value != getattr(_DEFAULTS, name):
+            fields[name] = value
+    if sampling.max_tokens is not None:
+        fields["max_tokens"] = sampling.max_tokens
+    elif path == COMPLETIONS:
+        raise BadInput("max_tokens=None is not accepted for a raw prompt: it would get 16 tokens; say how many")
+    if sampling.stop:
+        fields["stop"] = list(sampling.stop)
+    if sampling.stop_token_ids:
+        fields["stop_token_ids"] = list(sampling.stop_token_ids)
+    if sampling.logit_bias:
+        fields["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    if sampling.structured is not None:
+        fields |= _form(sampling.structured, engine)
+    return fields
+
+
+def _form(structured: Structured, engine: ExternalEngine) -> Fields:
+    kind, text = structured.kind, structured.text
+    if kind == "json_object":
+        return {"response_format": {"type": "json_object"}}
+    if kind == "json_schema":
+        schema = {"name": "answer", "schema": _schema(text)}
+        return {"response_format": {"type": "json_schema", "json_schema": schema}}
+    return engine.form_fields(structured)
+
+
+def _schema(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise BadInput(f"json_schema={text!r:.60} is not accepted: JSON ({error})") from None

@@ -1,0 +1,96 @@
+"""Finds which requests of a recording's range missed their latency goals, and what delayed each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvscope_telemetry.exports.phase_spans import RequestHistory
+from kvscope_telemetry.exports.span import Span
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.request_delays import RequestDelays
+from kvscope_telemetry.slo import GOAL_NAMES, GoalResults, Goals, judge, missed_goals_text, took_s
+from kvscope_telemetry.summaries.session_overview import SessionOverview
+
+
+@dataclass(frozen=True, slots=True)
+class MissedRequest:
+    history: RequestHistory
+    took_s: dict[str, float]
+    missed: tuple[str, ...]
+    """Text about each missed goal."""
+    chain: tuple[str, ...]
+    """Delays of the request, oldest first (`request_delays`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoodputReport:
+    """How the requests that finished in the range met their goals."""
+
+    goals: Goals
+    judged: GoalResults
+    num_finished: int
+    missed: tuple[MissedRequest, ...]
+    """The worst requests first, by their largest ratio of latency to goal; limited to the requested count."""
+
+    @property
+    def num_missed(self) -> int:
+        return int(np.count_nonzero(self.judged.missed))
+
+    @property
+    def share_text(self) -> str:
+        """Goodput as text, such as `95.0%`."""
+        return "unknown" if self.judged.goodput is None else f"{self.judged.goodput:.1%}"
+
+    @property
+    def of_text(self) -> str:
+        """Text such as `of 20 finished requests kept TTFT 200 ms and TPOT 50 ms`, with the number of requests that
+        cannot be judged.
+        """
+        goals = " and ".join(f"{name.upper()} {limit_ms:g} ms" for name, limit_ms in self.goals.items())
+        num_unknown = self.num_finished - self.judged.num_judged
+        unknown = f"; {num_unknown:,} more began or ended unseen" if num_unknown else ""
+        return f"of {self.judged.num_judged:,} finished requests kept {goals}{unknown}"
+
+
+def evaluate_goals(
+    histories: Sequence[RequestHistory],
+    overview: SessionOverview,
+    recording: Recording,
+    span: Span,
+    goals: Goals,
+    count: int,
+) -> GoodputReport:
+    """Judge the requests that finished within `span`, without aborted and refused ones. The delays of the worst
+    `count` are explained.
+    """
+    finished = [
+        history
+        for history in histories
+        if history.end in ("finished", "ended")
+        and history.end_ns is not None
+        and span.from_ns <= history.end_ns <= span.until_ns
+    ]
+    each = [took_s(history.moments, history.num_output_tokens) for history in finished]
+    judged = judge({name: np.array([one[name] for one in each]) for name in GOAL_NAMES}, goals)
+    rated = [(-_ratio(each[place], goals), place) for place in np.flatnonzero(judged.missed).tolist()]
+    worst = [place for _, place in sorted(rated)[:count]]
+    events = [overview.events[place] for place in range(len(overview.events))] if worst else []
+    limit = recording.info.hello.cache.max_num_seqs
+    delays = {
+        epoch: RequestDelays((timed.event for timed in events if timed.epoch == epoch), limit)
+        for epoch in {finished[place].epoch for place in worst}
+    }
+    missed = [_missed(finished[place], each[place], delays[finished[place].epoch], goals) for place in worst]
+    return GoodputReport(goals, judged, len(finished), tuple(missed))
+
+
+def _ratio(took: dict[str, float], goals: Goals) -> float:
+    return max(float(np.nan_to_num(took[name])) * 1e3 / max(limit_ms, 1e-6) for name, limit_ms in goals.items())
+
+
+def _missed(history: RequestHistory, took: dict[str, float], delays: RequestDelays, goals: Goals) -> MissedRequest:
+    chain = delays.chain(history.info.number, history.moments, history.num_output_tokens, history.waits_for)
+    return MissedRequest(history, took, tuple(missed_goals_text(took, goals)), chain)

@@ -1,0 +1,325 @@
+"""Follows a publisher of KV events: vLLM's, SGLang's or kvscope's.
+
+Owns the sockets, the thread that reads them, and timing: when a replay is requested, abandoned and retried.
+`event_continuity` decides how batches relate to each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from types import TracebackType
+from typing import Final, Self
+
+import zmq
+
+from kvscope_telemetry.kv_events.batches import END_SEQ
+from kvscope_telemetry.kv_events.event_connection import KVEventConnection
+from kvscope_telemetry.kv_events.event_continuity import EventContinuity
+from kvscope_telemetry.kv_events.event_endpoints import check_endpoint, is_ipv6
+from kvscope_telemetry.kv_events.event_wire import MAX_BATCH_BYTES
+from kvscope_telemetry.kv_events.stream_items import StreamItem, StreamState, StreamStatus
+from kvscope_telemetry.transport.wakeup import Wakeup
+
+HIGH_WATER: Final = 256
+"""Receive queue of a replay in batches. Publishers before vLLM 0.26 drop those more than 1,000 behind."""
+NEW_PARTS: Final = 4
+OLD_PARTS: Final = 3
+SEQ_BYTES: Final = 8
+MAX_PENDING_BYTES: Final = 16 << 20
+"""Maximum bytes of pending items as received; decoded they take about ten times as much memory."""
+_ITEM_BYTES: Final = 256
+TICK_MS: Final = 100
+MAX_PER_PASS: Final = 256
+CHECK_AFTER_S: Final = 5.0
+"""Seconds without a batch, after which a replay checks whether the last one was missed."""
+REPLAY_TIMEOUT_S: Final = 10.0
+"""Timeout for the next answer of a replay. Publishers poll for requests ten times a second."""
+TRY_AGAIN_S: Final = (1.0, 30.0)
+"""Pause after the first replay that was not answered, and the maximum; it doubles each time."""
+
+
+class KvEventStream:
+    """Stream of KV events of the publisher at `endpoint`, across its restarts; closes as a context manager.
+
+    The publisher may start later. `replay_endpoint` serves replays; None if there are none. `bind`: the publisher
+    connects to this process. A data-parallel engine needs one stream per rank (`addresses.of_rank`). Raises BadInput
+    for an endpoint that is not accepted, EndpointInUse for one to bind that is in use.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        replay_endpoint: str | None = None,
+        *,
+        topic: str = "",
+        bind: bool = False,
+        check_after_s: float = CHECK_AFTER_S,
+        replay_timeout_s: float = REPLAY_TIMEOUT_S,
+        pending: PendingItems | None = None,
+    ) -> None:
+        check_endpoint("endpoint", endpoint, is_client=not bind)
+        if replay_endpoint is not None:
+            check_endpoint("replay endpoint", replay_endpoint, is_client=True)
+        self.endpoint = endpoint
+        self._replay_endpoint = replay_endpoint
+        self._check_after_s, self._replay_timeout_s = check_after_s, replay_timeout_s
+        self._pending = pending or PendingItems()
+        self._continuity = EventContinuity(self._pending.put, can_replay=replay_endpoint is not None)
+        self._status = StreamStatus()
+        self._num_of_other_ranks = 0
+        self._num_connections = 0
+        self._replay: ReplayClient | None = None
+        self._last_message_s = self._answered_s = time.monotonic()
+        self._try_again_s = 0.0
+        self._pause_s = TRY_AGAIN_S[0]
+        self._is_closing = False
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            self._line = KVEventConnection(self._context, endpoint, topic.encode(), bind=bind)
+        except BaseException:
+            self._context.term()
+            raise
+        self._wakeup = Wakeup()
+        self._thread = threading.Thread(target=self._run, name="kvscope-kv-stream", daemon=True)
+        self._thread.start()
+
+    @property
+    def status(self) -> StreamStatus:
+        """Current status. Items returned earlier by `poll_items` are at least as old."""
+        return self._status
+
+    def poll_items(self) -> list[StreamItem]:
+        """Return and clear the items received since the last call, in order. Call it from one thread only."""
+        items = self._pending.poll_items()
+        if items:
+            self._wakeup.signal()  # the queue has free capacity again
+        return items
+
+    def close(self) -> None:
+        """Stop reading. Idempotent."""
+        self._is_closing = True
+        self._wakeup.signal()
+        self._thread.join()
+        self._wakeup.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Reading thread
+
+    def _run(self) -> None:
+        try:
+            while not self._is_closing:
+                self._wait()
+                now_s = time.monotonic()
+                self._line.poll(now_s)
+                self._notice_connection()
+                self._read_line(now_s)
+                self._read_replay(now_s)
+                self._decide(now_s)
+                self._status = self._read_status()
+        finally:
+            self._end_replay()
+            self._line.close()
+            self._context.term()
+
+    def _wait(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._wakeup.reader, zmq.POLLIN)
+        poller.register(self._line.socket, zmq.POLLIN)
+        poller.register(self._line.monitor, zmq.POLLIN)
+        if self._replay is not None and self._pending.has_capacity:
+            poller.register(self._replay.socket, zmq.POLLIN)
+        if self._wakeup.reader in dict(poller.poll(TICK_MS)):
+            self._wakeup.clear()
+
+    def _notice_connection(self) -> None:
+        if self._line.num_connections > self._num_connections:
+            if self._num_connections:
+                self._continuity.reconnected()
+            self._num_connections = self._line.num_connections
+
+    def _read_line(self, now_s: float) -> None:
+        for parts in self._line.receive(MAX_PER_PASS):
+            published = read_published(parts)
+            if published is None:
+                self._num_of_other_ranks += 1
+            elif self._pending.has_capacity:
+                self._last_message_s = now_s
+                self._continuity.live(*published)
+            else:
+                self._last_message_s = now_s
+                self._continuity.dropped()
+
+    def _read_replay(self, now_s: float) -> None:
+        replay = self._replay
+        if replay is None:
+            return
+        if not self._pending.has_capacity:
+            self._answered_s = now_s  # this process delays the replay, not the publisher
+            return
+        for answer in replay.receive(MAX_PER_PASS):
+            self._answered_s = now_s
+            self._continuity.replayed(*answer)
+        if replay.is_over:
+            self._pause_s = TRY_AGAIN_S[0]
+            self._last_message_s = now_s
+            self._continuity.end_replay()
+        elif now_s - self._answered_s > self._replay_timeout_s:
+            self._abandon_replay(now_s)
+        if not self._continuity.is_replaying:
+            self._end_replay()
+
+    def _abandon_replay(self, now_s: float) -> None:
+        self._last_message_s = now_s
+        self._continuity.fail_replay(f"the replay endpoint {self._replay_endpoint} does not answer")
+        self._try_again_s = now_s + self._pause_s
+        self._pause_s = min(2 * self._pause_s, TRY_AGAIN_S[1])
+
+    def _end_replay(self) -> None:
+        if self._replay is not None:
+            self._num_of_other_ranks += self._replay.num_of_other_ranks
+            self._replay.close()
+            self._replay = None
+
+    def _decide(self, now_s: float) -> None:
+        """Start a replay if one is due. It waits for a connection, because batches published from then on are not
+        missed."""
+        continuity = self._continuity
+        if self._replay is not None or not self._line.is_connected or not self._pending.has_capacity:
+            return
+        if continuity.failed and now_s >= self._try_again_s:
+            continuity.try_again()
+        elif now_s - self._last_message_s > self._check_after_s and not continuity.failed:
+            continuity.check()
+        if continuity.wants and self._replay_endpoint is not None:
+            self._answered_s = now_s
+            self._replay = ReplayClient(self._context, self._replay_endpoint, continuity.begin_replay())
+
+    def _read_status(self) -> StreamStatus:
+        continuity, counts = self._continuity, self._continuity.counts
+        state, why = self._state()
+        return StreamStatus(
+            state=state,
+            why=why,
+            seq=continuity.last,
+            ts=continuity.ts,
+            data_parallel_rank=continuity.rank,
+            num_batches=counts.batches,
+            num_events=counts.events,
+            num_missing=counts.missing,
+            num_unreadable=counts.unreadable,
+            num_unknown_events=counts.unknown_events,
+            num_unknown_fields=counts.unknown_fields,
+            num_duplicates=counts.duplicates,
+            num_restarts=counts.restarts,
+            num_replays=counts.replays,
+            num_of_other_ranks=self._num_of_other_ranks,
+        )
+
+    def _state(self) -> tuple[StreamState, str]:
+        line, continuity = self._line, self._continuity
+        if not line.is_connected:
+            state = StreamState.LOST if line.num_connections or line.refusal else StreamState.JOINING
+            return state, line.refusal or f"nobody publishes at {self.endpoint}"
+        if self._num_of_other_ranks and not continuity.counts.batches:
+            return StreamState.LOST, f"{self.endpoint} sends something other than KV events"
+        is_asking = bool(continuity.wants) or continuity.is_replaying
+        if is_asking and not continuity.is_checking:
+            return StreamState.REPLAYING, continuity.uncertain or continuity.wants
+        if continuity.uncertain:
+            return StreamState.UNCERTAIN, continuity.uncertain
+        return (StreamState.LIVE, "") if continuity.has_joined else (StreamState.JOINING, "nothing published yet")
+
+
+class PendingItems:
+    """Queue of items from the reading thread to the follower, bounded by the bytes received for them.
+
+    `put` must be called on one thread, `poll_items` on one other.
+    """
+
+    def __init__(self, max_bytes: int = MAX_PENDING_BYTES) -> None:
+        self._lock = threading.Lock()
+        self._items: list[StreamItem] = []
+        self._num_bytes = 0
+        self._max_bytes = max_bytes
+
+    @property
+    def has_capacity(self) -> bool:
+        """Whether the queue is below its limit, so that more may be read."""
+        return self._num_bytes < self._max_bytes
+
+    def put(self, item: StreamItem, num_bytes: int) -> None:
+        with self._lock:
+            self._items.append(item)
+            self._num_bytes += num_bytes + _ITEM_BYTES
+
+    def poll_items(self) -> list[StreamItem]:
+        with self._lock:
+            items, self._items = self._items, []
+            self._num_bytes = 0
+        return items
+
+
+class ReplayClient:
+    """One replay: all batches that a publisher still has, from sequence number `start` on, in the old or the new
+    layout.
+
+    Each replay has its own socket, so that late answers to an abandoned replay are dropped with it.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, start: int) -> None:
+        self.is_over = False
+        """Whether the end of the replay was received."""
+        self.num_of_other_ranks = 0
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.rcvhwm = HIGH_WATER
+        self.socket.maxmsgsize = MAX_BATCH_BYTES
+        self.socket.linger = 0
+        self.socket.ipv6 = is_ipv6(endpoint)
+        self.socket.connect(endpoint)
+        self.socket.send_multipart((b"", start.to_bytes(SEQ_BYTES, "big")), zmq.NOBLOCK)
+
+    def receive(self, max_answers: int) -> list[tuple[int, bytes]]:
+        """Return the batches received, in the order in which they were sent."""
+        answers: list[tuple[int, bytes]] = []
+        with contextlib.suppress(zmq.Again):
+            while len(answers) < max_answers and not self.is_over:
+                answer = read_answer(self.socket.recv_multipart(zmq.NOBLOCK))
+                if answer is None:
+                    self.num_of_other_ranks += 1
+                elif answer[0] is None:
+                    self.is_over = True
+                else:
+                    answers.append((answer[0], answer[1]))
+        return answers
+
+    def close(self) -> None:
+        self.socket.close(linger=0)
+
+
+def read_answer(parts: list[bytes]) -> tuple[int | None, bytes] | None:
+    """Return sequence number and payload, (None, b"") at the end of a replay, or None for a malformed answer.
+
+    Since vLLM 0.26 and SGLang 0.5.23 an answer has four parts: empty, topic, number, payload. Before it had three,
+    without a topic.
+    """
+    if len(parts) not in (NEW_PARTS, OLD_PARTS) or parts[0] or len(parts[-2]) != SEQ_BYTES:
+        return None
+    if parts[-2] == END_SEQ:
+        return None, b""
+    return int.from_bytes(parts[-2], "big"), parts[-1]
+
+
+def read_published(parts: list[bytes]) -> tuple[int, bytes] | None:
+    """Return sequence number and payload of a published message (topic, number, payload); None if it is malformed."""
+    if len(parts) != OLD_PARTS or len(parts[1]) != SEQ_BYTES or parts[1] == END_SEQ:
+        return None
+    return int.from_bytes(parts[1], "big"), parts[2]

@@ -1,0 +1,86 @@
+"""The rule of epochs and sequence numbers: which frames and snapshots can follow a state.
+
+A frame follows if it is the next one, a snapshot if it is newer. After a gap, only a snapshot follows. Waiting for and
+requesting snapshots is left to the users of this module. Must not depend on the mirror.
+"""
+
+from __future__ import annotations
+
+from kvscope_telemetry.messages.telemetry import DeltaCheckpoint, Frame, Snapshot
+
+
+class StatePosition:
+    """Epoch and sequence number of a state. Before the first snapshot there is no epoch, and no frame follows."""
+
+    def __init__(self) -> None:
+        self.epoch: int | None = None
+        self.seq = 0
+
+    def copy(self) -> StatePosition:
+        other = StatePosition()
+        other.epoch, other.seq = self.epoch, self.seq
+        return other
+
+    def has(self, frame: Frame) -> bool:
+        """Return whether the state already includes `frame`."""
+        return frame.epoch == self.epoch and frame.seq <= self.seq
+
+    def is_before(self, frame: Frame) -> bool:
+        """Return whether `frame` directly follows the state."""
+        follows = frame.since_seq if isinstance(frame, DeltaCheckpoint) else frame.seq - 1
+        return frame.epoch == self.epoch and follows == self.seq
+
+    def is_newer(self, snapshot: Snapshot) -> bool:
+        """Return whether `snapshot` is of another epoch, or later in this one."""
+        return snapshot.hello.epoch != self.epoch or snapshot.seq > self.seq
+
+    def move_to(self, snapshot: Snapshot) -> None:
+        """Set the position to that of `snapshot`."""
+        self.epoch, self.seq = snapshot.hello.epoch, snapshot.seq
+
+    def advance(self, frame: Frame) -> None:
+        """Set the position to that of `frame`, which must directly follow it."""
+        assert self.is_before(frame), f"frame {frame.seq} does not follow {self.seq}"
+        self.seq = frame.seq
+
+
+class Continuity:
+    """Decides for a sequence of frames and snapshots which of them are to be applied: call `accepts` for each, in
+    order.
+    """
+
+    def __init__(self) -> None:
+        self._place = StatePosition()
+        self.is_lost = True
+        """Whether the state is unknown: there was no snapshot yet, or frames are missing since."""
+
+    @property
+    def epoch(self) -> int | None:
+        return self._place.epoch
+
+    @property
+    def seq(self) -> int:
+        return self._place.seq
+
+    def mark_lost(self) -> None:
+        """Mark the state as unknown because an accepted message could not be applied."""
+        self.is_lost = True
+
+    def accepts(self, message: Frame | Snapshot) -> bool:
+        """Return whether `message` is to be applied, and advance the position if so."""
+        return self._accepts_frame(message) if isinstance(message, Frame) else self._accepts_snapshot(message)
+
+    def _accepts_snapshot(self, snapshot: Snapshot) -> bool:
+        if not self.is_lost and not self._place.is_newer(snapshot):
+            return False
+        self._place.move_to(snapshot)
+        self.is_lost = False
+        return True
+
+    def _accepts_frame(self, frame: Frame) -> bool:
+        if self.is_lost or self._place.has(frame):
+            return False
+        self.is_lost = not self._place.is_before(frame)
+        if not self.is_lost:
+            self._place.advance(frame)
+        return not self.is_lost

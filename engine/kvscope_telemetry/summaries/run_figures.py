@@ -1,0 +1,556 @@
+"""Definitions of all figures of a run: name, unit, meaning, and how to compute each from counters or an overview.
+
+The report, `kvscope info`, comparisons, fleets, tables, `/metrics` and the window's charts use them, so that a figure
+of the same range is the same number everywhere. To add a figure, add an entry to `FIGURES`. A `Figure` is measured over
+a range. A `Share` is the same formula over any data that has the names of `messages.Counters`: differences of counters,
+one second, or the bins of a chart. Knows no files and no windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
+
+import numpy as np
+
+from kvscope_telemetry.latencies import FIRST_TOKEN, INTER_TOKEN, QUEUED, LatencyKind
+from kvscope_telemetry.summaries import latency_buckets
+from kvscope_telemetry.summaries.session_overview import OVERVIEW_COLUMNS, FloatArray, IntArray, SessionOverview
+from kvscope_telemetry.summaries.summary import SECOND_NS
+
+
+class Range(Protocol):
+    """A time range, both ends inclusive, on the overview's clock."""
+
+    @property
+    def from_ns(self) -> int: ...
+    @property
+    def until_ns(self) -> int: ...
+
+
+Measure = Callable[[SessionOverview, slice, Range], float | None]
+"""Computes a figure from an overview, the slice of its seconds in a range, and the range. Returns None if it is
+unknown.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Ratio of two sums of named values."""
+
+    part: tuple[str, ...]
+    whole: tuple[str, ...]
+
+    def of(self, values: Mapping[str, float]) -> float | None:
+        """Return the ratio for single numbers; None if the denominator is 0."""
+        share = float(self.over({name: np.array(value, np.float64) for name, value in values.items()}))
+        return None if np.isnan(share) else share
+
+    def over(self, columns: Mapping[str, FloatArray]) -> FloatArray:
+        """Return the ratio for columns, element by element; NaN where the denominator is 0 or unknown."""
+        part, whole = (sum((columns[name] for name in names), np.zeros(())) for names in (self.part, self.whole))
+        return np.where(whole > 0, part / np.where(whole > 0, whole, 1.0), np.nan)
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.part, *self.whole)))
+
+
+PROMPTS: Final = ("prompt_tokens", "cached_tokens")
+"""Sum to the prompt tokens of requests that ran for the first time. `prompt_tokens` counts the computed ones, without
+cached ones.
+"""
+HIT_RATE: Final = Share(("cached_tokens",), PROMPTS)
+USAGE: Final = Share(("active",), ("pool",))
+"""Share of the pool's blocks that requests hold."""
+ACCEPTED: Final = Share(("accepted_tokens",), ("draft_tokens",))
+WASTE: Final = Share(("wasted_slots",), ("held_slots",))
+"""Share of the slots held by requests that are unused, as `state.pool_use` counts them."""
+_ALL: Final = slice(None)
+
+
+def rows_in(overview: SessionOverview, span: Range) -> slice:
+    """Return the slice of the overview's seconds that `span` overlaps."""
+    first = int(np.searchsorted(overview.time_ns, span.from_ns - SECOND_NS, "right"))
+    return slice(first, int(np.searchsorted(overview.time_ns, span.until_ns, "right")))
+
+
+def ends_of(overview: SessionOverview, rows: slice, span: Range) -> IntArray:
+    """Return the time at the end of each second, or of the range, shape (n,): the time at which the second's values
+    are shown.
+
+    Levels are values at that time, counts are of the second before it. Tables, reports and charts all follow this rule.
+    """
+    ends: IntArray = np.minimum(overview.time_ns[rows] + SECOND_NS, span.until_ns)
+    return ends
+
+
+def pool_of(overview: SessionOverview, rows: slice = _ALL) -> FloatArray:
+    """Return the number of blocks in the pool, shape (n,); NaN where it is unknown."""
+    parts = [overview.column(f"{name}_blocks")[rows] for name in ("active", "cached", "free")]
+    num_blocks = overview.column("pool_blocks")[rows]
+    return np.where(np.isfinite(num_blocks), num_blocks, parts[0] + parts[1] + parts[2])
+
+
+def usage_of(overview: SessionOverview, rows: slice = _ALL) -> FloatArray:
+    """Return the share of the pool that requests held, shape (n,); NaN where there is no pool."""
+    return USAGE.over({"active": overview.column("active_blocks")[rows], "pool": pool_of(overview, rows)})
+
+
+def peak_usage_of(overview: SessionOverview, rows: slice = _ALL) -> FloatArray:
+    """Return the largest share of the pool that requests held within each second, shape (n,); NaN where there is no
+    pool.
+    """
+    return USAGE.over({"active": overview.column("peak_active_blocks")[rows], "pool": pool_of(overview, rows)})
+
+
+def peak_usage_time_ns(overview: SessionOverview, rows: slice = _ALL) -> int | None:
+    """Return the time at which the largest share of the pool was held; None if it is unknown."""
+    usage = peak_usage_of(overview, rows)
+    if not np.isfinite(usage).any():
+        return None
+    at = int(np.nanargmax(usage))
+    after_ns = overview.column("peak_active_ns")[rows][at]
+    return int(overview.time_ns[rows][at]) + (SECOND_NS if np.isnan(after_ns) else int(after_ns))
+
+
+def waste_of(overview: SessionOverview, rows: slice = _ALL) -> FloatArray:
+    """Return the internal fragmentation: unused share of the slots that requests held, shape (n,); NaN where they held
+    none.
+    """
+    return WASTE.over({name: overview.column(name)[rows] for name in WASTE.names()})
+
+
+def fragmentation_of(overview: SessionOverview, rows: slice = _ALL) -> FloatArray:
+    """Return the share of the free blocks outside the longest free run, shape (n,); NaN where no block is free."""
+    free, longest = overview.column("free_blocks")[rows], overview.column("longest_free_run")[rows]
+    shares = 1 - np.minimum(longest / np.maximum(free, 1), 1)
+    return np.where((free > 0) & (longest > 0), shares, np.nan)
+
+
+def covered_s(overview: SessionOverview, rows: slice, span: Range) -> float:
+    """Return how much of the range was recorded while the engine was not stopped, in seconds. Gaps in the recording
+    are excluded, and the first and last second may be partial.
+    """
+    begins = np.maximum(overview.time_ns[rows], span.from_ns)
+    ends = np.minimum(overview.time_ns[rows] + SECOND_NS, span.until_ns)
+    return float(overview.stops.running_between(begins, ends).sum()) / 1e9
+
+
+def _stopped_s(overview: SessionOverview, rows: slice, span: Range) -> float | None:
+    return overview.stops.stopped_ns(span.from_ns, span.until_ns) / 1e9
+
+
+def silences_s(overview: SessionOverview, rows: slice) -> FloatArray:
+    """Return the lengths in seconds of the recording gaps between two seconds of the overview."""
+    gaps = (np.diff(overview.time_ns[rows]) - SECOND_NS) / 1e9
+    found: FloatArray = gaps[gaps > 0]
+    return found
+
+
+def total_of(column: FloatArray) -> float | None:
+    """Return the sum; None if a part of it is unknown."""
+    return None if np.isnan(column).any() else float(column.sum())
+
+
+_PARTS: Final = {"p50_s": 0.725, "p95_s": 0.245, "p99_s": 0.03}
+"""Weight of each quantile of a second: the share of the second's values that are nearest to it."""
+
+
+def quantile_of(overview: SessionOverview, latency: str, share: float, rows: slice) -> float | None:
+    """Return a latency quantile over the range, to half a percent, from the buckets of its seconds.
+
+    In seconds without buckets, each stored quantile represents the values nearest to it (`_PARTS`). Returns None if
+    there are no latencies or the quantile has no upper bound.
+    """
+    counts = overview.column(f"{latency}_count")[rows]
+    known = counts > 0
+    if not known.any():
+        return None
+    places = np.arange(len(overview))[rows][known]
+    packed = [overview.latency_buckets(latency, place) for place in places.tolist()]
+    values, weights = latency_buckets.unpack(b"".join(packed))
+    rest = places[[not buckets for buckets in packed]]
+    columns = [overview.column(f"{latency}_{part}")[rest] for part in _PARTS]
+    values = np.concatenate([values, *(np.where(np.isnan(column), np.inf, column) for column in columns)])
+    rest_counts = overview.column(f"{latency}_count")[rest]
+    weights = np.concatenate([weights, *(rest_counts * part for part in _PARTS.values())])
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weights[order]) / weights.sum()
+    found = float(values[order][min(int(np.searchsorted(reached, share)), len(values) - 1)])
+    return found if np.isfinite(found) else None
+
+
+def largest_of(overview: SessionOverview, latency: str, rows: slice) -> float | None:
+    """Return the largest latency of the range, to half a percent; None if there are none or a second has no buckets."""
+    places = np.arange(len(overview))[rows][overview.column(f"{latency}_count")[rows] > 0]
+    packed = [overview.latency_buckets(latency, place) for place in places.tolist()]
+    return float(latency_buckets.unpack(b"".join(packed))[0].max()) if packed and all(packed) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A figure in the header of a report."""
+
+    place: int
+    """Position in the header, from 1."""
+    beside: str = ""
+    """Secondary text; `{key}` is replaced by another figure."""
+    title: str = ""
+    """Title to use if the figure's name is too long."""
+    value: str = "{}"
+
+
+@dataclass(frozen=True, slots=True)
+class FigureUses:
+    """Where a figure is shown, apart from `kvscope info --json`, which shows all, and comparisons."""
+
+    card: Card | None = None
+    alarms: str = ""
+    """Group under which alarms offer the figure, per second; "" if they do not. Requires a `column` or a `share`."""
+    in_range: bool = False
+    """Whether the timeline shows the figure for a selected range."""
+
+
+NOWHERE: Final = FigureUses()
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One number that can be computed for a range of seconds, and for parts of it."""
+
+    key: str
+    """Identifier including the unit. Never changes, because scripts depend on it."""
+    name: str
+    unit: str
+    """"s", "share" (0 to 1), "tokens", "tokens/s", "requests", "1/min", ..."""
+    measure: Measure
+    counts: str = ""
+    """Text on the counted quantity, if the name is not enough."""
+    is_compared: bool = False
+    """Whether a comparison of two runs has a line for it."""
+    has_spread: bool = True
+    """Whether values of parts of the run estimate that of the whole. False for lengths, counts and peaks."""
+    column: str = ""
+    """Overview column, if the figure is that column's sum."""
+    share: Share | None = None
+    """Formula, if the figure is a ratio."""
+    places: FigureUses = NOWHERE
+
+    def of(self, overview: SessionOverview, span: Range) -> float | None:
+        """Compute the figure for `span`; None if it is unknown."""
+        return self.measure(overview, rows_in(overview, span), span)
+
+
+def _length(overview: SessionOverview, rows: slice, span: Range) -> float | None:
+    return (span.until_ns - span.from_ns) / 1e9
+
+
+def _known_sum(overview: SessionOverview, names: tuple[str, ...], rows: slice) -> float | None:
+    sums = [total_of(overview.column(name)[rows]) for name in names]
+    return None if any(each is None for each in sums) else float(sum(each or 0 for each in sums))
+
+
+def _total(names: tuple[str, ...], overview: SessionOverview, rows: slice, span: Range) -> float | None:
+    """Return a count. Tokens of a step that ran over several seconds are divided among them, as in rates, so that a
+    rate is its total divided by the time.
+    """
+    total = _known_sum(overview, tuple(map(_spread, names)), rows) if len(overview.time_ns[rows]) else None
+    return None if total is None else float(round(total))
+
+
+def _spread(column: str) -> str:
+    """Return the per-second column in which the counts of long steps are divided among seconds, or `column` if there
+    is none.
+    """
+    rate = f"{column}_per_s"
+    return rate if rate in OVERVIEW_COLUMNS else column
+
+
+def _rate(name: str, per_s: float, overview: SessionOverview, rows: slice, span: Range) -> float | None:
+    recorded_s, total = covered_s(overview, rows, span), _known_sum(overview, (name,), rows)
+    return total / recorded_s * per_s if total is not None and recorded_s > 0 else None
+
+
+def _share(share: Share, overview: SessionOverview, rows: slice, span: Range) -> float | None:
+    sums = {name: total_of(overview.column(name)[rows]) for name in share.names()}
+    known = {name: float(value) for name, value in sums.items() if value is not None}
+    return share.of(known) if len(known) == len(sums) else None
+
+
+Reduce = Callable[[FloatArray], float]
+
+
+def _level(
+    reduce: Reduce, of: Callable[[SessionOverview], FloatArray], overview: SessionOverview, rows: slice, _: Range
+) -> float | None:
+    """Reduce the known values of the seconds."""
+    values = of(overview)[rows]
+    values = values[np.isfinite(values)]
+    return float(reduce(values)) if values.size else None
+
+
+def _column(name: str) -> Callable[[SessionOverview], FloatArray]:
+    return lambda overview: overview.column(name)
+
+
+def _latency(key: str, share: float, overview: SessionOverview, rows: slice, span: Range) -> float | None:
+    return quantile_of(overview, key, share, rows)
+
+
+def _silences(reduce: Reduce, overview: SessionOverview, rows: slice, span: Range) -> float | None:
+    return float(reduce(silences_s(overview, rows)))
+
+
+def _counted(
+    column: str, name: str, unit: str, counts: str = "", *, is_compared: bool = False, places: FigureUses = NOWHERE
+) -> Figure:
+    return Figure(
+        column,
+        name,
+        unit,
+        partial(_total, (column,)),
+        counts,
+        is_compared=is_compared,
+        has_spread=False,
+        column=column,
+        places=places,
+    )
+
+
+def _per_second(column: str, name: str, counts: str = "", places: FigureUses = NOWHERE) -> Figure:
+    """A rate in tokens per second. Steps that ran over several seconds are divided among them."""
+    measure = partial(_rate, _spread(column), 1.0)
+    return Figure(f"{column}_per_s", name, "tokens/s", measure, counts, is_compared=True, places=places)
+
+
+def _per_minute(column: str, name: str) -> Figure:
+    return Figure(f"{column}_per_min", name, "1/min", partial(_rate, column, 60.0), is_compared=True)
+
+
+def _mean(
+    key: str,
+    name: str,
+    unit: str,
+    of: Callable[[SessionOverview], FloatArray],
+    counts: str = "",
+    places: FigureUses = NOWHERE,
+) -> Figure:
+    return Figure(key, name, unit, partial(_level, np.mean, of), counts, is_compared=True, places=places)
+
+
+def _of_all(key: str, name: str, share: Share, counts: str, *, is_compared: bool, places: FigureUses) -> Figure:
+    measure = partial(_share, share)
+    return Figure(key, name, "share", measure, counts, is_compared=is_compared, share=share, places=places)
+
+
+def _percentile(
+    latency: LatencyKind, percent: int, name: str, *, is_compared: bool = True, card: Card | None = None
+) -> Figure:
+    measure = partial(_latency, latency.key, percent / 100)
+    key, title, places = f"{latency.key}_p{percent}_s", f"{name}, p{percent}", FigureUses(card)
+    return Figure(key, title, "s", measure, latency.counts, is_compared=is_compared, places=places)
+
+
+REQUESTS, TOKENS, CACHE = "Requests", "Tokens", "Cache"
+"""Groups of alarms."""
+
+
+FIGURES: Final = (
+    Figure("length_s", "Length", "s", _length, is_compared=True, has_spread=False),
+    Figure(
+        "stopped_s",
+        "Engine paused",
+        "s",
+        _stopped_s,
+        "Time the engine was paused or suspended; excluded from latencies and rates",
+        has_spread=False,
+    ),
+    _counted("num_steps", "Steps", "steps", "Forward passes"),
+    _counted(
+        "admitted",
+        "Requests admitted",
+        "requests",
+        "Requests scheduled for the first time",
+        places=FigureUses(alarms=REQUESTS),
+    ),
+    _counted(
+        "finished",
+        "Requests finished",
+        "requests",
+        "Requests finished",
+        is_compared=True,
+        places=FigureUses(Card(3, "{admitted} admitted"), REQUESTS, in_range=True),
+    ),
+    _counted("aborted", "Requests aborted", "requests", places=FigureUses(alarms=REQUESTS)),
+    _counted(
+        "refused", "Requests refused", "requests", places=FigureUses(Card(6, "{aborted} aborted", "Refused"), REQUESTS)
+    ),
+    _per_minute("finished", "Requests finished per minute"),
+    _counted("generation_tokens", "Tokens generated", "tokens", "Output tokens", places=FigureUses(alarms=TOKENS)),
+    _per_second("generation_tokens", "Tokens generated per second", "Output tokens"),
+    _counted("decode_tokens", "Decode tokens", "tokens", "Output tokens computed", places=FigureUses(alarms=TOKENS)),
+    _per_second(
+        "decode_tokens",
+        "Decode tokens per second",
+        "Output tokens computed",
+        FigureUses(Card(7, "{decode_tokens} tokens", "Decode"), in_range=True),
+    ),
+    _counted(
+        "prefill_tokens",
+        "Prefill tokens",
+        "tokens",
+        "Prompt tokens computed, including recomputation after preemptions",
+        places=FigureUses(alarms=TOKENS),
+    ),
+    _per_second(
+        "prefill_tokens",
+        "Prefill tokens per second",
+        "Prompt tokens computed, including recomputation after preemptions",
+        FigureUses(Card(8, "{prefill_tokens} tokens", "Prefill"), in_range=True),
+    ),
+    _percentile(FIRST_TOKEN, 50, "First token"),
+    _percentile(FIRST_TOKEN, 95, "First token", card=Card(11, "p50 {first_token_p50_s}")),
+    _percentile(INTER_TOKEN, 50, "Between tokens"),
+    _percentile(INTER_TOKEN, 95, "Between tokens", card=Card(12, "p50 {inter_token_p50_s}")),
+    _percentile(QUEUED, 50, "Queued", is_compared=False),
+    _percentile(QUEUED, 95, "Queued", card=Card(13, "from arrival to the first run", "Queue, p95")),
+    _mean("running_mean", "Running, mean", "requests", _column("num_running")),
+    Figure(
+        "running_peak",
+        "Running, peak",
+        "requests",
+        partial(_level, np.max, _column("peak_running")),
+        "Most requests running at once",
+        has_spread=False,
+    ),
+    _mean("waiting_mean", "Waiting, mean", "requests", _column("num_waiting")),
+    Figure(
+        "waiting_peak",
+        "Waiting, peak",
+        "requests",
+        partial(_level, np.max, _column("peak_waiting")),
+        "Most requests waiting at once",
+        has_spread=False,
+        places=FigureUses(Card(4, "requests in the queue")),
+    ),
+    _mean(
+        "usage_mean",
+        "KV usage, mean",
+        "share",
+        usage_of,
+        "Share of the pool held by requests",
+        FigureUses(Card(2, "of the pool, held by requests")),
+    ),
+    Figure(
+        "usage_peak",
+        "KV usage, peak",
+        "share",
+        partial(_level, np.max, peak_usage_of),
+        "Largest share of the pool held by requests at any time",
+        is_compared=True,
+        has_spread=False,
+        places=FigureUses(Card(1, "at {peak_usage_s} s"), in_range=True),
+    ),
+    _mean(
+        "external_fragmentation",
+        "External fragmentation",
+        "share",
+        fragmentation_of,
+        "Mean share of free blocks outside the longest free run",
+    ),
+    _counted(
+        "preemptions",
+        "Preemptions",
+        "preemptions",
+        is_compared=True,
+        places=FigureUses(Card(5, "{swapped_blocks} blocks swapped out"), REQUESTS, in_range=True),
+    ),
+    _per_minute("preemptions", "Preemptions per minute"),
+    _counted(
+        "evicted_blocks",
+        "Evicted blocks",
+        "blocks",
+        "Blocks evicted from the prefix cache",
+        places=FigureUses(Card(14, "{copied_blocks} copied on write", "Blocks evicted"), CACHE, in_range=True),
+    ),
+    _per_minute("evicted_blocks", "Evicted blocks per minute"),
+    _counted("copied_blocks", "Copied blocks", "blocks", "Blocks copied on write", places=FigureUses(alarms=CACHE)),
+    _per_minute("copied_blocks", "Copied blocks per minute"),
+    _counted(
+        "swapped_blocks",
+        "Swapped blocks",
+        "blocks",
+        "Blocks of preempted requests moved to a lower tier",
+        places=FigureUses(alarms=CACHE),
+    ),
+    _counted(
+        "offloaded_blocks",
+        "Sunk blocks",
+        "blocks",
+        "Cached blocks moved to a lower tier",
+        places=FigureUses(alarms=CACHE),
+    ),
+    _counted(
+        "loaded_blocks", "Loaded blocks", "blocks", "Blocks loaded from a lower tier", places=FigureUses(alarms=CACHE)
+    ),
+    Figure(
+        "new_prompt_tokens",
+        "Prompt tokens",
+        "tokens",
+        partial(_total, PROMPTS),
+        "Prompt tokens of requests scheduled for the first time",
+        has_spread=False,
+    ),
+    _counted("cached_tokens", "Prompt tokens from the cache", "tokens", "Of these, tokens found in the cache"),
+    _of_all(
+        "hit_rate",
+        "Prefix hit rate",
+        HIT_RATE,
+        "Prompt tokens of new requests found in the cache, of all their prompt tokens",
+        is_compared=True,
+        places=FigureUses(Card(9, "{cached_tokens} of {new_prompt_tokens} tokens"), CACHE),
+    ),
+    _counted(
+        "restored_tokens",
+        "Restored tokens",
+        "tokens",
+        "Tokens recovered after preemptions without recomputation",
+        is_compared=True,
+        places=FigureUses(Card(10, "tokens after preemptions, {recomputed_tokens} recomputed", "Restored")),
+    ),
+    _counted(
+        "recomputed_tokens",
+        "Recomputed tokens",
+        "tokens",
+        "Tokens lost by preemptions and recomputed",
+        is_compared=True,
+        places=FigureUses(alarms=TOKENS),
+    ),
+    _counted("draft_tokens", "Draft tokens", "tokens", "Draft tokens checked"),
+    _counted("accepted_tokens", "Accepted draft tokens", "tokens", "Of these, tokens accepted"),
+    _of_all(
+        "accepted_share",
+        "Drafts accepted",
+        ACCEPTED,
+        "Of the draft tokens",
+        is_compared=False,
+        places=FigureUses(alarms=TOKENS),
+    ),
+    _counted(
+        "num_lost_frames",
+        "Frames lost",
+        "frames",
+        places=FigureUses(Card(15, "silences: {num_silences}, {silent_s}", "Gaps", "{} frames")),
+    ),
+    Figure("num_silences", "Silences", "silences", partial(_silences, np.size), has_spread=False),
+    Figure("silent_s", "Silent", "s", partial(_silences, np.sum), has_spread=False),
+)
+BY_KEY: Final = {figure.key: figure for figure in FIGURES}
+
+
+def measured(overview: SessionOverview, span: Range) -> dict[str, float | None]:
+    """Return all of `FIGURES` by key for `span`; None for unknown ones."""
+    rows = rows_in(overview, span)
+    return {figure.key: figure.measure(overview, rows, span) for figure in FIGURES}
