@@ -18,7 +18,7 @@ import torch
 from msgspec.structs import replace as replace_fields
 
 from kvscope_engine.cache_events import shared_salt
-from kvscope_engine.memory_guard import MemoryGuard
+from kvscope_engine.memory_guard import MemoryBudget, MemoryGuard
 from kvscope_engine.model.batch_invariance.tile_check import proven_tiles
 from kvscope_engine.model.cpu_offload.streaming import close_streaming, streamed_weights
 from kvscope_engine.model.device_memory.gpu_register import GpuRegister
@@ -718,15 +718,18 @@ def _build_guard(
     if size.memory is None:
         return None
     taken = storage.num_bytes + (states.num_bytes if states is not None else 0)
-    most, plan = (max_batched_tokens(config, loaded.device.type), config.max_num_seqs), size.plan
+    limits, plan = (max_batched_tokens(config, loaded.device.type), config.max_num_seqs), size.plan
+    budget = MemoryBudget(
+        0 if plan is None else plan.needed + min(max(plan.kv, 0), taken),  # other ranks may have fewer blocks
+        step_costs(plan, *limits, has_graphs=runner.has_graphs),
+        None if plan is None else plan.others,
+    )
     return MemoryGuard(
         size.memory,
-        0 if plan is None else plan.needed + min(max(plan.kv, 0), taken),  # other ranks may have fewer blocks
-        step_costs(plan, *most, has_graphs=runner.has_graphs),
+        budget,
         scheduler.limits,
         runner,
         runner.notes.append,
-        others=None if plan is None else plan.others,
         pages=storage.resident_bytes,
         promise=register.promise,
         paging=PagingWatch() if is_wsl() else None,

@@ -202,8 +202,8 @@ class PlacedPool:
 
 def _held_blocks(request: Request) -> Iterator[list[int]]:
     """Yield the blocks of each group's table that were not freed."""
-    for table, let_go in zip(request.block_tables, request.num_null_blocks, strict=True):
-        yield table[let_go:]
+    for table, num_null in zip(request.block_tables, request.num_null_blocks, strict=True):
+        yield table[num_null:]
 
 
 def _with_ends(requests: Mapping[int, Request], limits: Mapping[int, int]) -> Iterator[Request]:
