@@ -142,7 +142,7 @@ def build_parser(commands: Sequence[AddParser] = ()) -> argparse.ArgumentParser:
         "--at",
         metavar="SECONDS",
         type=_moment,
-        help="with --open: start paused at this many seconds from the recording's start",
+        help="with --open: start paused, SECONDS after the recording's start",
     )
     parser.add_argument(
         "--select",
@@ -159,7 +159,7 @@ def build_parser(commands: Sequence[AddParser] = ()) -> argparse.ArgumentParser:
         default="",
         help="arrange the views as in FILE (View > Layouts > Save layout to file)",
     )
-    parser.add_argument("--theme", choices=THEME_CHOICES, help="colour theme (default: as last time; at first auto)")
+    parser.add_argument("--theme", choices=THEME_CHOICES, help="colour theme (default: the last one, at first auto)")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_alarm_options(parser, "added to those set in the window")
     add_engine_options(parser)

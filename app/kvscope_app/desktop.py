@@ -25,7 +25,7 @@ from kvscope_app.engine_launcher.engine_process import EngineProcess
 from kvscope_app.engine_launcher.engine_supervisor import EngineSupervisor
 from kvscope_app.linked_times import LinkedTimes
 from kvscope_app.recent_recordings.recent_files import add_recent
-from kvscope_app.recording.crashed_histories import LeftRings
+from kvscope_app.recording.crashed_histories import CrashedHistories
 from kvscope_app.session.group import SessionGroup
 from kvscope_app.session.recording.rings import make_ring
 from kvscope_app.session.session import Session
@@ -87,12 +87,12 @@ class Desktop(QObject):
         """Layout for windows that open; None: their saved layout."""
         self.sessions = SessionGroup(self)
         self.linked_times = LinkedTimes(self)
-        self._left_rings: LeftRings | None = None
+        self._crashed_histories: CrashedHistories | None = None
         self._fleets: FleetManager | None = None
         self._addresses: weakref.WeakKeyDictionary[Source, Address] = weakref.WeakKeyDictionary()
         """Full addresses of watched sources, because a source's name does not contain everything."""
         self._forgetting = QTimer(self, singleShot=True, interval=_FORGET_AFTER_MS)
-        self._forgetting.timeout.connect(partial(give_back, app))
+        self._forgetting.timeout.connect(partial(release_caches, app))
 
     def open_window(
         self, address: Address | str, engine: EngineProcess | None = None, key: Path | None = None
@@ -106,10 +106,10 @@ class Desktop(QObject):
         self._addresses[source] = address
         window = self.watch(source, None if engine is None else EngineSupervisor(engine, self))
         # After the first paint, so that the window does not wait for the disk.
-        QTimer.singleShot(_KEEP_AFTER_MS, self, partial(self._keep, source))
+        QTimer.singleShot(_KEEP_AFTER_MS, self, partial(self._retain, source))
         return window
 
-    def _keep(self, source: WatchedSource) -> None:
+    def _retain(self, source: WatchedSource) -> None:
         """Start recording the history of a live session."""
         session = self.sessions.find_by_source(source)
         if session is not None:
@@ -117,10 +117,10 @@ class Desktop(QObject):
 
             session.set_disk_history(DiskHistory(make_ring(self._settings), source.set_sink))
 
-    def offer_left_rings(self) -> LeftRings:
+    def offer_left_rings(self) -> CrashedHistories:
         """Offer once to open the histories of crashed sessions, in the first window that has something to show."""
-        self._left_rings = LeftRings(self, lambda: self.windows, self.open_recording)
-        return self._left_rings
+        self._crashed_histories = CrashedHistories(self, lambda: self.windows, self.open_recording)
+        return self._crashed_histories
 
     def open_recording(
         self, recording: Recording, at_s: float | None = None, selects: Sequence[tuple[str, int]] = ()
@@ -160,16 +160,16 @@ class Desktop(QObject):
         If `comparing_window` is live, the comparison closes with it.
         """
         from kvscope_app.compare.compare_window import CompareWindow  # imported late: loads plots
-        from kvscope_app.compare.saved_geometry import KIND, restore_geometry, save_geometry
+        from kvscope_app.compare.saved_geometry import COMPARISON_WINDOW, restore_geometry, save_geometry
 
         is_live = comparing_window is not None and not comparing_window.session.timeline.is_file
         names = ("live" if is_live else a.path.name, b.path.name)
-        slot = self._slots.take(KIND)
+        slot = self._slots.acquire(COMPARISON_WINDOW)
         window = CompareWindow(a, b, names, self.themes)
-        group = window_group(KIND, slot)
+        group = window_group(COMPARISON_WINDOW, slot)
         restore_geometry(window, self._settings, group)
         window.closing.connect(partial(save_geometry, settings=self._settings, group=group))
-        window.closing.connect(lambda _: self._slots.give_back(KIND, slot))
+        window.closing.connect(lambda _: self._slots.release(COMPARISON_WINDOW, slot))
         self.comparisons.append(window)
         window.closing.connect(self._comparison_closed)
         if comparing_window is not None and is_live:
@@ -183,17 +183,17 @@ class Desktop(QObject):
 
         ready: dict[int, Recording] = {}
 
-        def take(place: int, recording: Recording) -> None:
-            ready[place] = recording
+        def add(index: int, recording: Recording) -> None:
+            ready[index] = recording
             if len(ready) == len(openings):
                 self.compare(ready[0], ready[1])
 
-        for place, opening in enumerate(openings):
+        for index, opening in enumerate(openings):
             if opening.recording is not None:
-                take(place, opening.recording)
+                add(index, opening.recording)
                 continue
             window = OpeningWindow(opening)
-            window.opened.connect(partial(take, place))
+            window.opened.connect(partial(add, index))
             window.failed.connect(self._report_failure)
             window.show()
 
@@ -208,7 +208,7 @@ class Desktop(QObject):
         if self._has_reported_unsaved:
             return
         self._has_reported_unsaved = True
-        detail = f"{Path(self._settings.fileName()).parent}: {reason}. Changes last until kvscope ends."
+        detail = f"{Path(self._settings.fileName()).parent}: {reason}. Changes are kept until kvscope quits."
         print(f"{PROGRAM}: settings cannot be saved in {detail}", file=sys.stderr)
         if self.windows:
             self.windows[-1].banner.show_message("Settings cannot be saved", detail, is_temporary=True)
@@ -247,8 +247,8 @@ class Desktop(QObject):
     def close(self) -> None:
         if self._fleets is not None:
             self._fleets.close()
-        if self._left_rings is not None:
-            self._left_rings.end()
+        if self._crashed_histories is not None:
+            self._crashed_histories.stop()
         for comparison in list(self.comparisons):
             comparison.close()
         self._settings.sync()
@@ -260,7 +260,7 @@ class Desktop(QObject):
     def watch(self, source: Source, supervisor: EngineSupervisor | None = None) -> MainWindow:
         session = self.sessions.open(source)
         kind = window_kind(session)
-        slot = self._slots.take(kind)
+        slot = self._slots.acquire(kind)
         failed_before = self._slots.start_opening(kind, slot)
         kept_layout = dock_state.back_up_layout(self._settings, window_group(kind, slot)) if failed_before else None
         openers = Openers(self.attach, self.open_recording, self.compare, self.open_fleet)
@@ -270,7 +270,7 @@ class Desktop(QObject):
         window.closing.connect(self._closed)
         window.views_loaded.connect(spare_the_collector)
         if self.initial_layout is not None:
-            window.views_loaded.connect(partial(window.layouts.put, self.initial_layout, "opening the layout"))
+            window.views_loaded.connect(partial(window.layouts.apply, self.initial_layout, "opening the layout"))
         window.views_loaded.connect(partial(self._slots.finish_opening, kind, slot))
         self.windows.append(window)
         self.linked_times.add(window)
@@ -286,30 +286,30 @@ class Desktop(QObject):
         if window not in self.windows:
             return
         self.windows.remove(window)
-        self._slots.give_back(window_kind(window.session), window.slot)
-        self._pass_on(window.last_words)
+        self._slots.release(window_kind(window.session), window.slot)
+        self._pass_on(window.closing_message)
         window.deleteLater()
         if window.supervisor is None:
-            self._end(window.session)
+            self._close_session(window.session)
         else:
             self._release_engine(window.supervisor, window.session)
         self._forgetting.start()
 
-    def _pass_on(self, last_words: str) -> None:
+    def _pass_on(self, closing_message: str) -> None:
         """Show the messages of a closed window in another window and on the terminal."""
-        if last_words:
-            print_line(f"{PROGRAM}: {last_words}", file=sys.stderr)
+        if closing_message:
+            print_line(f"{PROGRAM}: {closing_message}", file=sys.stderr)
             if self.windows:
-                self.windows[-1].banner.show_message("A closed window could not save everything", last_words)
+                self.windows[-1].banner.show_message("A closed window could not save everything", closing_message)
 
     def _release_engine(self, supervisor: EngineSupervisor, session: Session) -> None:
         """Shut down kvscope's own engine with its window, after sending the shutdown command."""
         supervisor.deleteLater()
-        if not supervisor.engine.keep:
+        if not supervisor.engine.keeps_running:
             session.send(Control(action="shutdown"))
-        QTimer.singleShot(_CLOSE_NOTICE_MS, self, partial(self._end, session))
+        QTimer.singleShot(_CLOSE_NOTICE_MS, self, partial(self._close_session, session))
 
-    def _end(self, session: Session) -> None:
+    def _close_session(self, session: Session) -> None:
         self.sessions.close_session(session)
 
 
@@ -418,7 +418,7 @@ class _ExposeProbe(QObject):
 
 # Functions that free what a closed window leaves in Qt's caches, in the garbage collector and in malloc. They are
 # called on the GUI thread, between two turns of the event loop.
-def give_back(app: QApplication) -> None:
+def release_caches(app: QApplication) -> None:
     """Clear the caches for the widgets of a closed window."""
     forget_rules(app)
     QPixmapCache.clear()  # icon pixmaps, up to 10 MiB, whether they are still in use or not

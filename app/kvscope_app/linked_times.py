@@ -189,7 +189,7 @@ class LinkedTimes(QObject):
 
     def _text(self, member: LinkedWindow, *, is_there: bool = True) -> str:
         if not is_there:
-            return "Times linked: nothing recorded then"
+            return "Times linked: nothing was recorded at this time"
         return "Times linked" if not member.offset_ns else "Times linked by their starts"
 
 

@@ -96,7 +96,7 @@ def run(options: Options) -> int:
             opening.cancel()
         if engine is not None:
             engine.close()  # does nothing after a normal shutdown
-            if engine.keep and engine.is_running:
+            if engine.keeps_running and engine.is_running:
                 print_line(f"The engine runs on; watch it with: {PROGRAM} --attach {engine.endpoint}")
 
 

@@ -46,5 +46,5 @@ def add_goals(parser: argparse.ArgumentParser, subject: str) -> None:
         nargs="+",
         default=[],
         metavar="NAME:MS",
-        help=f"goals of requests, of ttft, tpot and e2el in milliseconds, as ttft:200 tpot:50: {subject}",
+        help=f"latency goals in milliseconds for ttft, tpot and e2el, such as ttft:200 tpot:50: {subject}",
     )

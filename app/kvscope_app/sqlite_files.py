@@ -26,7 +26,7 @@ class SqliteSchema:
     """SQL that creates the missing tables."""
     probe: str
     """Query that fails if the existing tables are different."""
-    what: str
+    contents: str
     """Name of the contents for messages, such as `conversations`."""
 
 
@@ -42,7 +42,7 @@ def open_sqlite(path: Path, schema: SqliteSchema, warnings: list[str]) -> sqlite
         raise
     except sqlite3.DatabaseError as error:
         aside = _set_aside(path)
-        warnings.append(f"The {schema.what} could not be read; its file was set aside as {aside.name} ({error})")
+        warnings.append(f"The {schema.contents} could not be read; its file was set aside as {aside.name} ({error})")
         return _connect(path, schema)
 
 

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.json_option import read_json_option
-from kvscope_telemetry.kv_events.config import KvEventsConfig, parse_config
+from kvscope_telemetry.kv_events.kv_events_config import KvEventsConfig, parse_config
 from kvscope_telemetry.messages.commands import MAX_ADAPTER_CHARACTERS
 from kvscope_telemetry.options import (
     Gib,
@@ -134,30 +134,31 @@ class EngineConfig:
         group=_MODEL,
         metavar="T",
         help="data type of weights and activations",
-        brief="of weights and activations: auto, float32, bfloat16 or float16",
+        brief="data type of weights and activations: auto, float32, bfloat16 or float16",
     )
     quantization: str = option(
         "auto",
         OneOf(QUANTIZATIONS),
         group=_MODEL,
         metavar="Q",
-        help="auto: 4 and 8 bits are read as a GGUF, GPTQ, AWQ or compressed-tensors file holds them (a GPU: 4 of"
-        " all but GGUF) and activations are left as they are, so the tokens are those of widened weights;"
-        " none: widen, the same tokens, more memory and less speed. On a CPU the others are faster, batches"
-        " most of all, and give other tokens: a8 is auto with activations rounded to 8 bits, as llama.cpp"
-        " does; int8 and int4 round the weights of any model too (8 bits with a scale for each 64 inputs, 4"
-        " for each 32; on a GPU weights alone); fp8, on a GPU alone: weights with a scale a row, activations with one"
-        " a token",
-        brief="weights: auto (as in quantized files) or none (widened): same tokens; a8 (auto with 8-bit"
-        " activations), int8, int4: faster on a CPU, different tokens; fp8 (a GPU): different tokens",
+        help="auto: use a GGUF, GPTQ, AWQ or compressed-tensors file in its 4 or 8 bits (on a GPU: in 4,"
+        " except GGUF), with the same tokens as widened weights; none: widen the weights (same"
+        " tokens, more memory, slower). The others change the tokens; on a CPU they are faster, most"
+        " of all in batches. a8: auto, with activations rounded to 8 bits, as in llama.cpp; int8,"
+        " int4: round the weights of any model (one scale per 64 or 32 inputs; on a GPU weights"
+        " only); fp8: GPU only, one scale per weight row and per token",
+        brief="weights: auto (as in the file) or none (widened), with the same tokens; a8 (auto with 8-bit"
+        " activations), int8 or int4 (faster on a CPU, different tokens); fp8 (GPU only, different"
+        " tokens)",
     )
     generation_config: str = option(
         "auto",
         OneOf(("auto", "none", "vllm")),
         group=_MODEL,
         metavar="G",
-        help="auto: temperature, top-p, top-k, min-p, repetition penalty and the limit of new tokens of the model's"
-        " generation_config.json (or GGUF keys) hold for requests that do not say; none (vLLM: vllm): they do not",
+        help="where the defaults of requests come from: auto (temperature, top-p, top-k, min-p, repetition"
+        " penalty and maximum new tokens of the model's generation_config.json or GGUF keys) or none"
+        " (vLLM: vllm)",
         brief="use the model's generation config as sampling defaults: auto or none",
     )
     max_model_len: int | None = option(
@@ -236,19 +237,19 @@ class EngineConfig:
         False,
         Switch(),
         group=_MODEL,
-        help="give a request the same numbers to the last bit whatever runs beside it, however its prompt is cut and"
-        " whatever was cached, so that a recording can be run again (kvscope replay); steps are slower, the number of"
-        " CPU threads stays as it is, and a GPU runs without CUDA graphs and begins no step before the last one's end;"
-        " refused where it cannot be proven at the start",
-        brief="the same numbers to the last bit whatever runs beside a request (slower)",
+        help="make each request's results bit-identical, whatever other requests, prompt chunking and"
+        " caching do, so that `kvscope replay` can compare runs; slower; fixes the number of CPU"
+        " threads; on a GPU disables CUDA graphs and async scheduling; refused if it cannot be"
+        " verified at the start",
+        brief="make each request's results bit-identical, whatever other requests run (slower)",
     )
     fingerprints: bool = option(
         False,
         Switch(),
         group=_MODEL,
-        help="with --deterministic: tell a digest of each layer's keys and values in each block that becomes full, and"
-        " of each sampled token's logits, so that two runs can be compared (kvscope replay)",
-        brief="with --deterministic: tell digests of keys, values and logits, by which runs are compared",
+        help="with --deterministic: publish a hash of each layer's keys and values for each full block,"
+        " and of each sampled token's logits, so that `kvscope replay` can compare runs",
+        brief="with --deterministic: publish hashes of keys, values and logits, to compare runs",
     )
     num_threads: int | None = option(
         None,
@@ -257,7 +258,7 @@ class EngineConfig:
         metavar="N",
         help="fixed number of CPU threads (default: OMP_NUM_THREADS, or one per physical core available to this "
         "process; fewer while other programs compete for cores)",
-        brief="fixed number of CPU threads (default: by the cores)",
+        brief="fixed number of CPU threads (default: by the number of cores)",
     )
     block_size: int = option(
         16,
@@ -299,7 +300,7 @@ class EngineConfig:
         metavar="T",
         help="data type of the KV cache: that of the activations (auto), or 8 bits with a scale per token and "
         "KV head: e4m3 (fp8, also called fp8_e4m3) or int8",
-        brief="of the blocks: auto, fp8 (also called fp8_e4m3) or int8",
+        brief="data type of the KV cache: auto, fp8 (also called fp8_e4m3) or int8",
     )
     enable_prefix_caching: bool | None = option(
         None,
@@ -324,9 +325,9 @@ class EngineConfig:
         Whole(0, _MANY),
         group=_CACHE,
         metavar="STEPS",
-        help="in every so many decode steps measure which share of each request's attention falls on each of its blocks"
-        " (the page map's Attention colours), in the same pass over the keys as attention; 16 is a good number; of"
-        " layers that choose their blocks nothing falls on those passed over (0: never)",
+        help="every STEPS decode steps, measure which share of each request's attention falls on each of"
+        " its blocks (the page map's Attention colours), in the same pass over the keys as attention;"
+        " 16 works well; in layers that select blocks, skipped blocks get nothing (0: never)",
         brief="measure attention per block every N decode steps, for the page map (default: 0, never)",
     )
     sparse_decode: float | None = option(
@@ -334,19 +335,21 @@ class EngineConfig:
         PositiveShare(),
         group=_CACHE,
         metavar="FRACTION",
-        help="each new token attends to this fraction of its request's blocks, above 0 and at most 1: those on which,"
-        " as far as bounds of their keys tell, most of its attention falls, by layer and KV head (after Quest);"
-        " prompts, the first two layers, layers with a sliding window and requests of up to 256 tokens are attended to"
-        " in full; answers change a little, and the bounds of the keys take a sixteenth of the KV's memory beside it in"
-        " blocks of 16, an eighth with an 8-bit KV cache (without it: all blocks)",
-        brief="fraction of its blocks that each new token attends to (default: all; 0.25 works well)",
+        help="let each new token attend only to this fraction of its request's blocks, above 0 and at most"
+        " 1: those with the most attention as estimated from bounds of their keys, per layer and KV"
+        " head (Quest). Full attention remains for prompts, the first two layers, layers with a"
+        " sliding window and requests of up to 256 tokens. Answers change a little. The bounds need"
+        " 1/16 of the KV cache's memory with blocks of 16 (1/8 if it has 8 bits) (default: all"
+        " blocks)",
+        brief="fraction of a request's blocks that each new token attends to (default: all; 0.25 works well)",
     )
     allocator: str = option(
         "paged",
         OneOf(ENGINE_ALLOCATORS),
         group=_CACHE,
         metavar="A",
-        help="allocator; all but paged place a request's blocks in a row and have no prefix cache",
+        help="how a request's blocks are placed: paged (anywhere), or contiguous, buddy or virtual"
+        " (consecutive, without prefix cache)",
         brief="allocator: paged, contiguous, buddy or virtual",
     )
     host_kv_memory_bytes: int = option(
@@ -389,27 +392,27 @@ class EngineConfig:
         OneOf(PREEMPTIONS),
         group=_TIERS,
         metavar="HOW",
-        help="what happens to a preempted request's tokens: recompute them, swap their blocks to host memory "
-        "and back, or whichever was measured to be cheaper",
-        brief="what happens to a preempted request's blocks: auto, recompute or swap (default: auto)",
+        help="how a preempted request continues: recompute its tokens, swap its blocks to host memory and"
+        " back, or whichever was measured to be cheaper (auto)",
+        brief="how a preempted request continues: auto, recompute or swap (default: auto)",
     )
     state_checkpoints: int | None = option(
         None,
         Whole(0, 1 << 16),
         group=_SCHEDULER,
         metavar="STATES",
-        help="slots beside one a request for states of recurrent layers, in which those of prefixes are kept "
-        "(default: as many as --max-num-seqs, within half of the KV memory)",
-        brief="states of prefixes kept, for recurrent layers (default: as --max-num-seqs)",
+        help="slots for states of recurrent layers at cached prefixes, in addition to one per request"
+        " (default: as many as --max-num-seqs, within half of the KV memory)",
+        brief="slots for states of recurrent layers at cached prefixes (default: as many as --max-num-seqs)",
     )
     state_interval: int = option(
         512,
         Whole(1, 1 << 24),
         group=_SCHEDULER,
         metavar="TOKENS",
-        help="keep the state of recurrent layers after each so many tokens of a text, rounded up to whole blocks, "
-        "beside those at its end and where texts part",
-        brief="tokens between kept states of recurrent layers (default: 512)",
+        help="save the state of recurrent layers every TOKENS tokens (rounded up to whole blocks), as well"
+        " as at the end of a text and where texts diverge",
+        brief="tokens between saved states of recurrent layers (default: 512)",
     )
     max_num_seqs: int = option(
         64,
@@ -432,44 +435,45 @@ class EngineConfig:
         Json(parse_speculative_config),
         group=_SCHEDULER,
         metavar="JSON",
-        help="guess tokens ahead from what followed the same ones earlier in the prompt or output, and check several in"
-        " one step, with vLLM's fields, such as"
-        ' \'{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2}\';'
-        " the tokens are the same; fast where an answer repeats its prompt (without it: no guesses)",
-        brief="speculative decoding by n-gram lookup, with vLLM's fields; the tokens stay the same (default: off)",
+        help="draft tokens by n-gram lookup in the prompt and output, and verify several per step, with"
+        ' vLLM\'s fields, such as \'{"method": "ngram", "num_speculative_tokens": 5,'
+        ' "prompt_lookup_max": 4, "prompt_lookup_min": 2}\'; same tokens; fast if answers repeat their'
+        " prompt (default: off)",
+        brief="speculative decoding by n-gram lookup, with vLLM's fields; same tokens (default: off)",
     )
     lora_modules: tuple[LoraModule, ...] = option(
         (),
         Several(parse_lora_module, LORA_MODULE_FORMS),
         group=_LORA,
         metavar="NAME=FOLDER",
-        help="LoRA adapters to load at the start, each a folder as PEFT writes it; a request asks for one by its name, "
-        'as its model; JSON works too: \'{"name": "sql", "path": "adapters/sql"}\' (default: none)',
-        brief="LoRA adapters to load at the start, each a folder as PEFT writes it",
+        help="LoRA adapters to load at the start, each a folder in PEFT's format; a request selects one by"
+        ' its name, in the field `model`; JSON is also accepted: \'{"name": "sql", "path":'
+        ' "adapters/sql"}\' (default: none)',
+        brief="LoRA adapters to load at the start, each a folder in PEFT's format",
     )
     max_loras: int | None = option(
         None,
         Whole(1, 256),
         group=_LORA,
         metavar="N",
-        help="adapters that run in a step at most; requests of others wait. There is room for so many on the device "
-        "(default: as many as --lora-modules names, at least 1)",
-        brief="adapters that run in a step at most (default: as many as --lora-modules names)",
+        help="maximum number of adapters per step, for which memory is reserved; requests for others wait"
+        " (default: as many as --lora-modules names, at least 1)",
+        brief="maximum number of adapters per step (default: as many as --lora-modules names)",
     )
     max_lora_rank: int = option(
         16,
         Whole(1, 512),
         group=_LORA,
         metavar="RANK",
-        help="the largest rank that an adapter may have; memory and time are taken by it, whatever ranks there are",
-        brief="the largest rank that an adapter may have (default: 16)",
+        help="maximum rank of an adapter; memory and time are those of this rank, even if adapters have less",
+        brief="maximum rank of an adapter (default: 16)",
     )
     allow_runtime_lora_updating: bool = option(
         False,
         Switch(),
         group=_LORA,
-        help="let operators load and unload adapters while the engine serves; whoever may do that has the engine read "
-        "any folder that it can read",
+        help="let operators load and unload adapters while the engine serves; they can then make the"
+        " engine read any folder that it can access",
         brief="let operators load and unload adapters while the engine serves",
     )
 
@@ -484,7 +488,9 @@ class EngineConfig:
         if self.deterministic:
             self._check_deterministic()
         elif self.fingerprints:
-            raise BadInput("fingerprints=True is not accepted without deterministic=True: they would hang on the batch")
+            raise BadInput(
+                "fingerprints=True is not accepted without deterministic=True: the hashes would depend on the batch"
+            )
         if self.publishes_kv_events and not self.prefix_caching:
             raise BadInput(
                 "kv_events_config: enable_kv_cache_events=True is not accepted without prefix caching:"

@@ -61,7 +61,7 @@ _WIDEST_TEXT: Final = "Move the cursor (by steps when zoomed in) "
 
 def shortcut_dialog(parent: QWidget, entries: Iterable[tuple[str, QAction]], change: Callable[[], object]) -> Sheet:
     """Return the dialog. `change` opens the shortcut editor."""
-    sheet = Sheet("Keyboard shortcuts", parent)
+    dialog = Sheet("Keyboard shortcuts", parent)
     groups: dict[str, list[tuple[str, str]]] = {
         "Page map, when it has the focus": list(_MAP_KEYS),
         "Throughput, over a chart": list(_CHART_KEYS),
@@ -84,12 +84,14 @@ def shortcut_dialog(parent: QWidget, entries: Iterable[tuple[str, QAction]], cha
     area.setFrameShape(QScrollArea.Shape.NoFrame)
     area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
     area.setWidget(body)
-    sheet.column.addWidget(area)
+    dialog.column.addWidget(area)
     other = QPushButton("Change…")
-    other.clicked.connect(lambda: (sheet.close(), change()))
-    sheet.add_close(other)
-    sheet.resize(_wide_enough(sheet, body), min(scaled(640), round(sheet.screen().availableGeometry().height() * 0.94)))
-    return sheet
+    other.clicked.connect(lambda: (dialog.close(), change()))
+    dialog.add_close(other)
+    dialog.resize(
+        _wide_enough(dialog, body), min(scaled(640), round(dialog.screen().availableGeometry().height() * 0.94))
+    )
+    return dialog
 
 
 def _add_group(grid: QGridLayout, group: str, rows: list[tuple[str, str]]) -> None:
@@ -107,11 +109,11 @@ def _add_group(grid: QGridLayout, group: str, rows: list[tuple[str, str]]) -> No
         grid.addWidget(key, row, 1, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
 
 
-def _wide_enough(sheet: Sheet, body: QWidget) -> int:
+def _wide_enough(dialog: Sheet, body: QWidget) -> int:
     """Return a width at which no key is clipped, at most the screen's. On a narrow screen, texts wrap."""
-    margins = sheet.column.contentsMargins()
-    words = sheet.fontMetrics().horizontalAdvance(_WIDEST_TEXT)
+    margins = dialog.column.contentsMargins()
+    words = dialog.fontMetrics().horizontalAdvance(_WIDEST_TEXT)
     keys = max(label.sizeHint().width() for label in body.findChildren(QLabel) if label.property("look") == "key")
-    bar = sheet.style().pixelMetric(QStyle.PixelMetric.PM_ScrollBarExtent) + scaled(12 + 28)
+    bar = dialog.style().pixelMetric(QStyle.PixelMetric.PM_ScrollBarExtent) + scaled(12 + 28)
     wide = words + keys + bar + margins.left() + margins.right()
-    return min(wide, sheet.screen().availableGeometry().width())
+    return min(wide, dialog.screen().availableGeometry().width())

@@ -45,7 +45,7 @@ class ShortcutEditor(Sheet):
         self.keys = QKeySequenceEdit()
         self.keys.setMaximumSequenceLength(1)
         self.keys.setAccessibleName("New shortcut")
-        self.words = label(_HINT, "muted", wraps=True)
+        self.hint = label(_HINT, "muted", wraps=True)
         self.set, self.none, self.own = (QPushButton(text) for text in ("Set", "Clear", "Default"))
         self.all_own = QPushButton("Reset all")
         self._set_up_list()
@@ -68,16 +68,16 @@ class ShortcutEditor(Sheet):
     def _on_set(self) -> None:
         command, keys = self._command, self.keys.keySequence().toString()
         if command is None or not keys:
-            self.words.setText(_HINT)
+            self.hint.setText(_HINT)
             return
         others = rivals(command, (keys,), self._actions.commands(), self._choices.values.shortcuts)
         if others and self._doubted != (command.name, keys):
             self._doubted = (command.name, keys)
             names = " and ".join(f"“{other.text.rstrip('…')}”" for other in others)
-            self.words.setText(f"{_native(keys)} is assigned to {names}. Press Set again to reassign it.")
+            self.hint.setText(f"{_native(keys)} is assigned to {names}. Press Set again to reassign it.")
             return
         self._change(command, lambda commands, chosen: with_keys(command, (keys,), commands, chosen))
-        self.words.setText(f"{_native(keys)} is now “{command.text.rstrip('…')}”.")
+        self.hint.setText(f"{_native(keys)} is now “{command.text.rstrip('…')}”.")
 
     def _on_none(self) -> None:
         if (command := self._command) is not None:
@@ -87,12 +87,12 @@ class ShortcutEditor(Sheet):
         if (command := self._command) is not None:
             self._change(command, lambda commands, chosen: with_keys(command, command.own_keys, commands, chosen))
 
-    def _change(self, command: Command, make: Callable[[list[Command], Chosen], Chosen]) -> None:
+    def _change(self, command: Command, compute: Callable[[list[Command], Chosen], Chosen]) -> None:
         commands = self._actions.commands()
-        self._choices.change_by(lambda now: {"shortcuts": make(commands, now.shortcuts)})
+        self._choices.change_by(lambda now: {"shortcuts": compute(commands, now.shortcuts)})
         self._doubted = None
         self.keys.clear()
-        self.words.setText(_HINT)
+        self.hint.setText(_HINT)
         self.choose(command.name)
 
     def _on_chosen(self) -> None:
@@ -150,7 +150,7 @@ class ShortcutEditor(Sheet):
             row.addWidget(button)
         self.column.addWidget(self.search)
         self.column.addWidget(self.list, 1)
-        self.column.addWidget(self.words)
+        self.column.addWidget(self.hint)
         self.column.addLayout(row)
         self._on_chosen()
 

@@ -12,7 +12,7 @@ _MAX_STEPS: Final = 100
 
 
 class UndoStack(QUndoStack):
-    """Undo stack of one window, to which completed changes are pushed with `did`."""
+    """Undo stack of one window, to which completed changes are pushed with `push_done`."""
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
@@ -20,9 +20,9 @@ class UndoStack(QUndoStack):
         self.is_at_work = False
         """Whether a change is being undone or redone, so that resulting changes must not be pushed."""
 
-    def did(self, text: str, undo: Callable[[], object], redo: Callable[[], object]) -> None:
+    def push_done(self, text: str, undo: Callable[[], object], redo: Callable[[], object]) -> None:
         """Push a completed change. `text` is the text after "Undo", such as "closing the memory dock"."""
-        self.push(_Done(text, undo, redo, self))
+        self.push(_DoneChange(text, undo, redo, self))
 
     def forget(self) -> None:
         """Clear the stack without signals, because the window closes."""
@@ -30,7 +30,7 @@ class UndoStack(QUndoStack):
         self.clear()
 
 
-class _Done(QUndoCommand):
+class _DoneChange(QUndoCommand):
     def __init__(self, text: str, undo: Callable[[], object], redo: Callable[[], object], stack: UndoStack) -> None:
         super().__init__(text)
         self._undo, self._redo, self._stack = undo, redo, stack

@@ -37,8 +37,8 @@ from kvscope_app.ui.widget_factories import label, seconds_box, set_look
 from kvscope_app.ui.widgets import ElidedLabel
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.capability_messages import why_not_measured
+from kvscope_telemetry.alarms.alarm_figures import SECOND_FIGURES, SecondFigure, value_text
 from kvscope_telemetry.alarms.expression import Expression
-from kvscope_telemetry.alarms.figures import SECOND_FIGURES, SecondFigure, value_text
 from kvscope_telemetry.alarms.rules import DEFAULT_RULES, MAX_SECONDS, Rule, complaint, parse_rule
 from kvscope_telemetry.alarms.webhook import checked_url
 from kvscope_telemetry.errors import BadInput
@@ -125,8 +125,8 @@ class AlarmDialog(Sheet):
         self.column.addWidget(self.area, 1)
         self.column.addLayout(tools)
         self.column.addLayout(hook)
-        if self._evaluator.own_words:
-            self.column.addWidget(label(self._evaluator.own_words, "muted", wraps=True))
+        if self._evaluator.command_line_text:
+            self.column.addWidget(label(self._evaluator.command_line_text, "muted", wraps=True))
         self.column.addWidget(label(_HINT, "muted", wraps=True))
         self.column.addWidget(self.buttons)
         room = self.screen().availableGeometry().size()
@@ -205,7 +205,7 @@ class AlarmDialog(Sheet):
         for row, name in zip(self.rows, names, strict=True):
             why_not = "Another alarm has this name" if names.count(name) > 1 else complaint(row.rule)
             is_sound = is_sound and not why_not
-            row.say(why_not, "" if why_not else why_not_measured(row.rule, self._evaluator.capabilities))
+            row.show_reason(why_not, "" if why_not else why_not_measured(row.rule, self._evaluator.capabilities))
         url_note = ""
         try:
             checked_url(self.url.text()) if self.url.text().strip() else ""
@@ -271,7 +271,7 @@ class RuleRow(QWidget):
     def now(self) -> str:
         return self._now.text()
 
-    def say(self, why_not: str, why_unknown: str) -> None:
+    def show_reason(self, why_not: str, why_unknown: str) -> None:
         """Show what is wrong with the rule, or else why it cannot be measured here; nothing if both are empty."""
         self._note.setText(why_not or (f"Cannot be measured here: {why_unknown}" if why_unknown else ""))
         set_look(self._note, "warning" if why_not else "muted")

@@ -23,10 +23,10 @@ def add_compare_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Ar
     parser: argparse.ArgumentParser = commands.add_parser(
         "compare",
         help="compare two recordings side by side",
-        description="Two recordings side by side in a window: their page maps under one cursor, their curves, and a"
-        " table of key figures. Without a display the table alone. Each difference is set beside the runs' own spread:"
-        " a run is cut into 5 windows, and from how much these vary follows what two runs of the same differ by in 19"
-        " of 20 cases.",
+        description="Show two recordings side by side in a window: their page maps under one cursor, their"
+        " curves, and a table of key figures. Without a display, print only the table. Each"
+        " difference is compared with the runs' own variation: each run is cut into 5 windows, and"
+        " their variation gives the difference that two identical runs stay within in 19 of 20 cases.",
         allow_abbrev=False,
     )
     parser.add_argument("a", metavar="A.mcap", type=Path, help="a recording; or the word sample or sample-hybrid")

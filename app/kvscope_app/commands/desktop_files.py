@@ -38,12 +38,13 @@ _QUOTED: Final = str.maketrans({character: f"\\{character}" for character in '"`
 def add_desktop_files_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "install-desktop-files",
-        help="add kvscope to the desktop's menu and open recordings by double-click",
-        description="Installs a menu entry, an icon and a file type for recordings (application/x-kvscope-recording, "
-        "recognised by content) into your data folder: ~/.local/share, or XDG_DATA_HOME. Needs no root.",
+        help="add kvscope to the desktop's menu, and open recordings by double-click",
+        description="Install a menu entry, an icon and a file type for recordings"
+        " (application/x-kvscope-recording, recognised by content) in your data folder:"
+        " ~/.local/share, or $XDG_DATA_HOME. Does not need root.",
         allow_abbrev=False,
     )
-    parser.add_argument("--remove", action="store_true", help="remove them")
+    parser.add_argument("--remove", action="store_true", help="remove the menu entry, icon and file type")
     parser.set_defaults(run=desktop_files)
     return parser
 

@@ -25,10 +25,10 @@ def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
     parser: argparse.ArgumentParser = commands.add_parser(
         "export",
         help="export a recording: CSV, Parquet, Arrow, Perfetto, HTML report, pictures, videos",
-        description=f"Write a recording, or a range of it: a table ({tables}; {rows}), a trace for"
-        " ui.perfetto.dev (perfetto), a report in one file to send to somebody (html), a picture of a view at a moment"
-        " (png, svg), or a video of it over the range (video: .mp4 by ffmpeg, .webp, .gif and .apng by Pillow)."
-        " None needs a display. Nothing is overwritten.",
+        description=f"Export a recording, or a range of it, as a table ({tables}; {rows}), a trace for"
+        " ui.perfetto.dev (perfetto), a self-contained report (html), a picture of a view at a moment"
+        " (png, svg), or a video of a view over the range (video: .mp4 by ffmpeg; .webp, .gif and .apng by Pillow)."
+        " Needs no display. Existing files are not overwritten.",
         allow_abbrev=False,
     )
     parser.add_argument("file", metavar="FILE.mcap", type=Path, help="a recording; or the word sample or sample-hybrid")
@@ -36,7 +36,7 @@ def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
     parser.add_argument(
         "--to",
         choices=formats,
-        help="the format (default: by the extension of PATH)",
+        help="format (default: by the extension of PATH)",
     )
     parser.add_argument(
         "--out",
@@ -49,7 +49,7 @@ def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
     parser.add_argument(
         "--kind",
         choices=KINDS,
-        help="which table (default: by the name of PATH, else metrics)",
+        help="table to write (default: by the name of PATH, else metrics)",
     )
     parser.add_argument("--from", dest="from_s", metavar="S", type=moment, help="seconds from the recording's start")
     parser.add_argument("--until", dest="until_s", metavar="S", type=moment, help="seconds from the recording's start")
@@ -89,18 +89,18 @@ def _export_picture(args: argparse.Namespace) -> int:
     from kvscope_app.window.display_server import require_qt, require_sound_qt
     from kvscope_telemetry.recordings.reader import Recording
 
-    wish = picture_spec(args)
+    spec = picture_spec(args)
     if args.goodput:
         raise BadInput("--goodput goes with .html, not with a picture")
-    assert wish is not None, "a picture is asked for"
+    assert spec is not None, "a picture is asked for"
     os.environ["QT_QPA_PLATFORM"] = "offscreen"
     require_qt()
     require_sound_qt()
-    from kvscope_app.media_export.picture_command import make
+    from kvscope_app.media_export.picture_command import export_picture
 
-    with ProgressBar("exporting", always=args.tell_progress) as progress:
+    with ProgressBar("exporting", is_forced=args.tell_progress) as progress:
         recording = Recording.open(named_recording(args.file))
-        make(recording, wish, progress.watch)
+        export_picture(recording, spec, progress.watch)
     _report(args.out, recording.note)
     return 0
 

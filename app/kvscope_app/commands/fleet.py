@@ -10,9 +10,9 @@ from typing import Any
 from kvscope_app.command_line import FleetOptions, Options
 from kvscope_app.option_values import span
 from kvscope_telemetry.addresses import API_KEY_VARIABLE, read_api_key
-from kvscope_telemetry.collectors.engines import each_engine
+from kvscope_telemetry.collectors.external_engines import each_engine
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.fleet.entries import MAX_ENTRIES, parse_list
+from kvscope_telemetry.fleet.fleet_list import MAX_ENTRIES, parse_list
 from kvscope_telemetry.fleet.list_texts import COMMAND_S, CommandText, FileText, ListText
 
 EVERY_S = 10.0
@@ -22,24 +22,25 @@ def add_fleet_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argu
     parser: argparse.ArgumentParser = commands.add_parser(
         "fleet",
         help="watch many engines in one table",
-        description=f"A table of up to {MAX_ENTRIES} engines, or ranks of them, a row each; a double click opens one in"
-        " a window of its own. The list has an address a line, as --attach takes it, and a name after it if one likes;"
-        " # begins a comment.",
+        description=f"Show up to {MAX_ENTRIES} engines, or ranks of engines, in a table; double-click a row to open its"
+        " window. Each line of the list has an address as for --attach and optionally a name; # starts a comment.",
         allow_abbrev=False,
     )
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument(
-        "--file", metavar="ADDRESSES.txt", type=Path, help="file with the list; read again when it changes"
-    )
+    where.add_argument("--file", metavar="ADDRESSES.txt", type=Path, help="file with the list; reread when it changes")
     where.add_argument(
         "--command",
         metavar='"CMD"',
         dest="list_command",
-        help="a command that prints the list; run without a shell (use sh -c '…' for one) and stopped after "
-        f"{COMMAND_S:g} s. If it fails, the list stays as it was",
+        help="command that prints the list; run without a shell (for one, use sh -c '…') and stopped after "
+        f"{COMMAND_S:g} s. If it fails, the last list remains",
     )
     parser.add_argument(
-        "--every", metavar="N", type=span, default=EVERY_S, help=f"seconds between readings (default: {EVERY_S:g})"
+        "--every",
+        metavar="N",
+        type=span,
+        default=EVERY_S,
+        help=f"seconds between reads of the list (default: {EVERY_S:g})",
     )
     parser.add_argument(
         "--api-key-file",

@@ -15,10 +15,10 @@ SHOW_AFTER_S = 0.5
 class ProgressBar:
     """Context manager that shows a command's progress; call `watch` with the fraction done, 0 to 1."""
 
-    def __init__(self, activity: str, *, always: bool = False) -> None:
-        """If `always`, print each fraction as a line on standard output, for programs that parse it."""
+    def __init__(self, activity: str, *, is_forced: bool = False) -> None:
+        """If `is_forced`, print each fraction as a line on standard output, for programs that parse it."""
         self._activity = activity
-        self._is_forced = always
+        self._is_forced = is_forced
         self._next_s = time.monotonic() + SHOW_AFTER_S
         self._is_shown = False
 

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 ASK_EVERY_S: Final = 0.5
 MAX_BLOCKS_PER_REQUEST: Final = 512
 _CONNECT_TIMEOUT_S: Final = 5.0
-LOOK_S: Final = 0.1
-TELL_S: Final = 1.0
+POLL_S: Final = 0.1
+REPORT_INTERVAL_S: Final = 1.0
 REFUSED_S: Final = 3.0
 """Seconds after which the recording ends while the engine refuses the connection; waiting longer rarely helps."""
 _ABSENT: Final = (SourceState.CONNECTING, SourceState.STALE, SourceState.ENDED)
@@ -47,20 +47,23 @@ _ABSENT: Final = (SourceState.CONNECTING, SourceState.STALE, SourceState.ENDED)
 def add_record_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "record",
-        help="record an engine into a file without a window",
-        description="Records an engine's telemetry until the time is up or Ctrl-C. The file is complete either way; "
-        "while recording it is named FILE.mcap.part.",
+        help="record an engine to a file, without a window",
+        description="Record an engine's telemetry until the time is up or Ctrl-C is pressed. The file is complete"
+        " in both cases; during the recording its name is FILE.mcap.part.",
         allow_abbrev=False,
     )
     parser.add_argument("endpoint", metavar="ADDRESS", help=accepted_addresses())
-    parser.add_argument("--out", metavar="FILE.mcap", type=Path, required=True, help="the new file")
+    parser.add_argument("--out", metavar="FILE.mcap", type=Path, required=True, help="file to write; must not exist")
     parser.add_argument(
-        "--seconds", metavar="N", type=span, help="stop N seconds from now, time to connect included (default: Ctrl-C)"
+        "--seconds",
+        metavar="N",
+        type=span,
+        help="stop after N seconds, including the time to connect (default: until Ctrl-C)",
     )
     parser.add_argument(
         "--record-text",
         action="store_true",
-        help="include the text of blocks, so that the file contains prompts and answers (operators only)",
+        help="include the text of blocks, so that the file contains prompts and answers (requires an operator's key)",
     )
     add_access_options(parser, "ADDRESS")
     add_alarm_options(parser, "'default' stands for the predefined alarms, which a webhook alone gets too")
@@ -69,7 +72,7 @@ def add_record_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
         metavar="N",
         type=span,
         default=60.0,
-        help="stop after N seconds without the engine, whether it never answered or went away (default: 60)",
+        help="stop after N seconds without an answer from the engine (default: 60)",
     )
     parts = parser.add_mutually_exclusive_group()
     parts.add_argument(
@@ -89,7 +92,7 @@ def record(args: argparse.Namespace) -> int:
     if args.record_text and address.is_external:
         raise BadInput(f"--record-text asks engines of kvscope's own, and does not go with {args.endpoint}")
     rules, url = alarm_rules(args, has_own=False), alarm_webhook(args)
-    writer = SegmentedWriter(args.out, args.segment_seconds, args.segment_bytes, tells_overview=bool(rules))
+    writer = SegmentedWriter(args.out, args.segment_seconds, args.segment_bytes, reports_overview=bool(rules))
     alarms = None
     if rules:
         from kvscope_app.commands.recorded_alarms import RecordedAlarms
@@ -104,7 +107,7 @@ def record(args: argparse.Namespace) -> int:
             alarms.close()
     if failure:
         raise KvscopeError(failure)
-    if not writer.has_begun:
+    if not writer.has_started:
         raise KvscopeError(f"nothing was recorded: {why or 'stopped before any telemetry arrived'}")
     print_line(
         f"{_named(writer.paths)}: {writer.recorded_s:.1f} s, {writer.num_frames} frames" + (f"; {why}" if why else "")
@@ -132,7 +135,7 @@ class _RecordingMonitor:
         self._source, self._writer, self._stopped, self._alarms = source, writer, stopped, alarms
         self._texts = None
         if args.record_text and isinstance(source, LiveSource):
-            self._texts = TextAsker(source, writer.write_texts)
+            self._texts = TextRequester(source, writer.write_texts)
         self._present_s = self._last_printed_s = started_s
         self._last_state: tuple[SourceState, str] | None = None
         """The connection state printed last, with its reason where the reason does not change all the time."""
@@ -140,13 +143,13 @@ class _RecordingMonitor:
     def run(self) -> str:
         """Watch until the recording ends. Returns the reason if it ended early, otherwise an empty string."""
         end_s = self._started_s + self._seconds
-        while not self._stopped.wait(max(0.0, min(LOOK_S, end_s - time.monotonic()))):
+        while not self._stopped.wait(max(0.0, min(POLL_S, end_s - time.monotonic()))):
             if self._alarms is not None:
-                self._alarms.look()
+                self._alarms.poll()
             if self._texts is None:
-                self._source.take_update()  # discard: nothing here shows the mirror
+                self._source.poll_update()  # discard: nothing here shows the mirror
             else:
-                self._texts.look(len(self._writer.paths))
+                self._texts.poll(len(self._writer.paths))
             status, now_s = self._source.status, time.monotonic()
             if self._texts is not None and status.role == Role.VIEWER:
                 raise KvscopeError(f"--record-text needs an operator's key; you are a viewer at {self._endpoint}")
@@ -157,7 +160,7 @@ class _RecordingMonitor:
             if self._writer.failure:
                 break
             if now_s >= end_s:
-                return "" if self._writer.has_begun else self._why(status, self._seconds)
+                return "" if self._writer.has_started else self._why(status, self._seconds)
             if now_s - self._present_s > (min(REFUSED_S, self._wait_s) if is_refused else self._wait_s):
                 return self._why(status, self._wait_s)
         self._report(time.monotonic())
@@ -181,13 +184,13 @@ class _RecordingMonitor:
             waiting = f"; waiting up to {self._limit_s:g} s" if not self._last_state and status.state in _ABSENT else ""
             self._last_state = state
             _print(f"{self._endpoint}: {status.state}" + (f" ({status.reason})" if status.reason else "") + waiting)
-        if sys.stderr.isatty() and now_s - self._last_printed_s >= TELL_S:
+        if sys.stderr.isatty() and now_s - self._last_printed_s >= REPORT_INTERVAL_S:
             self._last_printed_s = now_s
             print(f"\r\x1b[K{self._progress(now_s)}", end="", file=sys.stderr, flush=True)
 
     def _progress(self, now_s: float) -> str:
         writer = self._writer
-        if not writer.has_begun:
+        if not writer.has_started:
             return f"waiting for {self._endpoint}: {now_s - self._started_s:.0f} of {self._limit_s:g} s"
         lost = f", {writer.num_dropped} lost" * bool(writer.num_dropped)
         return (
@@ -211,10 +214,10 @@ def _stopped_by_signals() -> Iterator[threading.Event]:
         yield stopped
 
 
-class TextAsker:
+class TextRequester:
     """Requests the text of an engine's blocks for a recording without a window.
 
-    Owns which blocks are requested; knows no file. Updates the mirror of `source`; call `look` often.
+    Owns which blocks are requested; knows no file. Updates the mirror of `source`; call `poll` often.
     """
 
     def __init__(self, source: LiveSource, write: Callable[[Iterable[RecordedText]], object]) -> None:
@@ -224,7 +227,7 @@ class TextAsker:
         self._num_files = 1
         self._next_s = self._asked_s = 0.0
 
-    def look(self, num_files: int = 1) -> None:
+    def poll(self, num_files: int = 1) -> None:
         """Process replies, request the texts that are due, and write those that are confirmed.
 
         Args:
@@ -237,7 +240,7 @@ class TextAsker:
         update = self._source.update_mirror()
         if update is not None:
             self._collector.changed(None if update.snapshot is not None else update.block_ids)
-        for reply in self._source.take_replies():
+        for reply in self._source.poll_replies():
             if isinstance(reply, BlockText) and reply.tag == self._tag:
                 self._collector.add_contents(reply.contents)
         mirror, now_s = self._source.mirror, time.monotonic()

@@ -38,14 +38,14 @@ class RecordedAlarms:
         """Bookmarks of ongoing alarms as last written to the current file, by id."""
         self._has_failed = False
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Evaluate the seconds that are complete, and report alarms that started or ended."""
         overview = self._writer.overview
         while overview:
             item = overview.popleft()
             if isinstance(item, Summary):
                 self._overview.extend([item])
-        first, last = self._overview.place_at(self._seen_ns) + 1, len(self._overview)
+        first, last = self._overview.index_at(self._seen_ns) + 1, len(self._overview)
         if first < last:
             for alarm in self._engine.read(self._overview, first, last):
                 self._report(alarm)
@@ -68,15 +68,15 @@ class RecordedAlarms:
         if len(self._writer.paths) != self._num_files:
             self._num_files = len(self._writer.paths)
             self._written.clear()
-        standing = {made.bookmark_id: made for made in map(bookmark_of, self._engine.standing)}
+        standing = {made.bookmark_id: made for made in map(bookmark_of, self._engine.active)}
         for key, made in standing.items():
             if self._written.get(key) != made:
-                self._writer.mark(made)
+                self._writer.write_bookmark(made)
         self._written = standing
 
     def _report(self, alarm: Alarm) -> None:
         if alarm.until_ns:
-            self._writer.mark(bookmark_of(alarm))
+            self._writer.write_bookmark(bookmark_of(alarm))
         what = f"{alarm.name} is over" if alarm.until_ns else rule_text(alarm.rule)
         how = alarm_text(alarm)
         self._report_line(f"alarm: {what}" + (f" ({how})" if how else ""))

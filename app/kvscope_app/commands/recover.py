@@ -16,8 +16,8 @@ def add_recover_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Ar
     parser: argparse.ArgumentParser = commands.add_parser(
         "recover",
         help="repair a truncated or damaged recording",
-        description="Writes what can be read of FILE into a new recording and rebuilds its summaries and index. FILE "
-        "is not changed.",
+        description="Write what can be read of FILE to a new recording, and rebuild its summaries and index. FILE"
+        " is not changed.",
         allow_abbrev=False,
     )
     parser.add_argument("file", metavar="FILE", type=Path, help="the recording: FILE.mcap or FILE.mcap.part")

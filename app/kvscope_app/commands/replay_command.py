@@ -16,10 +16,11 @@ from kvscope_telemetry.recordings.sample import named_recording
 def add_replay_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "replay",
-        help="run a recording again and say where the two runs part",
-        description="Runs the requests of a recording again and compares keys, values, logits and tokens bit by bit. "
-        "The recording is of an engine with --deterministic --fingerprints --record FILE.mcap --record-text; options "
-        "say what is to be otherwise. Exit code 0: they are equal; 1: they part; 2: they could not be compared.",
+        help="replay a recording and report where the two runs differ",
+        description="Replay the requests of a recording and compare keys, values, logits and tokens bit by bit."
+        " Record with `kvscope-engine serve --deterministic --fingerprints --record FILE.mcap"
+        " --record-text`. Options override those of the recorded engine. Exit code 0: equal; 1:"
+        " different; 2: not comparable.",
         allow_abbrev=False,
     )
     parser.add_argument("file", metavar="FILE", type=Path, help="the recording")
@@ -34,8 +35,8 @@ def replay(args: argparse.Namespace) -> int:
 
     command = engine_command("replay", str(named_recording(args.file)), *engine_arguments(args))
     if command is None:
-        raise BadInput("the engine, which runs a recording again, is not installed: pip install 'kvscope[engine]'")
+        raise BadInput("replaying needs the engine, which is not installed: pip install 'kvscope[engine]'")
     code = subprocess.run(command, check=False, env={**os.environ, "KVSCOPE_STARTED_AS": PROGRAM}).returncode
     if code < 0:
-        raise BadInput(f"recording {str(args.file)!r} could not be run again: signal {-code} ended the engine")
+        raise BadInput(f"recording {str(args.file)!r} could not be replayed: signal {-code} ended the engine")
     return code

@@ -19,7 +19,7 @@ from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessa
 from kvscope_telemetry.mirror.follower import Follower
 from kvscope_telemetry.recordings.keyframes import snapshot_of
 from kvscope_telemetry.recordings.layout import PART_SUFFIX
-from kvscope_telemetry.recordings.writer import MAX_TOLD, RecordingWriter
+from kvscope_telemetry.recordings.writer import MAX_PENDING_OVERVIEW, RecordingWriter
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
 
@@ -36,16 +36,18 @@ class SegmentedWriter:
         segment_seconds: float | None = None,
         segment_bytes: int | None = None,
         *,
-        tells_overview: bool = False,
+        reports_overview: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.paths: list[Path] = []
-        self.overview: deque[Summary | TimedEvent] | None = deque(maxlen=MAX_TOLD) if tells_overview else None
+        self.overview: deque[Summary | TimedEvent] | None = (
+            deque(maxlen=MAX_PENDING_OVERVIEW) if reports_overview else None
+        )
         """Summaries and events for another thread to pop, oldest first; None unless requested."""
         self.num_frames = 0
         self.recorded_s = 0.0
         """Seconds from the first snapshot to the newest message. Uses the local clock: the engine's may be wrong."""
-        self.has_begun = False
+        self.has_started = False
         self.engine = ""
         """Name of the engine, from the capabilities in its snapshot."""
         self.failure = ""
@@ -88,9 +90,9 @@ class SegmentedWriter:
     def write_texts(self, texts: Iterable[RecordedText]) -> object:
         return self._writer.write_texts(texts)
 
-    def mark(self, bookmark: Bookmark) -> object:
+    def write_bookmark(self, bookmark: Bookmark) -> object:
         """Write a revision of a bookmark to the file in progress."""
-        return self._writer.mark(bookmark)
+        return self._writer.add_bookmark(bookmark)
 
     def close(self) -> str:
         """Complete the files, or delete the file if no snapshot arrived. Returns an error text, or ""."""
@@ -101,7 +103,7 @@ class SegmentedWriter:
             self._writer.close()
         except KvscopeError as error:
             failure = str(error)
-        if not self.has_begun:
+        if not self.has_started:
             self._writer.path.unlink(missing_ok=True)
         return failure or self.failure
 
@@ -113,9 +115,9 @@ class SegmentedWriter:
         now_s = self._clock()
         if isinstance(message, Snapshot):
             self.engine = message.hello.capabilities.engine
-            if not self.has_begun:
-                self.has_begun, self._started_s = True, now_s
-        if self.has_begun:
+            if not self.has_started:
+                self.has_started, self._started_s = True, now_s
+        if self.has_started:
             self.recorded_s = now_s - self._started_s
         self.num_frames += isinstance(message, Frame)
 
@@ -131,7 +133,7 @@ class SegmentedWriter:
 
         A thread completes the previous file.
         """
-        self._follower.settle()
+        self._follower.apply_pending()
         try:
             following = self._next_writer()
         except BadInput as error:

@@ -18,7 +18,7 @@ from kvscope_telemetry.addresses import accepted_addresses
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.transport.bind_address import default_endpoint
 
-LOOK_S: Final = 0.05
+POLL_S: Final = 0.05
 WAIT_S: Final = 5.0
 MAX_ENGINES: Final = 64
 """Maximum number of engines: each has its own thread and mirror. The fleet window accepts more."""
@@ -29,9 +29,9 @@ def add_top_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argume
     parser: argparse.ArgumentParser = commands.add_parser(
         "top",
         help="watch engines on a terminal",
-        description="Shows engines on a terminal: each one's pool, requests, tokens per second, latencies and device, "
-        "and the requests with the most blocks. Keys: q quits, arrows or j and k select an engine, s sorts "
-        "its requests by blocks, tokens, age or number.",
+        description="Show the pool, requests, tokens per second, latencies and device of engines on a terminal,"
+        " and the requests with the most blocks. Keys: q quits; up and down, or j and k, select an"
+        " engine; s changes the order of its requests (blocks, tokens, age, number).",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -46,7 +46,9 @@ def add_top_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argume
         help="print one reading as plain text and exit (default without a terminal)",
     )
     parser.add_argument(
-        "--json", action="store_true", help="the reading as one JSON object; units are in the names, unknown is null"
+        "--json",
+        action="store_true",
+        help="print one reading as a JSON object (units are in the names; unknown values are null)",
     )
     parser.add_argument(
         "--wait",
@@ -94,10 +96,10 @@ def _print_once(engines: list[Any], wait_s: float, *, as_json: bool) -> int:
     from kvscope_app.commands.top_lines import engine_lines, in_encoding, legend_lines, plain_text, request_lines
 
     deadline_s = time.monotonic() + wait_s
-    while time.monotonic() < deadline_s and not all(engine.has_settled for engine in engines):
+    while time.monotonic() < deadline_s and not all(engine.has_full_span for engine in engines):
         for engine in engines:
             engine.read(limit=0)
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     readings = [engine.read() for engine in engines]
     if as_json:
         text = msgspec.json.encode({"engines": readings}).decode()

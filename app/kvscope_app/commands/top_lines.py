@@ -73,7 +73,7 @@ def request_lines(reading: EngineStatus, width: int, num_rows: int, order: str) 
     if num_rows < 2 or reading.num_running is None:
         return []
     if not reading.tells_requests:
-        return _cut([(Styled("  This engine does not report single requests.", Style.MUTED),)], width)
+        return _cut([(Styled("  This engine does not report individual requests.", Style.MUTED),)], width)
     if not reading.num_requests:
         return _cut([(Styled("  No requests.", Style.MUTED),)], width)
     titles = [

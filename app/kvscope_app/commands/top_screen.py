@@ -75,7 +75,7 @@ class _Screen:
             if time.monotonic() - drawn_s >= DRAW_S:
                 readings = [engine.read(self._orders[0]) for engine in self._engines]
                 drawn_s = time.monotonic()
-            self._draw(readings)
+            self._paint(readings)
             asked_s = time.monotonic()
             key = self._window.getch()
             if key in (ord("q"), ord("Q")):
@@ -93,7 +93,7 @@ class _Screen:
                 # If the terminal is gone, getch returns immediately: avoid a busy loop.
                 time.sleep(_KEY_MS / 1_000)
 
-    def _draw(self, readings: Sequence[EngineStatus]) -> None:
+    def _paint(self, readings: Sequence[EngineStatus]) -> None:
         height, width = self._window.getmaxyx()
         self._window.erase()
         for row, line in enumerate(self._lines(readings, width, height - 1)):

@@ -74,7 +74,7 @@ def explained(row: ComparisonRow) -> str:
     if not row.verdict:
         return "Lengths, counts and peaks have one value per run, so their spread is unknown."
     if row.low is None:
-        few = f"The figure is known in {row.a_windows} and {row.b_windows} of {NUM_WINDOWS} parts of each run"
+        few = f"The figure is known in {row.a_windows} (A) and {row.b_windows} (B) of {NUM_WINDOWS} parts"
         return f"{few}: too few for a test. {spread}" if row.verdict is Verdict.UNTOLD else spread
     by = f"By {row.test.value}, of {row.a_windows} parts of A and {row.b_windows} of B"
     open_words = " Two runs of the same workload may differ this much; this does not mean that they are alike."

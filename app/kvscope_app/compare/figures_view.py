@@ -24,14 +24,11 @@ from kvscope_telemetry.exports.comparison.spread import Verdict
 _LABEL, _A, _B, _DIFFERENCE, _VERDICT, _OF_A, _OF_B = range(len(HEADINGS))
 _ROW_PAD: Final = 6
 _ABOUT: Final = (
-    "Each run is cut into 5 parts of equal length (n). How much a figure varies among them gives the 95 % interval of"
-    " the difference: Welch's t, of logarithms for times and rates. Of 20 figures one may seem different by chance; one"
-    " whose difference is not significant may differ all the same."
+    "Each run is cut into 5 parts of equal length (n). The variation of a figure among them gives the 95 %"
+    " interval of the difference (Welch's t-test; on logarithms for times and rates). By chance, 1 of 20 figures may"
+    " seem different. A figure whose difference is not significant may still differ."
 )
-_OVER_TIME: Final = (
-    "The figure in up to 60 equal parts of the run: 5 % of them are below the first value, half below the second, 95 %"
-    " below the third."
-)
+_OVER_TIME: Final = "5th, 50th and 95th percentile of the figure over up to 60 equal parts of the run."
 _HEAD: Final = TableHead(
     HEADINGS,
     ("", "", "", "", *map(plain_tip, (_ABOUT, _OVER_TIME, _OVER_TIME))),

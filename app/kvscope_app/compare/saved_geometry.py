@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QMainWindow, QSplitter
 
 from kvscope_app.setting_names import geometry_name, splitter_name
 
-KIND: Final = "comparison"
+COMPARISON_WINDOW: Final = "comparison"
 
 
 def save_geometry(window: QMainWindow, settings: QSettings, group: str) -> None:

@@ -45,7 +45,7 @@ class Side:
     def cursor_ns(self) -> int:
         return self.session.timeline.cursor_ns - self.offset_ns
 
-    def holds(self, time_ns: int) -> bool:
+    def contains(self, time_ns: int) -> bool:
         """Whether the run was recorded at that time."""
         first, last = self.range_ns
         return first <= time_ns <= last
@@ -187,7 +187,7 @@ class SessionPair(QObject):
     def step_frames(self, num_frames: int) -> None:
         """Move by this many frames of A, or of B if A was not recorded at the cursor. The other run follows."""
         self.pause()
-        lead = next((side for side in self.sides if side.holds(self._position_ns)), self.sides[0])
+        lead = next((side for side in self.sides if side.contains(self._position_ns)), self.sides[0])
         self._stepping, self._event_side = lead, None
         lead.session.timeline.step_frames(num_frames)
 

@@ -95,7 +95,7 @@ class SideView(QWidget):
         share = self.session.overview_share
         if share is not None:
             text, curve = f"reading its overview: {percent(share, 0)}", "muted"
-        elif not side.holds(at_ns):
+        elif not side.contains(at_ns):
             text, curve = self._absence(side, at_ns), "warning"
         else:
             text, curve = self._title(), "muted"

@@ -25,9 +25,9 @@ from kvscope_telemetry.messages.commands import (
     UnloadAdapter,
 )
 
-_WORDS = (
-    "The engine reads the folder, one as PEFT writes it, on its own machine. Requests that have an adapter which is"
-    " unloaded go on with it."
+_ABOUT = (
+    "The engine reads the folder, in PEFT's format, on its own machine. Unloading an adapter does not affect requests"
+    " that are running."
 )
 
 
@@ -47,7 +47,7 @@ class AdaptersDialog(Sheet):
         self.browse, self.load = QPushButton("Browse…"), QPushButton("Load")
         self.answer = label("", "muted", wraps=True)
         self._set_up_fields()
-        self.column.addWidget(label(_WORDS, "muted", wraps=True))
+        self.column.addWidget(label(_ABOUT, "muted", wraps=True))
         self.column.addLayout(self._grid)
         self.column.addLayout(self._new_line())
         self.column.addWidget(self.answer)
@@ -72,7 +72,7 @@ class AdaptersDialog(Sheet):
             self._send(LoadAdapter, name=name, path=path)
 
     def _send(self, kind: type[LoadAdapter | UnloadAdapter], **fields: str) -> None:
-        self._debugger.ask(kind, heard=self._on_answer, **fields)
+        self._debugger.ask(kind, on_answer=self._on_answer, **fields)
 
     def _on_answer(self, text: str, was_done: bool) -> None:
         self._session.request_status()
@@ -131,7 +131,7 @@ class AdaptersDialog(Sheet):
         self.path.setMaxLength(MAX_PATH_CHARACTERS)
         self.name.setAccessibleName("Name of the adapter")
         self.name.setMaxLength(MAX_ADAPTER_CHARACTERS)
-        self.name.setToolTip("What requests call it; empty: the folder's name")
+        self.name.setToolTip("Name that requests use; empty: the folder's name")
         self.load.setProperty("look", "primary")
         self.path.textChanged.connect(self._enable_load)
         self.load.clicked.connect(self.load_now)

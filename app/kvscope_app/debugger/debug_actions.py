@@ -337,7 +337,9 @@ class LimitsDialog(Sheet):
 
     def apply(self) -> None:
         num_seqs, num_tokens = (field.value() for field in self.fields.values())
-        self._debugger.ask(SetLimits, heard=self._on_answer, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens)
+        self._debugger.ask(
+            SetLimits, on_answer=self._on_answer, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens
+        )
 
     def _on_answer(self, text: str, was_done: bool) -> None:
         if not isValid(self):  # the dialog was closed before the answer arrived

@@ -34,11 +34,11 @@ class Debugger(QObject):
         self.session = session
         self.is_ours = False
         """Whether the engine is paused because this window asked for it."""
-        self._stood_still = False
+        self._was_paused = False
         self._next_tag = _OUR_TAGS
-        self._asked: dict[int | str, tuple[str, AnswerCallback | None]] = {}
+        self._pending: dict[int | str, tuple[str, AnswerCallback | None]] = {}
         session.replies.connect(self._on_replies)
-        session.status_changed.connect(self._check_timeout)
+        session.status_changed.connect(self._on_status)
 
     @property
     def paused_by(self) -> str:
@@ -58,7 +58,7 @@ class Debugger(QObject):
             action=action,
             lease_s=lease_s,
             num_steps=num_steps,
-            heard=self._history_callback(action),
+            on_answer=self._ownership_callback(action),
         )
 
     def ask(
@@ -66,7 +66,7 @@ class Debugger(QObject):
         kind: type[Control | Intervention],
         *,
         done: str = "done",
-        heard: AnswerCallback | None = None,
+        on_answer: AnswerCallback | None = None,
         **fields: Any,
     ) -> None:
         """Send a command to the engine.
@@ -74,59 +74,59 @@ class Debugger(QObject):
         Args:
             kind: Class of the command.
             done: Text shown for a success that the engine answers without a text.
-            heard: Called with the answer, before `answered` is emitted.
+            on_answer: Called with the answer, before `answered` is emitted.
             fields: Fields of the command, except its tag.
         """
         self._next_tag += 1
         try:
             sent = self.session.send(kind(tag=self._next_tag, **fields))
         except KvscopeError as error:
-            self._report(str(error), False, heard)
+            self._report(str(error), False, on_answer)
             return
         if sent:
-            self._asked[self._next_tag] = (done, heard)
+            self._pending[self._next_tag] = (done, on_answer)
         else:
-            self._report("no engine is attached", False, heard)
+            self._report("no engine is attached", False, on_answer)
 
     def abort(self, number: int, request_id: str) -> None:
         """Abort a request of any client."""
         if self.session.send(Abort(request_id=request_id, anyones=True)):
-            self._asked[request_id] = (f"request #{number} was aborted", None)
+            self._pending[request_id] = (f"request #{number} was aborted", None)
 
-    def _history_callback(self, action: str) -> AnswerCallback | None:
+    def _ownership_callback(self, action: str) -> AnswerCallback | None:
         """Return the callback that updates `is_ours` after a pause or resume; None for other actions."""
         if action not in ("pause", "resume"):
             return None
 
-        def heard(_: str, was_done: bool) -> None:
+        def on_answer(_: str, was_done: bool) -> None:
             self.is_ours = was_done and action == "pause"
             self.session.request_status()  # no need to wait for the answer: the next heartbeat has the state too
 
-        return heard
+        return on_answer
 
     def _on_replies(self, replies: list[Reply]) -> None:
         for reply in replies:
             if isinstance(reply, Done | Failed):
-                asked = self._asked.pop(reply.request_id or reply.tag, None)
-                if asked is not None:
-                    text = reply.reason if isinstance(reply, Failed) else reply.what or asked[0]
-                    self._report(text, isinstance(reply, Done), asked[1])
+                pending = self._pending.pop(reply.request_id or reply.tag, None)
+                if pending is not None:
+                    text = reply.reason if isinstance(reply, Failed) else reply.what or pending[0]
+                    self._report(text, isinstance(reply, Done), pending[1])
 
-    def _report(self, text: str, was_done: bool, heard: AnswerCallback | None) -> None:
-        if heard is not None:
-            heard(sentence(text), was_done)
+    def _report(self, text: str, was_done: bool, on_answer: AnswerCallback | None) -> None:
+        if on_answer is not None:
+            on_answer(sentence(text), was_done)
         self.answered.emit(sentence(text), was_done)
 
-    def _check_timeout(self) -> None:
+    def _on_status(self) -> None:
         """Clear `is_ours` once the engine runs after it was seen paused.
 
         A change from paused to live is required, because the engine still seems live for a while after it confirmed the
         pause.
         """
         state = self.session.status.state
-        if self._stood_still and state is SourceState.LIVE:
+        if self._was_paused and state is SourceState.LIVE:
             self.is_ours = False
-        self._stood_still = state is SourceState.PAUSED
+        self._was_paused = state is SourceState.PAUSED
 
 
 def sentence(text: str) -> str:

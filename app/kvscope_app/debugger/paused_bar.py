@@ -36,13 +36,13 @@ class PausedBar(PassingStrip):
             action.changed.connect(self._follow)
         self._follow()
         debugger.answered.connect(self._show_answer)
-        debugger.session.status_changed.connect(self._look)
-        self._look()
+        debugger.session.status_changed.connect(self._on_status)
+        self._on_status()
 
     def apply_theme(self, theme: Theme) -> None:
         self._sign.setPixmap(pixmap("pause", theme.warn, scaled(20)))
 
-    def _look(self) -> None:
+    def _on_status(self) -> None:
         paused_by = self._debugger.paused_by
         if paused_by:
             self.paused_by.setText(f"Paused by {paused_by}")

@@ -20,6 +20,7 @@ FOR_OPERATORS: Final = "Operators only: you are a viewer at this engine"
 _WATCHED_ALONE: Final = "This engine can be watched but not controlled"
 _RUNS: Final = "The engine is not paused"
 _NOT_HELD: Final = "The engine is not paused: pause it first (F9)"
+_WAITING: Final = (RequestState.WAITING, RequestState.PREEMPTED)
 
 
 def why_not_control(session: Session) -> str:
@@ -65,7 +66,7 @@ def why_not_load(session: Session) -> str:
     if reason or session.status.takes_adapters:
         return reason
     if session.mirror.capabilities.engine != OWN_ENGINE.engine:
-        return "Load and unload adapters by the engine's own API"
+        return "Use the engine's own API to load and unload adapters"
     return "The engine was started without --allow-runtime-lora-updating"
 
 
@@ -82,12 +83,12 @@ def why_not_act(session: Session) -> str:
 def why_not_preempt(mirror: Mirror, number: int | None) -> str:
     if number is None:
         return "No request is selected"
-    row = mirror.requests.row_of(number)
-    state = None if row is None else RequestState(int(mirror.requests.state[row]))
+    state = _state_of(mirror, number)
     if state is RequestState.RUNNING:
         return ""
-    waits = state in (RequestState.WAITING, RequestState.PREEMPTED)
-    return f"Request {number} is waiting: it has no blocks to give up" if waits else f"Request {number} has ended"
+    if state in _WAITING:
+        return f"Request {number} is waiting: it has no blocks to free"
+    return f"Request {number} has ended"
 
 
 def why_not_swap(mirror: Mirror, number: int | None) -> str:
@@ -96,7 +97,7 @@ def why_not_swap(mirror: Mirror, number: int | None) -> str:
     if reason:
         return reason
     if not _is_own(mirror):
-        return f"{mirror.capabilities.engine} recomputes what it preempts: it cannot swap"
+        return f"{mirror.capabilities.engine} recomputes preempted requests: it cannot swap"
     has_tier = mirror.hello is not None and mirror.hello.cache.num_host_blocks > 0
     return "" if has_tier else "This engine has no lower tier to swap to"
 
@@ -108,8 +109,13 @@ def why_not_limit(session: Session) -> str:
 
 def why_not_abort(mirror: Mirror, number: int | None) -> str:
     """Return why this request cannot be aborted, empty if it can. A waiting request can be."""
-    reason = why_not_preempt(mirror, number)
-    return "" if reason.endswith("to give up") else reason
+    is_waiting = number is not None and _state_of(mirror, number) in _WAITING
+    return "" if is_waiting else why_not_preempt(mirror, number)
+
+
+def _state_of(mirror: Mirror, number: int) -> RequestState | None:
+    row = mirror.requests.row_of(number)
+    return None if row is None else RequestState(int(mirror.requests.state[row]))
 
 
 def why_not_pin(mirror: Mirror, block: int, *, with_prefix: bool = False) -> str:

@@ -38,7 +38,7 @@ _POLL_S: Final = 0.02
 def serve_command(endpoint: str, options: Sequence[str], keep: bool) -> list[str]:
     """Return the command line of an engine of ours. Raises KvscopeError if the engine is not installed.
 
-    Unless `keep`, the engine ends when the desktop's process does.
+    Unless `keeps_running`, the engine ends when the desktop's process does.
     """
     if find_spec("kvscope_engine") is None or find_spec("torch") is None:
         raise KvscopeError(
@@ -63,7 +63,7 @@ class EngineProcess:
         Raises:
             KvscopeError: The engine is not installed.
         """
-        self.keep = keep
+        self.keeps_running = keep
         parent = folder_for_sockets(PREFIX)
         remove_stale(parent)
         self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
@@ -152,7 +152,7 @@ class EngineProcess:
         Args:
             was_asked: Whether the engine was asked to shut down by its command socket, and first gets time to do so.
         """
-        if self.keep and self.is_running:
+        if self.keeps_running and self.is_running:
             return
         if not (was_asked and self._wait(self.end_after_s)):
             self.terminate()

@@ -42,7 +42,7 @@ class EngineSupervisor(QObject):
         self._timer.start(_RESTARTING_MS)
         self._poll()
 
-    def forget(self) -> None:
+    def detach(self) -> None:
         """Stop watching, as the desktop itself is about to close the engine."""
         self._timer.stop()
 

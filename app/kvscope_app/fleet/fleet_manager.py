@@ -22,13 +22,13 @@ from kvscope_app.window.window_slots import WindowSlots
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.credentials.api_keys import read_api_keys
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.fleet.entries import MAX_ENTRIES, FleetEntry
 from kvscope_telemetry.fleet.fleet import Fleet
+from kvscope_telemetry.fleet.fleet_list import MAX_ENTRIES, FleetEntry
 from kvscope_telemetry.fleet.list_reader import ListReader
 from kvscope_telemetry.fleet.list_texts import ListText
 from kvscope_telemetry.transport.connections import Connection, read_connections
 
-KIND: Final = "fleet"
+FLEET_WINDOW: Final = "fleet"
 """Kind of the windows' slots; see `window_slots`."""
 Attach = Callable[[Address], object]
 
@@ -80,8 +80,8 @@ class FleetManager(QObject):
 
     def _open(self, fleet: Fleet, reader: ListReader | None, watched: WatchedList) -> FleetWindow:
         window = FleetWindow(fleet, self._themes, self._attach, reader, watched.add)
-        slot = self._slots.take(KIND)
-        group = window_group(KIND, slot)
+        slot = self._slots.acquire(FLEET_WINDOW)
+        group = window_group(FLEET_WINDOW, slot)
         restore_geometry(window, self._settings, group)
         window.closing.connect(partial(save_geometry, settings=self._settings, group=group))
         window.closing.connect(partial(self._closed, fleet=fleet, reader=reader, slot=slot))
@@ -95,7 +95,7 @@ class FleetManager(QObject):
         self.windows.remove(window)
         if self._known_window is not None and window is self._known_window[0]:
             self._known_window = None
-        self._slots.give_back(KIND, slot)
+        self._slots.release(FLEET_WINDOW, slot)
         self._ending = [thread for thread in self._ending if thread.is_alive()]
         self._ending.append(threading.Thread(target=_close, args=(fleet, reader), name="kvscope-fleet-end"))
         self._ending[-1].start()

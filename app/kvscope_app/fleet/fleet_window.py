@@ -47,12 +47,12 @@ from kvscope_app.views.table import Index, OpenableTable, TableHead, TableModel
 from kvscope_app.window.dialogs.attach_dialog import AttachDialog
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.fleet.entries import FleetEntry
 from kvscope_telemetry.fleet.fleet import Fleet
+from kvscope_telemetry.fleet.fleet_list import FleetEntry
+from kvscope_telemetry.fleet.fleet_row import FleetRow
 from kvscope_telemetry.fleet.list_reader import Listed, ListReader
 from kvscope_telemetry.fleet.own_member import TELLING
 from kvscope_telemetry.fleet.pool_bins import PoolBins
-from kvscope_telemetry.fleet.row import FleetRow
 
 _ROOT: Final = QModelIndex()
 _NARROWEST: Final = 56
@@ -119,11 +119,11 @@ class FleetWindow(QMainWindow):
         Rows are reordered at most every `SORT_INTERVAL_S` seconds, unless their number changes.
         """
         now_s = time.monotonic()
-        settles = now_s - self._sorted_s >= SORT_INTERVAL_S
-        if settles:
+        sorts = now_s - self._sorted_s >= SORT_INTERVAL_S
+        if sorts:
             self._sorted_s = now_s
         rows = self.fleet.rows
-        self.table.show_rows(rows, settles=settles or len(rows) != len(self.table.fleet.rows))
+        self.table.show_rows(rows, sorts=sorts or len(rows) != len(self.table.fleet.rows))
         self.counts.setText(counts_text(rows, self.table.proxy.rowCount()))
         self._show_status()
         self._show_middle()
@@ -143,10 +143,10 @@ class FleetWindow(QMainWindow):
         """Ask for the address of another engine, and add it. It is saved, as when a window attaches to an engine."""
 
         def add(address: Address) -> None:
-            self._add(FleetEntry(address, sheet.fields.name.text().strip()))
+            self._add(FleetEntry(address, dialog.fields.name.text().strip()))
 
-        sheet = AttachDialog(self, add, "Add engine", "Add")
-        sheet.show()
+        dialog = AttachDialog(self, add, "Add engine", "Add")
+        dialog.show()
 
     # Qt overrides
 
@@ -344,13 +344,13 @@ class FleetTable(OpenableTable):
         """The selected engines, in the order shown."""
         return [self.proxy.row_at(position) for position in chosen_rows(self)]
 
-    def show_rows(self, rows: tuple[FleetRow, ...], *, settles: bool) -> None:
-        """Show `rows`, reordered if `settles`. The selection stays."""
+    def show_rows(self, rows: tuple[FleetRow, ...], *, sorts: bool) -> None:
+        """Show `rows`, reordered if `sorts`. The selection stays."""
         chosen = {row.entry for row in self.chosen}
         self.fleet.ratio = self.devicePixelRatioF()
         self.fleet.show(rows)
-        if settles:
-            self.proxy.settle()
+        if sorts:
+            self.proxy.sort_rows()
         if chosen and not self.selectionModel().hasSelection():
             self._choose(chosen)
 
@@ -429,7 +429,7 @@ class FleetModel(TableModel):
 class FleetProxy(QSortFilterProxyModel):
     """Sorts the engines, and filters out those without every search word. Unknown values sort last in both directions.
 
-    Rows move only when `settle` is called, not whenever a number changes.
+    Rows move only when `sort_rows` is called, not whenever a number changes.
     """
 
     def __init__(self, parent: QObject | None = None) -> None:
@@ -440,9 +440,9 @@ class FleetProxy(QSortFilterProxyModel):
     def search(self, text: str) -> None:
         """Show only rows that contain all words of `text`."""
         self._search_words = tuple(text.casefold().split())
-        self.settle()
+        self.sort_rows()
 
-    def settle(self) -> None:
+    def sort_rows(self) -> None:
         """Filter and sort again."""
         self.invalidate()
         self.sort(self.sortColumn(), self.sortOrder())

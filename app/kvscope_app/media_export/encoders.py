@@ -49,7 +49,7 @@ class VideoEncoder:
 def require_encoder(suffix: str, num_frames: int, width: int, height: int) -> None:
     """Raise BadInput, before anything is drawn, if a program or library is missing or the video is too large."""
     if suffix == ".mp4" and shutil.which(_FFMPEG) is None:
-        raise BadInput("an .mp4 is written by ffmpeg, which is not on PATH: install it, or write .webp, .gif or .apng")
+        raise BadInput("writing .mp4 needs ffmpeg, which is not on PATH: install it, or write .webp, .gif or .apng")
     if not is_there(suffix):
         raise BadInput(f"{suffix}: {_MISSING}")
     if suffix == ".webp" and num_frames > _MAX_WEBP_FRAMES:
@@ -65,7 +65,7 @@ def encode(film: VideoEncoder, suffix: str, file: BinaryIO) -> None:
 
 def _too_many(num_frames: int, max_frames: int, suffix: str) -> str:
     return (
-        f"{num_frames:,} frames are too many for one {suffix}, which takes {max_frames:,} of this size: use a "
+        f"{num_frames:,} frames are too many for a {suffix} file of this size, which holds {max_frames:,}: use a "
         "higher --speed, fewer --fps, a shorter range, or .mp4 or .webp"
     )
 

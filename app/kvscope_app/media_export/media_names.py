@@ -23,7 +23,8 @@ def suffix_of(path: Path, format_name: str | None) -> str:
 
     Args:
         path: Output file, whose suffix names the format.
-        form: "png", "svg" or "video", or None to accept any format. A still picture may have any file name.
+        format_name: "png", "svg" or "video", or None to accept any format. A still picture may
+            have any file name.
 
     Raises:
         BadInput: The suffix is unknown, or is not that of a video although one is requested.

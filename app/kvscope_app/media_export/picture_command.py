@@ -30,7 +30,7 @@ _LARGEST_FIT: Final = (1920, 2400)
 """Maximum size in pixels to which a picture without `--size` grows to show all rows of a list."""
 
 
-def make(recording: Recording, spec: PictureSpec, report_progress: ProgressCallback) -> None:
+def export_picture(recording: Recording, spec: PictureSpec, report_progress: ProgressCallback) -> None:
     """Write the picture or video. On BadInput and KvscopeError, whose texts are one line, no file is left."""
     span = span_of(recording, spec.from_s, spec.until_s)
     if spec.suffix in STILLS:

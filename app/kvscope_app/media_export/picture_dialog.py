@@ -46,7 +46,7 @@ class PictureDialog(QDialog):
         self.captioned.toggled.connect(self._show_size)
 
     @property
-    def look(self) -> PictureStyle:
+    def picture_style(self) -> PictureStyle:
         theme = THEMES.get(self.theme.currentText())
         caption = caption_of(self._session, self._view.title) if self.captioned.isChecked() else ""
         return PictureStyle(self.scale.currentIndex() + 1, theme, caption)
@@ -64,12 +64,12 @@ class PictureDialog(QDialog):
 
     def _finish(self, *, to_file: bool) -> None:
         self._remember()
-        look = self.look
+        style = self.picture_style
         self.accept()
-        (self.saved if to_file else self.copied).emit(look)
+        (self.saved if to_file else self.copied).emit(style)
 
     def _show_size(self) -> None:
-        size = picture_size(self._view, self.look)
+        size = picture_size(self._view, self.picture_style)
         self._size.setText(f"{size.width()} × {size.height()} pixels as PNG; SVG is sharp at any size")
 
     def _lay_out(self) -> None:

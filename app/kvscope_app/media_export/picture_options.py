@@ -22,7 +22,8 @@ def add_picture_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--view",
         choices=VIEWS,
-        help="what to draw (default: page-map); for the console or a selection, use Ctrl+Shift+S in the window",
+        help="view to draw (default: page-map); the console and selections can be saved in the window with"
+        " Ctrl+Shift+S",
     )
     group.add_argument(
         "--at", dest="at_s", metavar="S", type=moment, help="one picture: seconds from the start (default: the end)"
@@ -33,7 +34,7 @@ def add_picture_options(parser: argparse.ArgumentParser) -> None:
         "--size",
         metavar="WxH",
         type=_size,
-        help="pixels before scaling (default: 960x600, for a picture more if its content needs it)",
+        help="size in pixels before scaling (default: 960x600; larger for a picture if its content needs it)",
     )
     group.add_argument(
         "--scale", metavar="N", type=int, choices=range(1, MAX_SCALE + 1), help="scale factor (default: 1)"

@@ -53,14 +53,14 @@ class VideoDialog(QDialog):
         self.last = seconds_box(0.0, length_s, max(cursor_s, min(_FIRST_S, length_s)), "Until")
         self.speed = combo_box([f"{speed:g} ×" for speed in _SPEEDS], "Speed")
         self.fps = combo_box([f"{fps} per second" for fps in _FPS], "Frames")
-        self.form = combo_box([suffix + _missing(suffix) for suffix in VIDEOS], "Format")
+        self.format_box = combo_box([suffix + _missing(suffix) for suffix in VIDEOS], "Format")
         self.captioned = QCheckBox("Include")
         self.captioned.setToolTip("Model, view and time, below the picture")
         self.captioned.setAccessibleName("Include a caption")
         self.captioned.setChecked(True)
         self.speed.setCurrentIndex(_SPEEDS.index(1.0))
         self.fps.setCurrentIndex(_FPS.index(10))
-        self.form.setCurrentIndex(next((index for index, suffix in enumerate(VIDEOS) if is_there(suffix)), 0))
+        self.format_box.setCurrentIndex(next((index for index, suffix in enumerate(VIDEOS) if is_there(suffix)), 0))
         self._description = label(look="muted")
         self._lay_out()
         self._show_description()
@@ -72,7 +72,7 @@ class VideoDialog(QDialog):
 
     def spec(self, path: Path) -> PictureSpec:
         """Return the chosen options of a video written to `path`. Its times count from the timeline's origin."""
-        suffix = VIDEOS[self.form.currentIndex()]
+        suffix = VIDEOS[self.format_box.currentIndex()]
         return PictureSpec(
             path if path.suffix.lower() == suffix else path.with_name(path.name + suffix),
             suffix,
@@ -87,7 +87,7 @@ class VideoDialog(QDialog):
 
     def accept(self) -> None:
         """Ask for the file name."""
-        suffix = VIDEOS[self.form.currentIndex()]
+        suffix = VIDEOS[self.format_box.currentIndex()]
         wanted = self.spec(self._path)
         begin = partial(_start, self._body, wanted)
         ask_save(self._body, "Save video", wanted.path, f"Video (*{suffix})", begin)
@@ -95,7 +95,7 @@ class VideoDialog(QDialog):
 
     def _show_description(self) -> None:
         num_frames = round(self.length_s * _FPS[self.fps.currentIndex()]) + 1
-        suffix = VIDEOS[self.form.currentIndex()]
+        suffix = VIDEOS[self.format_box.currentIndex()]
         self._save.setEnabled(num_frames > 1 and is_there(suffix))
         self._description.setText(f"{num_frames:,} frames, {self.length_s:.1f} s; saved in the background")
 
@@ -107,7 +107,7 @@ class VideoDialog(QDialog):
             ("Until", self.last),
             ("Speed", self.speed),
             ("Frames", self.fps),
-            ("Format", self.form),
+            ("Format", self.format_box),
             ("Caption", self.captioned),
         ):
             form.addRow(words, widget)
@@ -115,7 +115,7 @@ class VideoDialog(QDialog):
         self._save = buttons.addButton("Save…", QDialogButtonBox.ButtonRole.AcceptRole)
         buttons.accepted.connect(self.accept)
         buttons.rejected.connect(self.reject)
-        for box in (self.speed, self.fps, self.form):
+        for box in (self.speed, self.fps, self.format_box):
             box.currentIndexChanged.connect(self._show_description)
         for number in (self.first, self.last):
             number.valueChanged.connect(self._show_description)

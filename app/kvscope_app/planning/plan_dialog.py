@@ -38,30 +38,30 @@ class PlanDialog(Sheet):
         self.column.addLayout(self._sides(), 1)
         self.add_close()
         self._debounce = QTimer(self, singleShot=True, interval=_DEBOUNCE_MS)
-        self._debounce.timeout.connect(self.ask)
+        self._debounce.timeout.connect(self.request)
         self.form.changed.connect(self._debounce.start)
         self.finished.connect(self.end)  # also emitted for Esc, unlike closeEvent
         self.process.answered.connect(self.view.show_answer)
         self.process.failed.connect(self._show_error)
         self.resize_comfortably(980, 720)
-        self.ask()
+        self.request()
 
-    def ask(self) -> None:
+    def request(self) -> None:
         """Compute the plan for the form's options, unless they are those of the plan that is shown."""
         question = self.form.question
         if question == self._shown:
             return
         self._shown = question
-        self.view.say("Calculating… The first result can take a few seconds.")
-        self.process.ask(question)
+        self.view.show_message("Calculating… The first result can take a few seconds.")
+        self.process.request(question)
 
     def _show_error(self, text: str) -> None:
-        self.view.say(text, "warning")
+        self.view.show_message(text, "warning")
 
     def end(self, *_: object) -> None:
         """Stop computing plans when the dialog closes."""
         self._debounce.stop()
-        self.process.rest()
+        self.process.cancel()
 
     def _sides(self) -> QHBoxLayout:
         left = QScrollArea()

@@ -50,7 +50,7 @@ class PlanProcess(QObject):
     def is_busy(self) -> bool:
         return self._is_asked
 
-    def ask(self, question: Question) -> None:
+    def request(self, question: Question) -> None:
         """Request a plan. An answer to an earlier request that is still pending is discarded."""
         self._idle.stop()
         if self._is_asked:
@@ -60,7 +60,7 @@ class PlanProcess(QObject):
         else:
             self._is_asked = self.child.send(question)
 
-    def rest(self) -> None:
+    def cancel(self) -> None:
         """Discard pending answers, and end the child if no request follows within `_KEPT_MS`."""
         if self._is_asked:
             self._next = ()
@@ -83,7 +83,7 @@ class PlanProcess(QObject):
             self._is_asked = False
             question, self._next = self._next, None
             if question:  # the answer that arrived was to an older request
-                self.ask(question)
+                self.request(question)
 
     def _on_failure(self, reason: str) -> None:
         self._is_asked, self._next = False, None

@@ -56,9 +56,9 @@ class PlanView(QScrollArea):
         self.setWidgetResizable(True)
         self.setFrameShape(QScrollArea.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.say("")
+        self.show_message("")
 
-    def say(self, text: str, style: str = "muted") -> None:
+    def show_message(self, text: str, style: str = "muted") -> None:
         column = self._new_column()
         column.addWidget(label(text, style, wraps=True))
         column.addStretch()
@@ -152,7 +152,7 @@ class PlanView(QScrollArea):
         if not changes:
             return
         column.addSpacing(4)
-        column.addWidget(_heading("Options that make more fit"))
+        column.addWidget(_heading("Options for more concurrent requests"))
         has_tokens = any(change.num_tokens for change in changes)
         titles = ("Option", "Tokens", "Concurrent max-length requests", "") if has_tokens else ("Option", "", "", "")
         rows = [

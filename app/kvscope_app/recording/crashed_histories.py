@@ -16,7 +16,7 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.model_names import short_name
 
 if TYPE_CHECKING:
-    from kvscope_telemetry.recordings.left_rings import LeftRing, TidiedRings
+    from kvscope_telemetry.recordings.orphaned_rings import OrphanedRing, RemovedRings
     from kvscope_telemetry.recordings.reader import Recording
 
 _POLL_MS: Final = 500
@@ -24,28 +24,31 @@ _BEGIN_MS: Final = 1500
 """Delay after the start, so that the search does not slow it down."""
 
 
-class LeftRings(QObject):
+class CrashedHistories(QObject):
     """Searches on a thread and makes a single offer."""
 
     def __init__(
-        self, parent: QObject, windows: Callable[[], Sequence[SessionWindow]], show: Callable[[Recording], object]
+        self,
+        parent: QObject,
+        windows: Callable[[], Sequence[SessionWindow]],
+        open_recording: Callable[[Recording], object],
     ) -> None:
         super().__init__(parent)
-        self._windows, self._show = windows, show
-        self._finding: Background[TidiedRings] | None = None
+        self._windows, self._show = windows, open_recording
+        self._finding: Background[RemovedRings] | None = None
         self._opening: Background[Recording] | None = None
         self._window: SessionWindow | None = None
         self._clock = QTimer(self, interval=_POLL_MS)
         self._clock.timeout.connect(self._poll)
         self._is_over = False
-        QTimer.singleShot(_BEGIN_MS, self, self.begin)
+        QTimer.singleShot(_BEGIN_MS, self, self.start)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Cancel the offer, because the windows are closed."""
         self._is_over = True
         self._clock.stop()
 
-    def begin(self) -> None:
+    def start(self) -> None:
         if self._finding is None and not self._is_over:
             self._finding = find_left_rings()
             self._clock.start()
@@ -60,7 +63,7 @@ class LeftRings(QObject):
             else:
                 self._offer(found)
 
-    def _offer(self, found: TidiedRings) -> None:
+    def _offer(self, tidied: RemovedRings) -> None:
         """Show the offer once a window shows something and its banner is free.
 
         An offer made earlier would disappear with the banner about the engine's start.
@@ -70,18 +73,18 @@ class LeftRings(QObject):
             return
         self._clock.stop()
         self._window = window
-        if not found.kept:
+        if not tidied.kept:
             window.banner.show_message(
-                "Old session histories deleted", _deleted(found.discarded), is_offer=True, is_temporary=True
+                "Old session histories deleted", _deleted(tidied.discarded), is_offer=True, is_temporary=True
             )
             return
-        rings = found.kept
+        rings = tidied.kept
         ring, more = rings[0], len(rings) - 1
         discard = "Delete all" if more else "Delete"
         window.banner.show_message(
             f"{plural(len(rings), 'session')} ended unexpectedly" if more else "A session ended unexpectedly",
             _text(ring, "The newest" if more else "Recovered session")
-            + (f". {_deleted(found.discarded)}" if found.discarded else ""),
+            + (f". {_deleted(tidied.discarded)}" if tidied.discarded else ""),
             (
                 ("Open the newest" if more else "Open", lambda: self.open_ring(ring)),
                 (discard, lambda: self.discard_rings(rings)),
@@ -89,7 +92,7 @@ class LeftRings(QObject):
             is_offer=True,
         )
 
-    def open_ring(self, ring: LeftRing) -> None:
+    def open_ring(self, ring: OrphanedRing) -> None:
         from kvscope_telemetry.recordings.reader import Recording
 
         self._hide()
@@ -106,7 +109,7 @@ class LeftRings(QObject):
         elif self._window in self._windows() and self._window is not None:
             self._window.banner.show_message("The recovered session cannot be opened", opening.failure)
 
-    def discard_rings(self, rings: list[LeftRing]) -> None:
+    def discard_rings(self, rings: list[OrphanedRing]) -> None:
         self._hide()
 
         def discard(_: object) -> None:
@@ -123,14 +126,14 @@ class LeftRings(QObject):
             self._window.banner.hide()
 
 
-def _text(ring: LeftRing, what: str) -> str:
+def _text(ring: OrphanedRing, what: str) -> str:
     """Describe a history, the most important part first, because a small window truncates the text."""
     when = time.strftime("%a %H:%M", time.localtime(ring.start_ns / 1e9))
     return f"{what}: {seconds(round(ring.seconds))} from {when}, {short_name(ring.model)}, {num_bytes(ring.num_bytes)}"
 
 
-def _deleted(rings: Sequence[LeftRing]) -> str:
-    from kvscope_telemetry.recordings.left_rings import MAX_LEFT_BYTES, MAX_LEFT_S
+def _deleted(rings: Sequence[OrphanedRing]) -> str:
+    from kvscope_telemetry.recordings.orphaned_rings import MAX_LEFT_BYTES, MAX_LEFT_S
 
     return (
         f"{plural(len(rings), 'crashed session')} deleted "

@@ -35,7 +35,7 @@ _FAILED: Final = "The export failed"
 
 
 class _ExportFormat(NamedTuple):
-    words: str
+    title: str
     form: str
     suffix: str
     kind: str | None
@@ -68,7 +68,7 @@ class ExportDialog(QDialog):
         first_s, last_s = (self._seconds(at) for at in session.timeline.loop.range_ns or around)
         self.setWindowTitle("Export")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.what = combo_box([form.words for form in _FORMATS], "What")
+        self.content = combo_box([form.title for form in _FORMATS], "What")
         self.table_form = combo_box(list(_TABLE_FORMS), "Format")
         self.first = seconds_box(begin_s, end_s, first_s, "From")
         self.last = seconds_box(begin_s, end_s, last_s, "Until")
@@ -78,7 +78,7 @@ class ExportDialog(QDialog):
 
     def selection(self) -> ExportSelection:
         """Return the choices, with an unused file name."""
-        form = _FORMATS[self.what.currentIndex()]
+        form = _FORMATS[self.content.currentIndex()]
         name, suffix = (form.form, form.suffix) if form.kind is None else _TABLE_FORMS[self.table_form.currentText()]
         path = free_path(self._body)
         stem = path.stem if form.kind is None else f"{path.stem}-{form.kind}"
@@ -86,7 +86,7 @@ class ExportDialog(QDialog):
 
     def accept(self) -> None:
         selection = self.selection()
-        kinds = f"{self.what.currentText()} (*{selection.path.suffix})"
+        kinds = f"{self.content.currentText()} (*{selection.path.suffix})"
         ask_save(self._body, "Export", selection.path, kinds, partial(_start, self._body, selection))
         super().accept()
 
@@ -105,7 +105,7 @@ class ExportDialog(QDialog):
         return self._around_ns[0] + round(seconds * 1e9)
 
     def _show_description(self) -> None:
-        form = _FORMATS[self.what.currentIndex()]
+        form = _FORMATS[self.content.currentIndex()]
         self._rows.setRowVisible(self.table_form, form.kind is not None)
         length_s = self.last.value() - self.first.value()
         self._save.setEnabled(length_s > 0)
@@ -115,19 +115,19 @@ class ExportDialog(QDialog):
 
     def _lay_out(self) -> None:
         self._rows = QFormLayout()
-        for words, widget in (
-            ("What", self.what),
+        for title, widget in (
+            ("What", self.content),
             ("Format", self.table_form),
             ("From", self.first),
             ("Until", self.last),
         ):
-            self._rows.addRow(words, widget)
+            self._rows.addRow(title, widget)
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
         self._save = buttons.addButton("Export…", QDialogButtonBox.ButtonRole.AcceptRole)
         self._save.setDefault(True)
         buttons.accepted.connect(self.accept)
         buttons.rejected.connect(self.reject)
-        self.what.currentIndexChanged.connect(self._show_description)
+        self.content.currentIndexChanged.connect(self._show_description)
         for number in (self.first, self.last):
             number.valueChanged.connect(self._show_description)
         column = QVBoxLayout(self)

@@ -101,7 +101,7 @@ class WindowLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if name not in known_names.views:
                 raise BadInput(f"there is no view {name!r}; there are {', '.join(known_names.views)}")
             if names.count(name) > 1:
-                raise BadInput(f"the view {name!r} stands twice")
+                raise BadInput(f"the view {name!r} appears twice")
         mode = self.choices.color_mode
         if mode is not None and mode not in known_names.color_modes:
             raise BadInput(f"color_mode={mode!r:.40} is not accepted: one of {', '.join(known_names.color_modes)}")
@@ -139,10 +139,10 @@ def write_layout(path: str | Path, layout: WindowLayout) -> None:
 
 def _check_part(part: LayoutPart, depth: int = 0) -> None:
     if sum(map(bool, (part.tabs, part.across, part.down))) != 1:
-        raise BadInput("each part needs one of tabs, across and down")
+        raise BadInput("each part needs exactly one of tabs, across and down")
     if part.front and part.front not in part.tabs:
-        raise BadInput(f"{part.front!r} is in front of tabs that it is none of")
+        raise BadInput(f"front is {part.front!r}, which is not one of the tabs")
     if depth > _MAX_DEPTH:
-        raise BadInput(f"parts lie in more than {_MAX_DEPTH} others")
+        raise BadInput(f"parts are nested more than {_MAX_DEPTH} levels deep")
     for each in part.parts:
         _check_part(each, depth + 1)

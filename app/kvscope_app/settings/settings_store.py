@@ -60,7 +60,7 @@ class SettingsStore(QObject):
         if self.values != before:
             self.changed.emit(before)
 
-    def look(self) -> None:
+    def reload(self) -> None:
         """Load changes of other processes. Costs one `stat` of the file if there are none."""
         stamp = self._file.stamp
         if stamp == self._stamp or not self._file.exists:

@@ -40,7 +40,7 @@ class View(QWidget):
         super().__init__(parent)
         self.session = session
         self.theme: Theme = DARK
-        self.last_words = ""
+        self.closing_message = ""
         """Message that the user must still see after `shut_down`, when the view is gone."""
         self.setObjectName(self.object_name)
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)  # the stylesheet's background is painted

@@ -84,7 +84,7 @@ class DockedViews(QObject):
         label_boxes(view)
         view.restore_settings(self._settings)
         self._refresher.add_view(view)
-        view.done.connect(self._undo.did)
+        view.done.connect(self._undo.push_done)
 
     def focus(self, name: str) -> None:
         """Raise a dock and focus its view, or the next Tab stop if the view has nothing visible to focus."""
@@ -118,7 +118,7 @@ class DockedViews(QObject):
             view.save_settings(self._settings)
             save_widths(view, self._themes.settings)
             view.shut_down()
-        return "\n".join(view.last_words for view in self.views.values() if view.last_words)
+        return "\n".join(view.closing_message for view in self.views.values() if view.closing_message)
 
     def _load_next(self) -> None:
         if not self._unloaded:

@@ -47,10 +47,10 @@ class EngineNotices(QObject):
             doing = "Connecting" if not session.timeline.is_file else "Opening the recording"
             window.welcome.show_waiting(doing, session.source.name)
 
-    def forget(self) -> None:
+    def detach(self) -> None:
         """Disconnect from the supervisor, because the window closes."""
         if self._supervisor is not None:
-            self._supervisor.forget()
+            self._supervisor.detach()
 
     def restart(self) -> None:
         if self._supervisor is not None:

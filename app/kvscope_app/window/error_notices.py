@@ -77,7 +77,7 @@ class InternalError:
 
     kind: str
     """Name of the exception class, or "Qt"."""
-    part: str
+    feature: str
     """Title of the view or feature in which it was raised; empty if unknown."""
     trace: str
     action: str = ""
@@ -130,12 +130,12 @@ class InternalErrors(QObject):
 
         def of_thread(args: threading.ExceptHookArgs) -> None:
             if args.exc_type is not SystemExit:
-                self.hear(args.exc_type, args.exc_value, args.exc_traceback)
+                self.record(args.exc_type, args.exc_value, args.exc_traceback)
             if before[1] is not threading.__excepthook__:
                 before[1](args)
 
         def unraisable(args: Any) -> None:
-            self.hear(args.exc_type, args.exc_value, args.exc_traceback)
+            self.record(args.exc_type, args.exc_value, args.exc_traceback)
             if before[2] is not sys.__unraisablehook__:
                 before[2](args)
 
@@ -147,7 +147,7 @@ class InternalErrors(QObject):
             sys.excepthook, threading.excepthook, sys.unraisablehook = before
             qInstallMessageHandler(self._qt_before)
 
-    def hear(self, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    def record(self, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
         """Record an uncaught error. Thread-safe; never raises."""
         if issubclass(kind, KeyboardInterrupt):
             return
@@ -168,7 +168,7 @@ class InternalErrors(QObject):
             f"Display: {QGuiApplication.platformName()}, machine: {platform.machine()}",
         ]
         for error in self.errors:
-            where = f" in {error.part}" if error.part else ""
+            where = f" in {error.feature}" if error.feature else ""
             where += f" during “{error.action}”" if error.action else ""
             parts.append(f"{error.kind}{where}, {plural(error.count, 'time')}\n{error.trace}")
         if self.num_more:
@@ -179,7 +179,7 @@ class InternalErrors(QObject):
 
     def _chained(self, before: Callable[..., Any], pythons_own: Callable[..., Any]) -> Callable[..., Any]:
         def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            self.hear(kind, error, trace)
+            self.record(kind, error, trace)
             if before is not pythons_own:
                 before(kind, error, trace)
 
@@ -193,7 +193,7 @@ class InternalErrors(QObject):
         if callable(self._qt_before):
             self._qt_before(kind, context, text)
 
-    def _count(self, kind: str, part: str, trace: str, action: str = "") -> int:
+    def _count(self, kind: str, feature: str, trace: str, action: str = "") -> int:
         """Record an occurrence.
 
         Returns the number of occurrences so far, or 0 if the error is not stored (`MAX_ERRORS`).
@@ -205,7 +205,7 @@ class InternalErrors(QObject):
                 times = 0
             else:
                 if found is None:
-                    found = self._errors[trace] = InternalError(kind, part, trace, action)
+                    found = self._errors[trace] = InternalError(kind, feature, trace, action)
                 found.count += 1
                 self.newest, times = found, found.count
             is_due, self._is_due = self._is_due, True
@@ -276,9 +276,9 @@ class ErrorNotices(QObject):
         assert newest is not None, "there is something to tell"
         often = f", {plural(newest.count, 'time')}" if newest.count > 1 else ""
         others = f", and {plural(num_others, 'other error')} earlier" if num_others else ""
-        subject = newest.part or "What is shown"
+        subject = newest.feature or "What is shown"
         detail = note or f"{newest.summary}{often}{others}. kvscope keeps running. {subject} may be out of date."
-        where = f" in {newest.part}" if newest.part else ""
+        where = f" in {newest.feature}" if newest.feature else ""
         title = f"“{newest.action}” failed{where}" if newest.action else f"Something went wrong{where}"
         strip.show_message(title, detail, (("Copy report", self.copy_report),))
 

@@ -68,7 +68,7 @@ class MainWindow(WindowBody):
         """
         super().__init__(session, themes, settings, supervisor, openers)
         self.slot = slot
-        self.last_words = ""
+        self.closing_message = ""
         """Messages that the user must read although the window is closed. Set before `closing` is emitted."""
         remember_map(self.page_map, themes.settings)
         self.notices = EngineNotices(self, supervisor)
@@ -76,11 +76,11 @@ class MainWindow(WindowBody):
         self.strips.add(self.alarm_strip)
         add_actions(self, self.actions_by_name, self.notices)
         DebugAnswers(self, self.debugger, self.actions_by_name)
-        self.layout_watch = LayoutUndo(self)
-        self._lengths = DockLengths(self, self.layout_watch)
+        self.layout_undo = LayoutUndo(self)
+        self._lengths = DockLengths(self, self.layout_undo)
         self._zoomed = ZoomedSizes(self, self.docks, themes)
         self._lengths.edge_moved.connect(self._zoomed.on_edge_moved)
-        self.layouts = NamedLayouts(self, self.actions_by_name, self.layout_watch)
+        self.layouts = NamedLayouts(self, self.actions_by_name, self.layout_undo)
         build_menus(self, self.actions_by_name, self.layouts)
         offer_undo(self)
         follow_agreement(self)
@@ -150,9 +150,9 @@ class MainWindow(WindowBody):
         dock_state.save(self, self.settings, self._group, with_docks=self.has_own_docks)
         if self.has_own_docks:
             self._lengths.save(self.settings, self._group)
-        self.notices.forget()
+        self.notices.detach()
         self.undo.forget()
-        self.last_words = self.docked.close()
+        self.closing_message = self.docked.close()
         self.alarms.close()
         self.closing.emit(self)
         super().closeEvent(event)
@@ -187,7 +187,7 @@ class MainWindow(WindowBody):
         if session.accepts_prompts != self._accepts_prompts:
             self._accepts_prompts = session.accepts_prompts
             self._spare_console()
-            self.layout_watch.take_over()
+            self.layout_undo.accept_change()
 
     def _spare_console(self) -> None:
         """Close the console if it is useless, and reopen it when it is useful unless the user closed it."""
@@ -257,7 +257,7 @@ class MainWindow(WindowBody):
     def _on_all_loaded(self) -> None:
         self._keep_sizes()
         self.show_capabilities()
-        self.layout_watch.begin()
+        self.layout_undo.record_state()
         self.views_loaded.emit()
 
     def _follow_theme(self, theme: Theme) -> None:

@@ -17,7 +17,7 @@ from kvscope_app.ui.plain_text import PlainLabel, plain_tip
 from kvscope_app.ui.steady_label import SteadyLabel
 from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.ui.zoom import scaled
-from kvscope_telemetry.devices.device_reader import tells_engines_share
+from kvscope_telemetry.devices.device_reader import is_engine_share
 from kvscope_telemetry.messages.telemetry import DeviceSample, Hello
 from kvscope_telemetry.source import SourceState, SourceStatus
 
@@ -26,13 +26,13 @@ _MAX_STATE: Final = 80
 _CHANGING: Final = ("recording", "device", "rate", "frames", "latency", "display")
 _TIPS: Final = {
     "recording": "Click for the file and to stop recording",
-    "linked": "Cursor, play, speed, visible range and selection are those of the window in use (Time ▸ Link times)",
+    "linked": "Cursor, playback, speed, visible range and selection follow the active window (Time ▸ Link times)",
     "overview": "Computing the charts: this recording has no summaries",
     "state": "Connection to the engine",
     "role": "Viewer: prompts, control and block text are for operators only",
     "address": "Address of the engine, for `kvscope --attach`. Click to copy it",
     "model": "Model, data type and device",
-    "device": "How busy the GPU is, or how much of the CPUs the engine uses; power and temperature where reported",
+    "device": "GPU utilization, or the engine's share of the CPUs; power and temperature if reported",
     "rate": "Engine steps in the last second",
     "frames": "Frames received; lost ones are repaired by a snapshot",
     "latency": "Delay from the end of a step to its frame here",
@@ -219,7 +219,7 @@ class StatusBar(QStatusBar):
         player = self._session.timeline.player if self._session.timeline.is_file else None
         if player is not None:
             note = player.note
-            self._set_frames_tip(player.note_detail or "Frames of the recording")
+            self._set_frames_tip(player.detail or "Frames of the recording")
             self._set("frames", f"{plural(status.frames_received, 'frame')} recorded" + (f", {note}" if note else ""))
             self._color_frames("warn" if note else "muted")
             return
@@ -307,11 +307,11 @@ def frames_tip(status: SourceStatus) -> str:
     lines = [_TIPS["frames"]]
     if status.num_skipped:
         lines.append(
-            f"Events and messages left out, of kinds that only a newer kvscope knows: {count(status.num_skipped)}"
+            f"Skipped events and messages, of kinds that only a newer kvscope knows: {count(status.num_skipped)}"
         )
     if status.num_unknown:
         lines.append(
-            f"States and tiers shown as unknown, which only a newer kvscope knows: {count(status.num_unknown)}"
+            f"States and tiers shown as unknown, because only a newer kvscope knows them: {count(status.num_unknown)}"
         )
     return "\n".join(lines)
 
@@ -367,7 +367,7 @@ def device_text(sample: DeviceSample, hello: Hello) -> str:
     name = {"cuda": "GPU", "cpu": "CPU"}.get(hello.device.kind, "Device")
     busy = percent(sample.utilization, 0)
     parts = (
-        (f"Engine {busy} of the CPUs" if tells_engines_share(hello) else f"{name} {busy}")
+        (f"Engine {busy} of the CPUs" if is_engine_share(hello) else f"{name} {busy}")
         if sample.utilization >= 0
         else "",
         f"{sample.power_watts:.0f} W" if sample.power_watts >= 0 else "",

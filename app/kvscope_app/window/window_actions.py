@@ -397,7 +397,7 @@ def _fill(menu: QMenu, actions: Actions, group: str) -> None:
 
 
 def entries(window: WindowBody) -> list[tuple[str, QAction]]:
-    """Return (group, action) of all actions, for the command palette and the shortcut sheet."""
+    """Return (group, action) of all actions, for the command palette and the shortcut dialog."""
     actions = window.actions_by_name
     return [(spec.group, actions[spec.name]) for spec in actions]
 

@@ -29,7 +29,7 @@ class WindowSlots:
         self._held: dict[tuple[str, int], int | None] = {}
         """File descriptor of the lock for each slot of this process; None without a lock."""
 
-    def take(self, kind: str) -> int:
+    def acquire(self, kind: str) -> int:
         """Acquire and return the first free slot."""
         for slot in itertools.count(1):
             if (kind, slot) in self._held:
@@ -59,7 +59,7 @@ class WindowSlots:
             with suppress(OSError):
                 os.ftruncate(descriptor, 0)
 
-    def give_back(self, kind: str, slot: int) -> None:
+    def release(self, kind: str, slot: int) -> None:
         """Release the slot of a closed window."""
         self.finish_opening(kind, slot)
         descriptor = self._held.pop((kind, slot), None)
@@ -68,7 +68,7 @@ class WindowSlots:
 
     def close(self) -> None:
         for kind, slot in list(self._held):
-            self.give_back(kind, slot)
+            self.release(kind, slot)
 
     def _lock(self, kind: str, slot: int) -> bool:
         """Lock the slot. Returns False if another process has it."""

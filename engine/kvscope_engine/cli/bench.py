@@ -21,8 +21,9 @@ BENCHMARKS: Final = ("decode", "gpu", "kernels", "memory", "kv-cache", "attentio
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "bench",
-        help="run benchmarks beside the alternatives",
-        description="Run a benchmark and print a table, or JSON with --json.",
+        help="run a benchmark, with alternatives for comparison",
+        description="Run a benchmark and print a table, or JSON with --json. Alternatives that are installed are"
+        " measured in the same run.",
     )
     names = ", ".join(benchmark_names())
     parser.add_argument("name", metavar="NAME", help=f"what to measure: {names}")

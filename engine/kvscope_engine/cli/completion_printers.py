@@ -113,7 +113,7 @@ class StreamPrinter:
         """End the line, and print the error if there is one."""
         self.show(answers)
         print()
-        _tell_error(answers[0])
+        _print_error(answers[0])
 
 
 class TextPrinter:
@@ -133,7 +133,7 @@ class TextPrinter:
         self._bar.close()
         for answer in answers:
             if answer.error:
-                _tell_error(answer)
+                _print_error(answer)
             else:
                 print(f"[{answer.index + 1}] {_title(answer)}\n{_for_terminal(answer.text.strip())}\n", flush=True)
 
@@ -150,6 +150,6 @@ def _title(answer: PrintedCompletion) -> str:
     return title if len(title) <= TITLE_CHARACTERS else f"{title[: TITLE_CHARACTERS - 1]}…"
 
 
-def _tell_error(answer: PrintedCompletion) -> None:
+def _print_error(answer: PrintedCompletion) -> None:
     if answer.error:
         print_line(f"kvscope-engine: prompt {answer.index + 1}: {answer.error}", file=sys.stderr)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "doctor",
-        help="check what this machine has and lacks",
+        help="check this machine and show what is missing",
         description="Checks the machine and lists which implementation each operation runs on."
         " Exit code 0 if the engine can run on its CPU, 1 if it cannot.",
     )

@@ -17,7 +17,7 @@ from kvscope_engine.cli.arguments.prompt_options import read_prompts
 from kvscope_engine.cli.arguments.sampling_options import add_sampling_options, sampling_params
 from kvscope_engine.cli.completion_printers import JsonPrinter, PrintedCompletion, Printer, StreamPrinter, TextPrinter
 from kvscope_engine.cli.lazy_engine import engine_class
-from kvscope_engine.cli.notices import print_notes
+from kvscope_engine.cli.notices import print_notices
 from kvscope_engine.cli.other_ranks import followed
 from kvscope_engine.command_parser import whole_number
 from kvscope_engine.model.loader.download.progress import IMPORT, TerminalProgress
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     with engine_class()(config, progress=bar) as engine:
         bar.close()
         code = _generate(engine, submits, _printer(args, submits))
-    print_notes(engine.notes)
+    print_notices(engine.notes)
     return code
 
 
@@ -100,7 +100,7 @@ def _generate(engine: Engine, submits: list[Submit], printer: Printer) -> int:
     answers = [answer for index, submit in enumerate(submits) for answer in _submit(engine, index, submit)]
     by_key = {(answer.request_id, answer.completion): answer for answer in answers}
     printer.show(answers)
-    with _noted_interrupt() as interrupted:
+    with _interrupt_recorded() as interrupted:
         while engine.has_unfinished:
             if interrupted:
                 for submit in submits:
@@ -132,7 +132,7 @@ def _submit(engine: Engine, index: int, submit: Submit) -> list[PrintedCompletio
 
 
 @contextmanager
-def _noted_interrupt() -> Iterator[list[int]]:
+def _interrupt_recorded() -> Iterator[list[int]]:
     """Yield a list to which the first Ctrl-C appends; a second one raises KeyboardInterrupt."""
     interrupted: list[int] = []
 

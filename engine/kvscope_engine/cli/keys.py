@@ -22,7 +22,7 @@ ABOUT = (
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
-        "keys", help="manage who may connect over tcp, and their roles", description=ABOUT
+        "keys", help="manage keys and roles of clients on tcp", description=ABOUT
     )
     parser.set_defaults(run=_no_action)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", parser_class=CommandParser)

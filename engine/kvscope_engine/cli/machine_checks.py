@@ -186,9 +186,9 @@ def _default_model() -> Check:
     from kvscope_engine.cache_folder import cache_folder
     from kvscope_engine.model.loader.download.default_model import DEFAULT_GGUF
 
-    place: Path = cache_folder() / "default" / DEFAULT_GGUF
-    there = place.is_file()
-    detail = str(place) if there else "not downloaded yet: the first start downloads it (98 MB)"
+    path: Path = cache_folder() / "default" / DEFAULT_GGUF
+    there = path.is_file()
+    detail = str(path) if there else "not downloaded yet: the first start downloads it (98 MB)"
     return Check(name="default model", ok=there, detail=detail, mend="kvscope-engine generate --prompt Hello")
 
 

@@ -16,10 +16,10 @@ from importlib import import_module
 from typing import Final
 
 from kvscope_engine.command_parser import CommandParser
-from kvscope_telemetry.about import program_version
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.home_folder import ensure_home
 from kvscope_telemetry.printable import print_line
+from kvscope_telemetry.program_version import program_version
 from kvscope_telemetry.standard_streams import ready_streams
 from kvscope_telemetry.termination import INTERRUPTED, exiting_on_signals
 
@@ -87,7 +87,8 @@ def _leave(code: int) -> None:
 def build_parser(command: str = "") -> argparse.ArgumentParser:
     """Return the parser of `command`, or of all commands. Each sets `run`, a function from arguments to exit code."""
     parser = CommandParser(
-        prog=_program(), description="An inference engine with a paged KV cache that reports all about it."
+        prog=_program(),
+        description="LLM inference engine with a paged KV cache that publishes every change of the cache.",
     )
     parser.add_argument("--version", action="version", version=f"{_program()} {program_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")

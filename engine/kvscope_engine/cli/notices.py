@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from kvscope_telemetry.printable import print_line
 
 
-def print_notes(notes: Sequence[str]) -> None:
+def print_notices(notes: Sequence[str]) -> None:
     for note in notes:
-        print_note(note)
+        print_notice(note)
 
 
-def print_note(note: str) -> None:
+def print_notice(note: str) -> None:
     print_line(f"kvscope-engine: {note}", file=sys.stderr)

@@ -30,8 +30,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
     parser: argparse.ArgumentParser = commands.add_parser(
         "plan",
         help="estimate a model's GPU memory",
-        description="Estimates a model's GPU memory, part by part, and how many requests fit; with --train, what "
-        "training needs. Reads only the model's config; needs no GPU.",
+        description="Estimate a model's GPU memory by category, and how many requests fit; with --train, also for"
+        " training. Reads only the model's config and needs no GPU.",
     )
     _add_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -47,9 +47,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="default", metavar="M", help="a model, as for serve, or a config.json")
-    parser.add_argument(
-        "--gpu-memory", type=parse_size, metavar="SIZE", help="memory of one GPU with its unit, as 24GiB"
-    )
+    parser.add_argument("--gpu-memory", type=parse_size, metavar="SIZE", help="memory of one GPU, such as 24GiB")
     _add_serving(parser.add_argument_group("serving"))
     _add_training(parser.add_argument_group("training"))
 
@@ -78,15 +76,15 @@ def _converse() -> int:
     for line in sys.stdin.buffer:
         try:
             for answer in _answers(parser.parse_args(msgspec.json.decode(line, type=list[str]))):
-                _say(answer)
+                _print_answer(answer)
         except msgspec.MsgspecError as error:
-            _say(Complaint(error=f"no JSON array of options: {error}"))
+            _print_answer(Complaint(error=f"no JSON array of options: {error}"))
         except KvscopeError as error:
-            _say(Complaint(error=str(error)))
+            _print_answer(Complaint(error=str(error)))
     return 0
 
 
-def _say(answer: PlanAnswer | Complaint) -> None:
+def _print_answer(answer: PlanAnswer | Complaint) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
     sys.stdout.buffer.flush()
 
@@ -120,7 +118,7 @@ def _add_serving(group: argparse._ArgumentGroup) -> None:
         "--kv-cache-dtype", default="auto", metavar="T", help=f"data type of the KV cache: {', '.join(KV_CACHE_DTYPES)}"
     )
     group.add_argument(
-        "--gpu-memory-utilization", type=number, default=0.9, metavar="F", help="fraction that may be used"
+        "--gpu-memory-utilization", type=number, default=0.9, metavar="F", help="fraction of the GPU's memory to use"
     )
     group.add_argument("--block-size", type=whole_number, default=16, metavar="N", help="tokens per block")
     group.add_argument(
@@ -130,7 +128,7 @@ def _add_serving(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--max-num-batched-tokens", type=whole_number, default=8192, metavar="N", help="maximum tokens per step"
     )
-    group.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs")
+    group.add_argument("--enforce-eager", action="store_true", help="plan without CUDA graphs")
     group.add_argument("--tensor-parallel-size", type=whole_number, default=1, metavar="N", help="tensor-parallel GPUs")
     group.add_argument(
         "--pipeline-parallel-size", type=whole_number, default=1, metavar="N", help="Pipeline-parallel GPUs"
@@ -169,13 +167,13 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
         "--precision",
         default="mixed",
         metavar="P",
-        help="mixed (16-bit weights beside float32 master weights), autocast (torch's), bfloat16 or float32",
+        help="data types: mixed (16-bit weights and float32 master weights), autocast (torch's), bfloat16 or float32",
     )
     group.add_argument("--optimizer", default="adamw", metavar="O", help="adamw or sgd")
     group.add_argument(
         "--gradient-checkpointing",
         action="store_true",
-        help="recompute layers in the backward pass (gradient checkpointing)",
+        help="recompute activations in the backward pass",
     )
     group.add_argument("--zero", type=whole_number, default=0, metavar="N", help="ZeRO stage, 0 to 3")
     group.add_argument(

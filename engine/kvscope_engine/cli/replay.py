@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from kvscope_engine.cli.arguments.engine_options import add_engine_options, given_options
+from kvscope_engine.cli.arguments.engine_options import add_engine_options, engine_option_values
 from kvscope_engine.cli.lazy_engine import engine_class
-from kvscope_engine.cli.notices import print_notes
+from kvscope_engine.cli.notices import print_notices
 from kvscope_engine.model.loader.download.progress import IMPORT, TerminalProgress
 from kvscope_engine.run_replay import ReplayComparison, Replayer, config_of_run, read_run
 from kvscope_engine.server.service import one_line
@@ -23,10 +23,10 @@ from kvscope_telemetry.recordings.sample import named_recording
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "replay",
-        help="run a recording again and say where the two runs part",
-        description="Runs the requests of a recording again and compares keys, values, logits and tokens bit by bit. "
-        "The recording is of an engine with --deterministic --fingerprints --record FILE.mcap --record-text. Exit "
-        "code 0: they are equal; 1: they part; 2: they could not be compared.",
+        help="replay a recording and report where the two runs differ",
+        description="Replay the requests of a recording and compare keys, values, logits and tokens bit by bit."
+        " Record with `kvscope-engine serve --deterministic --fingerprints --record FILE.mcap"
+        " --record-text`. Exit code 0: equal; 1: different; 2: not comparable.",
     )
     parser.add_argument("file", metavar="FILE", type=Path, help="the recording")
     add_engine_options(parser)
@@ -53,11 +53,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _replayed(args: argparse.Namespace) -> ReplayComparison:
     recorded = read_run(named_recording(args.file))
-    config = config_of_run(recorded.hello, given_options(args))
+    config = config_of_run(recorded.hello, engine_option_values(args))
     bar, replayer = TerminalProgress(), Replayer(recorded)
     bar(Progress(stage=IMPORT))
     with engine_class()(config, progress=bar, publish=replayer.receive) as engine:
         bar.close()
         found = replayer.replay(engine)
-    print_notes(engine.notes)
+    print_notices(engine.notes)
     return found

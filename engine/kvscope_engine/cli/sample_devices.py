@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvscope_engine.cli.arguments.sample_interval_option import add_interval
-from kvscope_engine.cli.notices import print_note
+from kvscope_engine.cli.notices import print_notice
 from kvscope_engine.server.device_publisher import DevicePublisher
 from kvscope_telemetry.credentials.key_ring import KeyRing, default_keys_folder
 from kvscope_telemetry.termination import handling_signals
@@ -22,9 +22,9 @@ from kvscope_telemetry.transport.bind_address import default_endpoint
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "sample",
-        help="publish this machine's GPUs, memory and cores for the desktop, without an engine",
-        description="Publishes the state of this machine's GPUs, memory and cores until stopped, beside an engine that "
-        "does not (vLLM, SGLang). `kvscope --attach ENDPOINT` shows it.",
+        help="publish this machine's GPU, memory and CPU readings for the desktop",
+        description="Publish this machine's GPU, memory and CPU readings until stopped, for engines that do not"
+        " publish them (vLLM, SGLang). Watch them with `kvscope --attach ENDPOINT`.",
     )
     parser.add_argument(
         "--endpoint",
@@ -40,7 +40,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
         help=f"on tcp: folder of the keys (default: {default_keys_folder()}; see `kvscope-engine keys`)",
     )
     access.add_argument(
-        "--keyless", action="store_true", help="on loopback tcp: no keys; every user of this machine may watch"
+        "--keyless", action="store_true", help="on loopback tcp: require no key; every user of this machine may watch"
     )
     add_interval(parser, "--interval")
     parser.set_defaults(run=run)
@@ -49,7 +49,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 def run(args: argparse.Namespace) -> int:
     endpoint = args.endpoint or default_sample_endpoint()
-    keys = KeyRing(args.keys, warn=print_note) if endpoint.startswith("tcp") and not args.keyless else None
+    keys = KeyRing(args.keys, warn=print_notice) if endpoint.startswith("tcp") and not args.keyless else None
     with _ended_by_signals() as over, DevicePublisher(endpoint, keys=keys, interval_s=args.interval) as publisher:
         print(f"listening on {publisher.telemetry_endpoint}", flush=True)
         over.wait()

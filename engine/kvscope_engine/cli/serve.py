@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kvscope_engine.cli.arguments.engine_options import add_engine_options, engine_config
 from kvscope_engine.cli.arguments.sample_interval_option import add_interval
 from kvscope_engine.cli.lazy_engine import engine_class
-from kvscope_engine.cli.notices import print_note, print_notes
+from kvscope_engine.cli.notices import print_notice, print_notices
 from kvscope_engine.cli.other_ranks import ends_with_ranks, followed
 from kvscope_engine.cli.signal_shutdown import STOP_S, stopped_by_signals
 from kvscope_engine.command_parser import whole_number
@@ -45,7 +45,9 @@ HTTP_FLAGS: Final = ("no_metrics", "metrics_open", "trust_forwarded")
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
-        "serve", help="run the engine as a server", description="Runs the engine until stopped."
+        "serve",
+        help="run the engine as a server",
+        description="Run the engine until it is stopped (Ctrl-C, SIGTERM, or a client with an operator's key).",
     )
     parser.add_argument(
         "--endpoint",
@@ -64,7 +66,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
     access.add_argument(
         "--keyless",
         choices=[str(role) for role in Role],
-        help="on loopback tcp: no keys; every user of this machine has this role",
+        help="on loopback tcp: require no key; every user of this machine has this role",
     )
     parser.add_argument(
         "--http",
@@ -83,7 +85,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
     parser.add_argument(
         "--record-text",
         action="store_true",
-        help="with --record: include block text, so that the file contains prompts and answers",
+        help="with --record: include the text of blocks, so that the file contains prompts and answers",
     )
     add_interval(parser, "--sample-interval")
     parser.add_argument(
@@ -120,21 +122,21 @@ def run(args: argparse.Namespace) -> int:
     built: list[Engine] = []
     num_printed = 0
 
-    def noted(note: str) -> None:
+    def report_notice(note: str) -> None:
         nonlocal num_printed
         num_printed += 1
-        print_note(note)
+        print_notice(note)
 
     def build(progress: OnProgress, publish: Publish, messages_dropped: MessagesDropped) -> ServedEngine:
         # Torch is imported here, after the sockets are up.
         nonlocal num_printed
         engine = engine_class()(
-            config, progress=progress, publish=publish, messages_dropped=messages_dropped, on_note=noted
+            config, progress=progress, publish=publish, messages_dropped=messages_dropped, on_note=report_notice
         )
         built.append(engine)
         ends_with_ranks(engine)
-        print_notes([line for line in (engine.weights, engine.hello.device.attention, engine.memory_plan) if line])
-        print_notes(engine.notes)
+        print_notices([line for line in (engine.weights, engine.hello.device.attention, engine.memory_plan) if line])
+        print_notices(engine.notes)
         num_printed = len(engine.notes)
         return engine
 
@@ -157,7 +159,7 @@ def run(args: argparse.Namespace) -> int:
     finally:
         if http is not None:
             http.close()
-        print_notes([note for engine in built for note in engine.notes[num_printed:]])
+        print_notices([note for engine in built for note in engine.notes[num_printed:]])
 
 
 def serve(
@@ -189,13 +191,13 @@ def serve(
     """
     started_s = time.monotonic()
 
-    def say_ready(hello: Hello) -> None:
+    def report_ready(hello: Hello) -> None:
         cache = hello.cache
         blocks = f"{cache.num_blocks} blocks of {cache.block_size} tokens"
         where, took_s = service.telemetry_endpoint, time.monotonic() - started_s
         print_line(f"ready: {hello.model.name} on {where}, {blocks}, after {took_s:.1f} s")
 
-    ring = KeyRing(keys, warn=print_note) if endpoint.startswith("tcp") and keyless is None else None
+    ring = KeyRing(keys, warn=print_notice) if endpoint.startswith("tcp") and keyless is None else None
     with stopped_by_signals(stop_s) as stopping, _recorder(record, texts=record_text) as recorder:
         stopping.records(recorder)
         service = EngineService(
@@ -207,7 +209,7 @@ def serve(
             interrupt=lambda: os.kill(os.getpid(), signal.SIGTERM),
             recorder=recorder,
             sample_s=sample_s,
-            on_ready=say_ready,
+            on_ready=report_ready,
         )
         stopping.serves(service)
         print(f"listening on {service.telemetry_endpoint}, loading the model", flush=True)
@@ -217,7 +219,7 @@ def serve(
             service.run()
     if stopping.was_loading:
         recorded = "" if record is None else f", and nothing is recorded: there is no {str(record)!r}"
-        print_notes([f"stopped before the model was loaded{recorded}"])
+        print_notices([f"stopped before the model was loaded{recorded}"])
     return 0
 
 
@@ -242,7 +244,7 @@ def _http_child(args: argparse.Namespace) -> HttpChild | None:
         raise BadInput("--http is not accepted with --keyless viewer: it sends prompts, which only operators may")
     options = [f"--{name.replace('_', '-')}={value}" for name in HTTP_NAMED if (value := getattr(args, name))]
     options += [f"--{name.replace('_', '-')}" for name in HTTP_FLAGS if getattr(args, name)]
-    return HttpChild(args.http, api_key=api_key(args), options=options, report=lambda line: print_notes([line]))
+    return HttpChild(args.http, api_key=api_key(args), options=options, report=lambda line: print_notices([line]))
 
 
 def _recorder(path: Path | None, *, texts: bool) -> AbstractContextManager[EngineRecorder | None]:
@@ -250,4 +252,4 @@ def _recorder(path: Path | None, *, texts: bool) -> AbstractContextManager[Engin
         return nullcontext()
     from kvscope_telemetry.recordings.engine_recorder import EngineRecorder
 
-    return EngineRecorder(path, lambda line: print_notes([line]), texts=texts)
+    return EngineRecorder(path, lambda line: print_notices([line]), texts=texts)

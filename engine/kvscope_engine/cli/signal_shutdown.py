@@ -20,7 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 from kvscope_engine.cli import stop_guard
-from kvscope_engine.cli.notices import print_notes
+from kvscope_engine.cli.notices import print_notices
 from kvscope_engine.server.service import EngineService, Interrupted
 from kvscope_telemetry.termination import handling_signals
 
@@ -70,7 +70,7 @@ class Stopping:
         if self._recorder is not None:
             with contextlib.suppress(Exception):  # as far as possible
                 self._recorder.close()
-        print_notes([f"it did not stop within {self._limit_s * LEAVING_SHARE:g} s: leaving it running"])
+        print_notices([f"it did not stop within {self._limit_s * LEAVING_SHARE:g} s: leaving it running"])
         stop_guard.kill_children()
         os._exit(1)
 

@@ -41,17 +41,17 @@ if TYPE_CHECKING:
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "simulate",
-        help="simulate the scheduler and block pool without a model",
-        description="Runs a workload through the engine's scheduler and block pool on a simulated clock, with one or "
-        "more allocators; prints tables, or JSON with --json.",
+        help="simulate scheduler and block pool without a model",
+        description="Run a workload through the engine's scheduler and block pool on a simulated clock, with one"
+        " or more allocators. Prints tables, or JSON with --json.",
     )
     parser.add_argument("workload", metavar="WORKLOAD", type=path_of, help=WORKLOADS)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
         "--record",
         metavar="FILE.mcap",
-        help="record the run for the desktop, in simulated time; with several allocators, the allocator's name "
-        "goes before the suffix. At most --max-num-seqs requests and one more are shown waiting",
+        help="record the simulated run for the desktop; with several allocators, the name of each is"
+        " inserted before the suffix. At most one waiting request more than --max-num-seqs is shown",
     )
     add_workload_options(parser.add_argument_group("workload"))
     add_engine_options(parser.add_argument_group("engine"))

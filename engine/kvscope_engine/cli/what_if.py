@@ -16,7 +16,7 @@ _NICENESS: Final = 10
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "what-if",
-        help="place running requests with other allocators",
+        help="simulate running requests with other allocators (used by the desktop)",
         description="Read JSON lines from standard input: the memory once, then the requests that run now, as often"
         " as wanted. Each time, print one JSON line on what every allocation policy would make of them. Ends with"
         " the input.",

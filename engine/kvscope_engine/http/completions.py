@@ -360,7 +360,7 @@ class Generation:
         num_waiting = len(self._request_ids)
         del submits
         while num_waiting:
-            for number, reply in await self._inbox.take():
+            for number, reply in await self._inbox.pop_all():
                 if isinstance(reply, Refused):
                     raise refused(reply.reason)
                 if isinstance(reply, Accepted):
@@ -384,7 +384,7 @@ class Generation:
         if early or not self._num_left:
             return early
         replies: ChoiceReplies = []
-        for number, reply in await self._inbox.take():
+        for number, reply in await self._inbox.pop_all():
             if isinstance(reply, Tokens | Finished):
                 replies += self._record(number, reply)
         self._check()

@@ -15,9 +15,9 @@ ABOUT = (
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
-        "dashboard", help="the Grafana dashboard for /metrics", description=ABOUT
+        "dashboard", help="print the Grafana dashboard for /metrics", description=ABOUT
     )
-    parser.add_argument("--path", action="store_true", help="print where its file is instead")
+    parser.add_argument("--path", action="store_true", help="print the path of the dashboard's file instead")
     parser.set_defaults(run=run)
     return parser
 

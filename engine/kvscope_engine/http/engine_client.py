@@ -206,14 +206,14 @@ class EngineClient:
                 del self._open[reply.request_id]
         elif isinstance(reply, Refused):
             del self._open[reply.request_id]
-        request.inbox.put(request.prompt, reply, num_bytes)
+        request.inbox.push(request.prompt, reply, num_bytes)
 
     def _fail_all(self, refusal: str) -> None:
         """End all requests with an error: the engine is gone."""
         self.status, self.refusal = None, refusal
         lost, self._open = self._open, {}
         for request_id, request in lost.items():
-            request.inbox.put(request.prompt, _error_reply(request_id, CONNECTION_LOST), 0)
+            request.inbox.push(request.prompt, _error_reply(request_id, CONNECTION_LOST), 0)
         self._fail_queries()
 
     def _fail_queries(self) -> None:
@@ -247,7 +247,7 @@ class EngineClient:
             reply = decode_reply(data)
         except ProtocolError:  # of a later version, or malformed: no request can be identified
             return None
-        self._awaited.heard(reply)
+        self._awaited.record_reply(reply)
         return reply, len(data)
 
     def _post(self, replies: list[tuple[Reply, int]]) -> None:
@@ -321,7 +321,7 @@ class ReplyInbox:
         self._num_bytes = 0
         self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, prompt: int, reply: EngineReply, num_bytes: int) -> None:
+    def push(self, prompt: int, reply: EngineReply, num_bytes: int) -> None:
         if self.overflowed:
             return
         self._num_bytes += num_bytes + REPLY_OVERHEAD_BYTES
@@ -332,7 +332,7 @@ class ReplyInbox:
         if self.overflowed or self._wakes_on_tokens or not isinstance(reply, Tokens):
             self._wake()
 
-    async def take(self) -> list[tuple[int, EngineReply]]:
+    async def pop_all(self) -> list[tuple[int, EngineReply]]:
         """Wait for replies and return all of them, oldest first."""
         while not self._waiting and not self.overflowed:
             self._waiter = asyncio.get_running_loop().create_future()

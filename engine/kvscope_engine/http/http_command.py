@@ -23,13 +23,11 @@ if TYPE_CHECKING:
 API_KEY_VARIABLE: Final = "KVSCOPE_API_KEY"
 MAX_API_KEY: Final = 4096
 ABOUT: Final = (
-    "Serve OpenAI's API for the engine at ENDPOINT, from a process of its own: /v1/models, /v1/completions,"
+    "Serve OpenAI's API for the engine at ENDPOINT, from a separate process: /v1/models, /v1/completions,"
     " /v1/chat/completions (streaming, usage, logprobs, tools, response_format), /tokenize, /detokenize, /health,"
-    " /version, /metrics for Prometheus and /openapi.json. The engine may come later, go, and come back: meanwhile"
-    " requests get a 503."
-    " `kvscope-engine serve --http HOST:PORT` starts the same beside its engine."
-    " Tool calls are read in the format that the model's chat template speaks of (--tool-call-parser for another), and"
-    " forced where tool_choice says so. SIGTERM and SIGHUP let running requests finish."
+    " /version, /metrics (Prometheus) and /openapi.json. The engine may start later and restart; meanwhile, requests"
+    " get HTTP 503. `kvscope-engine serve --http HOST:PORT` starts the API together with an engine. SIGTERM and SIGHUP"
+    " let running requests finish."
 )
 
 
@@ -42,7 +40,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
         "--listen",
         metavar="HOST:PORT",
         default="127.0.0.1:8000",
-        help="address to listen on; beyond loopback an API key is needed; port 0 takes any free port",
+        help="address to listen on; beyond loopback an API key is required; port 0: any free port",
     )
     parser.add_argument(
         "--key", type=Path, metavar="FILE", help="on tcp: an operator's key file for the engine, or `none`"
@@ -52,19 +50,20 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
         "--tokenizer",
         type=Path,
         metavar="DIR",
-        help="folder of the model's tokenizer (default: found by the model's name; else the engine tokenizes)",
+        help="folder of the model's tokenizer (default: found by the model's name; if there is none, the"
+        " engine tokenizes)",
     )
     parser.add_argument(
         "--max-requests",
         type=whole_number,
         default=1024,
-        help="maximum concurrent requests; more get 429 (clients with few requests: an eighth more)",
+        help="maximum concurrent requests; more get HTTP 429 (clients with few requests may use an eighth more)",
     )
     parser.add_argument(
         "--max-connections",
         type=whole_number,
         default=16_384,
-        help="maximum open connections; more get 503; fewer if the limit on open files (ulimit -n) is lower",
+        help="maximum open connections; more get HTTP 503; lower if the limit on open files (ulimit -n) is lower",
     )
     parser.add_argument(
         "--max-body", type=parse_size, default="16MiB", metavar="SIZE", help="maximum size of a request's body"
@@ -74,7 +73,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
         type=whole_number,
         default=30,
         metavar="S",
-        help="seconds that requests in progress get at shutdown",
+        help="seconds in which requests in progress can finish at shutdown",
     )
     parser.add_argument("--listen-fd", type=whole_number, help=argparse.SUPPRESS)
     parser.add_argument("--exit-with-parent", type=whole_number, help=argparse.SUPPRESS)
@@ -109,7 +108,7 @@ def add_api_options(parser: argparse.ArgumentParser) -> None:
     metrics.add_argument(
         "--metrics-open",
         action="store_true",
-        help="/metrics without the API key: it tells the model's name, loads and latencies, no prompts",
+        help="serve /metrics without the API key; it contains the model's name, load and latencies, but no prompts",
     )
 
 
@@ -132,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
     from kvscope_engine.http.api_state import HttpLimits, HttpSettings
     from kvscope_engine.http.http_server import HttpServer
     from kvscope_engine.server.parent_watch import watch_parent
-    from kvscope_telemetry.metrics.page import PATH
+    from kvscope_telemetry.metrics.metrics_page import PATH
 
     if args.exit_with_parent is not None:
         watch_parent(args.exit_with_parent)
@@ -170,7 +169,7 @@ def _pages(args: argparse.Namespace, settings: HttpSettings) -> Iterator[list[Ba
         yield []
         return
     from kvscope_engine.http.http_server import metrics_route
-    from kvscope_telemetry.metrics.page import MetricsPage
+    from kvscope_telemetry.metrics.metrics_page import MetricsPage
 
     page = MetricsPage(settings.endpoint, key=settings.key, served_name=settings.served_name)
     try:

@@ -253,7 +253,7 @@ class TextEvents:
 
 
 async def cancel_on_disconnect(request: Request, work: Awaitable[_Result]) -> _Result:
-    """Return the result of `work`, or cancel it and raise ClientGone if the client hangs up first.
+    """Return the result of `work`, or cancel it and raise ClientDisconnected if the client hangs up first.
 
     The request's body must have been read.
     """

@@ -39,7 +39,7 @@ def start_process(request):
     yield start
     for process in processes:
         process.kill()
-        process.keep = False
+        process.keeps_running = False
         process.close()
 
 
@@ -115,7 +115,7 @@ def test_keeper_reports_a_killed_engine_once_and_restarts_it(start_process, qtbo
             keeper.restart()
         assert keeper.is_running
     finally:
-        keeper.forget()
+        keeper.detach()
         keeper.deleteLater()
 
 
@@ -129,7 +129,7 @@ def test_keeper_restart_of_a_running_engine_does_not_emit_ended(start_process, q
             keeper.restart()
         assert process.pid != old
     finally:
-        keeper.forget()
+        keeper.detach()
         keeper.deleteLater()
 
 

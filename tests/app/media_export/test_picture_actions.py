@@ -70,7 +70,7 @@ def test_picture_dialog_saves_with_the_chosen_look_and_remembers_it(window, tmp_
     dialog.scale.setCurrentIndex(2)
     dialog.theme.setCurrentText("light")
     dialog.captioned.setChecked(False)
-    driver.press(dialog, "Save…")
+    driver.click_button(dialog, "Save…")
     dialog_of(window, QFileDialog).fileSelected.emit(str(tmp_path / "x.png"))
     dialog_of(window, QFileDialog).close()
     assert QImage(str(tmp_path / "x.png")).size() == window.page_map.size() * 3
@@ -96,7 +96,7 @@ def test_video_is_made_in_the_background(playback_window, tmp_path, qtbot):
     dialog = dialog_of(playback_window, VideoDialog)
     dialog.first.setValue(1.0)
     dialog.last.setValue(2.0)
-    dialog.form.setCurrentIndex(3)
+    dialog.format_box.setCurrentIndex(3)
     spec = dialog.spec(tmp_path / "x")
     dialog.reject()
     assert (spec.path.name, spec.suffix, spec.from_s, spec.until_s) == ("x.apng", ".apng", 1.0, 2.0)

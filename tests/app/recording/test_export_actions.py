@@ -13,7 +13,7 @@ WAIT_MS = 120_000
 
 def export(window, qtbot, path, what, form="CSV"):
     dialog = ask_export(window)
-    dialog.what.setCurrentText(what)
+    dialog.content.setCurrentText(what)
     dialog.table_form.setCurrentText(form)
     selection = dialog.selection()
     dialog.reject()
@@ -59,7 +59,7 @@ def test_export_action_asks_for_the_format_and_then_the_file(window):
     window.actions_by_name["export"].trigger()
     dialog = window.findChild(ExportDialog)
     assert not dialog.table_form.isVisible()
-    dialog.what.setCurrentText("Table of events")
+    dialog.content.setCurrentText("Table of events")
     assert dialog.table_form.isVisible()
     dialog.table_form.setCurrentText("Parquet")
     dialog.accept()

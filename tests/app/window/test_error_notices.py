@@ -111,8 +111,8 @@ def test_error_notice_names_the_failed_action_and_the_exception(window, notices,
 
 def test_error_outside_the_views_names_its_feature(errors):
     code = compile("1 / 0", "/home/someone/kvscope_app/recording/recording_actions.py", "exec")
-    hear(errors, lambda: exec(code))
-    assert errors.newest.part == "Recording"
+    record_error(errors, lambda: exec(code))
+    assert errors.newest.feature == "Recording"
 
 
 def test_repeated_error_is_counted_and_stays_dismissed(window, notices, errors, qtbot, capsys):
@@ -173,7 +173,7 @@ def test_critical_qt_message_is_reported_without_quoted_text(errors, qtbot, caps
 
 def test_number_of_stored_errors_is_bounded(errors, qtbot):
     for number in range(MAX_ERRORS + 5):
-        errors.hear(type(f"Error{number}", (Exception,), {}), None, None)
+        errors.record(type(f"Error{number}", (Exception,), {}), None, None)
     assert len(errors.errors) == MAX_ERRORS
     assert errors.num_more == 5
     assert "and 5 other errors" in errors.report
@@ -181,11 +181,11 @@ def test_number_of_stored_errors_is_bounded(errors, qtbot):
 
 def test_report_contains_messages_of_python_without_quoted_values(errors):
     secret = f"""it's {SECRET}, "so" don't tell"""
-    hear(errors, lambda: [1, 2][20:][0])
-    hear(errors, lambda: np.zeros((2, 3)) + np.zeros(4))
-    hear(errors, lambda: int(secret))
-    hear(errors, lambda: {}[secret])
-    hear(errors, lambda: getattr(errors, secret))
+    record_error(errors, lambda: [1, 2][20:][0])
+    record_error(errors, lambda: np.zeros((2, 3)) + np.zeros(4))
+    record_error(errors, lambda: int(secret))
+    record_error(errors, lambda: {}[secret])
+    record_error(errors, lambda: getattr(errors, secret))
     assert "IndexError: list index out of range" in errors.report
     assert "could not be broadcast together" in errors.report
     assert "ValueError: invalid literal for int() with base 10: '…'" in errors.report
@@ -212,8 +212,8 @@ def test_report_contains_no_custom_exception_messages(errors):
             raise BadInput(SECRET) from error
 
     for what in (refuse, expect, look_up, chained):
-        hear(errors, what)
-    errors.hear(
+        record_error(errors, what)
+    errors.record(
         ValueError, ValueError(f"cannot read '{SECRET}"), None
     )  # without a traceback, the author of the message is unknown
     assert len(errors.errors) == 5
@@ -232,12 +232,12 @@ def test_unterminated_quotation_in_a_qt_message_is_left_out(errors, qtbot):
     assert SECRET not in errors.report
 
 
-def hear(errors, what):
+def record_error(errors, what):
     """Pass the exception that `what` raises to `errors`, with its traceback."""
     try:
         what()
     except Exception as error:
-        errors.hear(type(error), error, error.__traceback__)
+        errors.record(type(error), error, error.__traceback__)
 
 
 def test_error_notice_is_removed_with_its_window(notices, errors, qtbot):

@@ -12,7 +12,7 @@ from kvscope_app.window.window_slots import WindowSlots
 
 OTHER = (
     "import sys, pathlib; from kvscope_app.window.window_slots import WindowSlots;"
-    " slots = WindowSlots(pathlib.Path(sys.argv[1])); slot = slots.take('window');"
+    " slots = WindowSlots(pathlib.Path(sys.argv[1])); slot = slots.acquire('window');"
     " slots.start_opening('window', slot); print(slot, flush=True); sys.stdin.read()"
 )
 
@@ -25,36 +25,36 @@ def slots(tmp_path):
 
 
 def test_each_kind_of_window_takes_the_first_free_slot(slots):
-    assert [slots.take("window"), slots.take("window"), slots.take("playback")] == [1, 2, 1]
-    slots.give_back("window", 1)
-    assert slots.take("window") == 1
+    assert [slots.acquire("window"), slots.acquire("window"), slots.acquire("playback")] == [1, 2, 1]
+    slots.release("window", 1)
+    assert slots.acquire("window") == 1
 
 
 def test_slot_of_another_desktop_is_free_once_it_is_killed(slots, tmp_path):
     command = [sys.executable, "-c", OTHER, str(tmp_path / "kvscope.ini")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "1\n"
-        assert slots.take("window") == 2
+        assert slots.acquire("window") == 2
         other.send_signal(signal.SIGKILL)
         other.wait(120)
-    assert slots.take("window") == 1
+    assert slots.acquire("window") == 1
     assert slots.start_opening("window", 1), "the killed process had not finished opening its window"
 
 
 def test_slots_work_within_a_process_without_a_folder(tmp_path):
     (tmp_path / "file").write_text("")
     slots = WindowSlots(tmp_path / "file" / "kvscope.ini")
-    assert [slots.take("window"), slots.take("window")] == [1, 2]
+    assert [slots.acquire("window"), slots.acquire("window")] == [1, 2]
     slots.close()
 
 
 def test_opened_and_closed_windows_do_not_count_as_failed_starts(slots, tmp_path):
-    slots.take("window")
+    slots.acquire("window")
     assert not slots.start_opening("window", 1)
     slots.finish_opening("window", 1)
-    slots.give_back("window", 1)
-    assert not slots.start_opening("window", slots.take("window"))
+    slots.release("window", 1)
+    assert not slots.start_opening("window", slots.acquire("window"))
     slots.close()  # closed normally before the window was open
     again = WindowSlots(tmp_path / "kvscope.ini")
-    assert not again.start_opening("window", again.take("window"))
+    assert not again.start_opening("window", again.acquire("window"))
     again.close()

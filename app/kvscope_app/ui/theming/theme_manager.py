@@ -87,7 +87,7 @@ class ThemeManager(QObject):
     def _on_application_state(self, state: Qt.ApplicationState) -> None:
         """Load settings that another process may have changed while this one was inactive."""
         if state == Qt.ApplicationState.ApplicationActive:
-            self.settings.look()
+            self.settings.reload()
 
     def _on_settings(self, before: Settings) -> None:
         now = self.settings.values

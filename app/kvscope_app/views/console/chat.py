@@ -75,10 +75,10 @@ class Chat(QObject):
         self.warnings = loaded.warnings
         self.conversations: list[Conversation] = loaded.conversations or [new_conversation()]
         self._drafts = loaded.drafts
-        self._keeper = ConversationSaver(store, self.conversations, self._drafts, self._is_writing, self)
-        self._keeper.notified.connect(self.notified)
-        self._keeper.messages_changed.connect(self.messages_changed)
-        self._keeper.listed.connect(self._on_kept)
+        self._saver = ConversationSaver(store, self.conversations, self._drafts, self._is_writing, self)
+        self._saver.notified.connect(self.notified)
+        self._saver.messages_changed.connect(self.messages_changed)
+        self._saver.listed.connect(self._on_kept)
         self._flush_timer = QTimer(self, interval=FLUSH_MS)
         self._flush_timer.timeout.connect(self.flush)
         session.replies.connect(self._on_replies)
@@ -96,7 +96,7 @@ class Chat(QObject):
         return self._drafts.setdefault(key, Draft())
 
     def touch_draft(self, key: str) -> None:
-        self._keeper.touch_draft(key)
+        self._saver.touch_draft(key)
 
     def add(self, like: Conversation | None = None) -> Conversation:
         """Add a new conversation at the top, with the options of `like`. If the first one is still empty, it is
@@ -114,7 +114,7 @@ class Chat(QObject):
         self.stop(conversation)
         self._answers = {k: a for k, a in self._answers.items() if a.conversation is not conversation}
         self.conversations.remove(conversation)
-        self._keeper.delete(conversation)  # the draft stays in memory, for `restore`
+        self._saver.delete(conversation)  # the draft stays in memory, for `restore`
         if not self.conversations:
             self.conversations.append(new_conversation(conversation))
         self.listed.emit()
@@ -124,19 +124,19 @@ class Chat(QObject):
             if message.role == "assistant" and not message.ending:
                 message.ending = "stopped"
         self.conversations.insert(0, conversation)
-        self._keeper.touch(conversation)
-        self._keeper.touch_draft(conversation.key)
+        self._saver.touch(conversation)
+        self._saver.touch_draft(conversation.key)
         self.listed.emit()
 
     def rename(self, conversation: Conversation, title: str) -> None:
         """Set the title; an empty one is ignored."""
         if title.strip() and title != conversation.title:
             conversation.title, conversation.named = title.strip(), True
-            self._keeper.touch(conversation)
+            self._saver.touch(conversation)
             self.listed.emit()
 
     def touch(self, conversation: Conversation) -> None:
-        self._keeper.touch(conversation)
+        self._saver.touch(conversation)
 
     def ask(self, conversation: Conversation, prompt: str) -> None:
         """Send a prompt after the shown messages; the answer is written into a new message."""
@@ -161,7 +161,7 @@ class Chat(QObject):
         """Show and send the messages on the path that ends with the message of key `last`."""
         if last != conversation.last:
             conversation.last = last
-            self._keeper.touch(conversation)
+            self._saver.touch(conversation)
             self.messages_changed.emit(conversation.key)
 
     def stop(self, conversation: Conversation) -> None:
@@ -178,14 +178,14 @@ class Chat(QObject):
 
     def is_written_elsewhere(self, conversation: Conversation) -> bool:
         """Whether another window is writing an answer in this conversation. The answer appears here as it is saved."""
-        return self._keeper.is_written_elsewhere(conversation.key)
+        return self._saver.is_written_elsewhere(conversation.key)
 
-    def look(self) -> None:
+    def reload_changes(self) -> None:
         """Load what other windows wrote."""
-        self._keeper.look()
+        self._saver.reload_changes()
 
     def save(self) -> None:
-        self._keeper.save()
+        self._saver.save()
 
     def shut_down(self) -> str:
         """Mark unfinished answers as interrupted and save. Returns a message for the user, or ""."""
@@ -193,7 +193,7 @@ class Chat(QObject):
             if not answer.is_ended:
                 answer.end("interrupted", "the window was closed")
         self.flush()
-        return self._keeper.shut_down()
+        return self._saver.shut_down()
 
     def _is_writing(self, key: str) -> bool:
         return self.answer_of(key) is not None
@@ -209,19 +209,19 @@ class Chat(QObject):
         asked = Submit(request_id=answer.request_id, messages=turns, sampling=sampling, adapter=conversation.adapter)
         self._send(answer, asked)
         self._flush_timer.start()
-        self._keeper.touch(conversation)
-        self._keeper.save()  # save now, so that other windows see that an answer is being written here
+        self._saver.touch(conversation)
+        self._saver.save()  # save now, so that other windows see that an answer is being written here
         self._move_to_top(conversation)
         self.messages_changed.emit(conversation.key)
 
     def _send(self, answer: ChatAnswer, command: Command) -> None:
         try:
             if not self._session.send(command):
-                self._end(answer, "the engine accepts no prompts now")
+                self._finish(answer, "the engine accepts no prompts now")
         except KvscopeError as error:
-            self._end(answer, str(error))
+            self._finish(answer, str(error))
 
-    def _end(self, answer: ChatAnswer, reason: str) -> None:
+    def _finish(self, answer: ChatAnswer, reason: str) -> None:
         answer.end("refused", reason)
 
     def _on_replies(self, replies: Iterable[Reply]) -> None:
@@ -229,13 +229,13 @@ class Chat(QObject):
             if isinstance(reply, Failed) and reply.request_id in self._answers:
                 self._answers[reply.request_id].end("interrupted", reply.reason)
             elif isinstance(reply, Done) and reply.request_id in self._answers:
-                QTimer.singleShot(STOP_PATIENCE_MS, self, partial(self._give_up, self._answers[reply.request_id]))
+                QTimer.singleShot(STOP_PATIENCE_MS, self, partial(self._end_as_lost, self._answers[reply.request_id]))
             elif isinstance(reply, Tokens | Accepted | Finished | Refused):
                 answer = self._answers.get(reply.request_id)
                 if answer is not None:
-                    self._take(answer, reply)
+                    self._on_reply(answer, reply)
 
-    def _take(self, answer: ChatAnswer, reply: Tokens | Accepted | Finished | Refused) -> None:
+    def _on_reply(self, answer: ChatAnswer, reply: Tokens | Accepted | Finished | Refused) -> None:
         if isinstance(reply, Tokens):
             mirror = self._session.live_mirror
             answer.tokens(reply, mirror.stops.stopped_ns(0, mirror.time_ns) / 1e9)
@@ -250,7 +250,7 @@ class Chat(QObject):
         else:
             answer.refused(reply)
 
-    def _give_up(self, answer: ChatAnswer) -> None:
+    def _end_as_lost(self, answer: ChatAnswer) -> None:
         """End an answer whose request the engine stopped long ago without a final reply, because it no longer knows
         this client."""
         if not answer.is_ended:
@@ -260,7 +260,7 @@ class Chat(QObject):
         if self.follow_on_map and answer.message.stats.number:
             self._session.selection.select_request(answer.message.stats.number)
 
-    def _look_for_number(self, answer: ChatAnswer) -> None:
+    def _find_number(self, answer: ChatAnswer) -> None:
         """Look up the request number by request id, for engines whose own API does not report it."""
         if not answer.message.stats.number:
             number = self._session.live_mirror.requests.newest_with(answer.request_id)
@@ -274,13 +274,13 @@ class Chat(QObject):
         for answer in list(self._answers.values()):
             key = answer.conversation.key
             has_news, answer.has_news = answer.has_news, False
-            self._look_for_number(answer)
+            self._find_number(answer)
             if has_news:
                 self.text_added.emit(key)
-                self._keeper.touch_partial(answer.conversation)
+                self._saver.touch_partial(answer.conversation)
             if answer.is_ended:
                 del self._answers[answer.request_id]
-                self._keeper.touch(answer.conversation)
+                self._saver.touch(answer.conversation)
             if answer.is_ended:
                 self.answer_ended.emit(key, answer.message)
                 self.listed.emit()

@@ -38,7 +38,7 @@ class ChatHead(QWidget):
         for button in (self.follow, self.settings):
             button.toggled.connect(self._draw_icons)
 
-    def show_beside_list(self, has_list: bool) -> None:
+    def show_with_list(self, has_list: bool) -> None:
         """Hide the drop-down if a list shows the conversations."""
         self._has_list = has_list
         self._spring.setVisible(has_list)

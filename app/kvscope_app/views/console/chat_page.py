@@ -59,7 +59,7 @@ _NOT_READY = {
     SourceState.REFUSED: "The engine denied access",
 }
 
-_WRITTEN_ELSEWHERE: Final = "Another window is writing an answer here"
+_WRITTEN_ELSEWHERE: Final = "Another window is generating an answer in this conversation"
 _WAIT_HINT: Final = "An answer is being written: send when it has ended, or stop it with Esc."
 _EDITING: Final = "Editing a prompt: Send adds a new version, and the old one is kept."
 _LIST_WIDTH: Final = 220
@@ -91,7 +91,7 @@ class ChatPage(QWidget):
         self.cancel_edit = tool_button("Cancel", "Leave the prompt as it is (Esc)")
         self._lay_out()
         self._connect()
-        self._tell("  ".join(chat.warnings))
+        self._show_message("  ".join(chat.warnings))
         self.show_conversation(self.current)
 
     def show_conversation(self, conversation: Conversation) -> None:
@@ -118,7 +118,7 @@ class ChatPage(QWidget):
         super().resizeEvent(event)
         wide = self.width() >= scaled(LIST_FROM_WIDTH)
         self.list.setVisible(wide)
-        self.head.show_beside_list(wide)
+        self.head.show_with_list(wide)
 
     def event(self, event: QEvent) -> bool:
         """Take Esc from the window's shortcut if there is something to stop or to cancel here."""
@@ -160,7 +160,7 @@ class ChatPage(QWidget):
             can_ask=not blocked,
         )
         if self._not_sent and answer is None and not blocked:
-            self._tell("")
+            self._show_message("")
         self.starters.offer(self.session.accepts_prompts)
         hello, stats = self.session.live_mirror.hello, self.current.last_stats
         self.options.show_model(hello.model.sampling if hello else ModelSampling())
@@ -201,12 +201,12 @@ class ChatPage(QWidget):
 
     def _on_send(self, text: str) -> None:
         conversation = self.current
-        self.chat.look()
+        self.chat.reload_changes()
         if self.current is not conversation:
-            self._tell("This conversation was deleted in another window")
+            self._show_message("This conversation was deleted in another window")
             return
         if self.chat.is_written_elsewhere(conversation):
-            self._tell(_WRITTEN_ELSEWHERE)
+            self._show_message(_WRITTEN_ELSEWHERE)
             return
         draft = self._draft
         edited = next((message for message in conversation.messages if message.key == draft.edited), None)
@@ -216,30 +216,30 @@ class ChatPage(QWidget):
             draft.text = ""
         self.chat.touch_draft(conversation.key)
         self._show_draft()
-        self._ask(text, edited)
+        self._send_prompt(text, edited)
 
     def _on_not_sent(self) -> None:
         """Explain why nothing can be sent, until that changes."""
-        self._tell(self.why_blocked() or _WAIT_HINT)
+        self._show_message(self.why_blocked() or _WAIT_HINT)
         self._not_sent = True
 
-    def _ask(self, text: str, edited: Message | None = None) -> None:
-        self._tell("")
+    def _send_prompt(self, text: str, edited: Message | None = None) -> None:
+        self._show_message("")
         before = self.current.last
         if edited is None:
             self.chat.ask(self.current, text)
         else:
             self.chat.ask_instead(self.current, edited, text)
-            self._note_done("editing a prompt", before)
+            self._push_undo("editing a prompt", before)
 
     def _on_again(self, answer: Message) -> None:
         if self.why_blocked() or self.chat.answer_of(self.current.key) is not None:
             return
         before = self.current.last
         self.chat.ask_again(self.current, answer)
-        self._note_done("regenerating an answer", before)
+        self._push_undo("regenerating an answer", before)
 
-    def _note_done(self, words: str, before: str) -> None:
+    def _push_undo(self, words: str, before: str) -> None:
         """Register an undo step that shows the path ending in `before` again."""
         key, after = self.current.key, self.current.last
         self.done.emit(words, partial(self._show_path, key, before), partial(self._show_path, key, after))
@@ -261,7 +261,7 @@ class ChatPage(QWidget):
         if self.why_blocked() or self.chat.answer_of(self.current.key) is not None or has_text:
             self.composer.set_text(prompt)
         else:
-            self._ask(prompt)
+            self._send_prompt(prompt)
             self.composer.edit.setFocus()  # the clicked button is hidden, and the focus would leave the console
 
     def _on_follow(self, on: bool) -> None:
@@ -296,7 +296,7 @@ class ChatPage(QWidget):
     def _delete(self, deleted: Conversation) -> None:
         self._deleted = deleted
         self._remove(deleted)
-        self._tell(f"Deleted “{deleted.title}”.")
+        self._show_message(f"Deleted “{deleted.title}”.")
         self.undo.setVisible(bool(deleted.messages))
         if deleted.messages:
             words = f"deleting “{deleted.title}”"
@@ -320,7 +320,7 @@ class ChatPage(QWidget):
         """Restore a deleted conversation, unless it exists again, and show it."""
         if conversation is self._deleted:
             self._deleted = None
-            self._tell("")
+            self._show_message("")
         if all(conversation.key != other.key for other in self.chat.conversations):
             self.chat.restore(conversation)
         found = self.chat.find(conversation.key)
@@ -374,7 +374,7 @@ class ChatPage(QWidget):
         if mirror.epoch == epoch and mirror.requests.row_of(number) is not None:
             self.session.selection.select_request(number)
         else:
-            self._tell(f"Request #{count(number)} is no longer known to the engine.")
+            self._show_message(f"Request #{count(number)} is no longer known to the engine.")
 
     def _select_request_of(self, conversation: Conversation) -> None:
         """Select the last request on the path of `conversation`, if a request of the previous conversation is
@@ -398,7 +398,7 @@ class ChatPage(QWidget):
             self.list.show_row(row)
             self.combo.show_row(row)
 
-    def _tell(self, text: str) -> None:
+    def _show_message(self, text: str) -> None:
         self._not_sent = False
         self.notice.setText(text)
         self._notice_row.setVisible(bool(text))
@@ -430,7 +430,7 @@ class ChatPage(QWidget):
         self.chat.text_added.connect(self._on_text)
         self.chat.answer_changed.connect(self._on_answer)
         self.chat.answer_ended.connect(self._on_end)
-        self.chat.notified.connect(self._tell)
+        self.chat.notified.connect(self._show_message)
         self.session.status_changed.connect(self.show_status)
 
     def _lay_out(self) -> None:
@@ -508,13 +508,13 @@ class ContextBar(QWidget):
         row.addWidget(self.bar)
         row.addWidget(self.text, 1)
 
-    def show_fill(self, used: int, limit: int, wanted: int = 0) -> None:
-        """Show `used` of `limit` tokens. `wanted`: maximum tokens of the next answer, 0 if unlimited.
+    def show_fill(self, used: int, limit: int, num_wanted: int = 0) -> None:
+        """Show `used` of `limit` tokens. `num_wanted`: maximum tokens of the next answer, 0 if unlimited.
 
         A `limit` of 0 means unknown.
         """
         left = max(limit - used, 0)
-        is_short = bool(used and limit) and left < max(wanted, round((1 - NEARLY_FULL) * limit))
+        is_short = bool(used and limit) and left < max(num_wanted, round((1 - NEARLY_FULL) * limit))
         self._share = min(used / limit, 1.0) if limit else 0.0
         self.bar.setVisible(limit > 0)
         self.bar.setValue(round(self._share * 1000))
@@ -523,7 +523,9 @@ class ContextBar(QWidget):
         self.text.setText(whole if used or limit else "")
         tip = f"{percent(self._share, 0)} of one request's maximum, by model and KV cache"
         cut = (
-            f"\nThe next prompt and its answer have {plural(left, 'token')}: a longer answer is cut" if is_short else ""
+            f"\nThe next prompt and its answer have {plural(left, 'token')}; a longer answer is cut off"
+            if is_short
+            else ""
         )
         self.text.setToolTip(tip + cut if limit else "")
         self._color()

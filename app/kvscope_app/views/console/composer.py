@@ -85,10 +85,10 @@ class PromptEdit(QPlainTextEdit):
         self.moveCursor(self.textCursor().MoveOperation.End)
         return True
 
-    def show_hint(self, words: str) -> None:
+    def show_hint(self, text: str) -> None:
         """Set the placeholder text; the field grows to fit it."""
-        if words != self.placeholderText():
-            self.setPlaceholderText(words)
+        if text != self.placeholderText():
+            self.setPlaceholderText(text)
             self._fit()
 
     def _fit(self) -> None:

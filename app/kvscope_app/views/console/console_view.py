@@ -92,7 +92,7 @@ class ConsoleView(View):
         self.load.apply_theme(theme)
 
     def shut_down(self) -> None:
-        self.last_words = self.chat.shut_down()
+        self.closing_message = self.chat.shut_down()
 
     def hideEvent(self, event: QHideEvent) -> None:
         self.chat.save()

@@ -21,7 +21,7 @@ SAVE_WRITING_S: Final = 2.0
 """Maximum seconds of an unfinished answer that are lost if kvscope is killed."""
 RETRY_MS: Final = 5000
 """Delay before a failed save is retried. Unsaved changes stay in memory until a save succeeds."""
-LOOK_MS: Final = 1000
+RELOAD_MS: Final = 1000
 """Interval at which changes by other windows are polled."""
 _SAVED_AGAIN: Final = "Conversations are being saved again."
 
@@ -57,9 +57,9 @@ class ConversationSaver(QObject):
         self._failure = ""
         self._save_timer = QTimer(self, singleShot=True)
         self._save_timer.timeout.connect(self.save)
-        self._look_timer = QTimer(self, interval=LOOK_MS)
-        self._look_timer.timeout.connect(self.look)
-        self._look_timer.start()
+        self._reload_timer = QTimer(self, interval=RELOAD_MS)
+        self._reload_timer.timeout.connect(self.reload_changes)
+        self._reload_timer.start()
 
     def touch(self, conversation: Conversation) -> None:
         """Record that a conversation changed, and save it soon."""
@@ -107,14 +107,14 @@ class ConversationSaver(QObject):
                 self._unsaved.discard(key)
             except KvscopeError as error:
                 failure = str(error)
-        self._tell_how_it_went(failure)
+        self._report_outcome(failure)
 
-    def look(self) -> None:
+    def reload_changes(self) -> None:
         busy = {c.key for c in self._conversations if self._is_writing(c.key)}
         before = set(self.store.written_elsewhere)
-        changes = self.store.take_changes(but=self._unsaved | busy)
+        changes = self.store.read_changes(but=self._unsaved | busy)
         for theirs in changes.written:
-            self._take(theirs)
+            self._replace(theirs)
         gone = set(changes.deleted)
         self._conversations[:] = [c for c in self._conversations if c.key not in gone]
         if changes.written or changes.deleted or before != self.store.written_elsewhere:
@@ -122,7 +122,7 @@ class ConversationSaver(QObject):
 
     def shut_down(self) -> str:
         """Save and close the file. Returns a message for the user, or "" if all was saved."""
-        self._look_timer.stop()
+        self._reload_timer.stop()
         self.save()
         if self._unsaved or self._unsaved_drafts:
             self.save()  # reopens the file; this is the last chance to save
@@ -142,9 +142,9 @@ class ConversationSaver(QObject):
         try:
             self.store.save(conversation, sync=not is_writing, is_writing=is_writing)
         except ChangedElsewhere as changed:
-            self._join(conversation, changed.theirs)
+            self._merge(conversation, changed.theirs)
 
-    def _join(self, ours: Conversation, theirs: Conversation) -> None:
+    def _merge(self, ours: Conversation, theirs: Conversation) -> None:
         """Merge what another window wrote meanwhile into `ours`, and save it. If both wrote a turn, both versions are
         kept."""
         our_last, their_path = ours.last, {message.key for message in theirs.path}
@@ -158,16 +158,16 @@ class ConversationSaver(QObject):
         self.messages_changed.emit(ours.key)
         self.listed.emit()
 
-    def _take(self, theirs: Conversation) -> None:
+    def _replace(self, theirs: Conversation) -> None:
         ours = next((c for c in self._conversations if c.key == theirs.key), None)
         if ours is not None:
-            take_over(ours, theirs)
+            adopt(ours, theirs)
             self.messages_changed.emit(ours.key)
             return
         newer = sum(c.changed_s > theirs.changed_s for c in self._conversations)
         self._conversations.insert(newer, theirs)
 
-    def _tell_how_it_went(self, failure: str) -> None:
+    def _report_outcome(self, failure: str) -> None:
         if failure:
             self._save_timer.start(RETRY_MS)
             self.notified.emit(f"{failure[0].upper()}{failure[1:]}. Kept in memory; retrying.")
@@ -180,7 +180,7 @@ class ConversationSaver(QObject):
             self._save_timer.start(milliseconds)
 
 
-def take_over(ours: Conversation, theirs: Conversation) -> None:
+def adopt(ours: Conversation, theirs: Conversation) -> None:
     """Update `ours` to `theirs`. Equal messages remain the same objects, so that the cards that show them are kept."""
     ours.messages, ours.last = join_messages(ours.messages, theirs.messages), theirs.last
     ours.title, ours.named = theirs.title, theirs.named
@@ -213,7 +213,7 @@ def rescue_text(paths: list[Path], is_all: bool, folder: Path) -> str:
 
 def _write(folder: Path, conversation: Conversation) -> Path | None:
     data = msgspec.json.format(msgspec.json.encode(conversation), indent=1)
-    for place in _places(folder):
+    for place in _rescue_folders(folder):
         path = place / f"{conversation.key}.json"
         try:
             _write_whole(path, data)
@@ -223,7 +223,7 @@ def _write(folder: Path, conversation: Conversation) -> Path | None:
     return None
 
 
-def _places(folder: Path) -> Iterator[Path]:
+def _rescue_folders(folder: Path) -> Iterator[Path]:
     yield folder
     yield Path.home()
     yield Path(tempfile.gettempdir())

@@ -34,12 +34,12 @@ CREATE TABLE IF NOT EXISTS unreadable (key TEXT, data BLOB, reason TEXT);
 CREATE TABLE IF NOT EXISTS drafts (key TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
 """,
     probe="SELECT key, revision, changed_s, writer, data FROM conversations LIMIT 0",
-    what="conversations",
+    contents="conversations",
 )
 MAX_FILE_BYTES: Final = 32 << 20
 _SUFFIX: Final = ".json"
-_TAKEN: Final = ".imported"
-_ASIDE: Final = ".unreadable"
+_IMPORTED_SUFFIX: Final = ".imported"
+_UNREADABLE_SUFFIX: Final = ".unreadable"
 MAX_LOADED: Final = 200
 """Number of newest conversations that are loaded; the others stay in the file."""
 _UPSERT: Final = (
@@ -85,7 +85,7 @@ class ConversationStore:
         self._connection: sqlite3.Connection | None = None
         self._revisions: dict[str, int] = {}
         """Newest revision of each conversation that was seen here."""
-        self._looked_at = -1
+        self._read_version = -1
         """Last seen `data_version` of SQLite, which changes when another connection writes."""
 
     def load(self) -> Loaded:
@@ -97,7 +97,7 @@ class ConversationStore:
             return Loaded(conversations, warnings)
         try:
             database = self._open(warnings)
-            self._take_in_files(database, warnings)
+            self._import_files(database, warnings)
             conversations = self._read_newest(database, warnings)
             drafts = self._read_drafts(database)
         except (OSError, sqlite3.Error) as error:
@@ -169,7 +169,7 @@ class ConversationStore:
             self.close()
             raise KvscopeError(f"the conversation was not deleted: {_reason(error)}") from error
 
-    def take_changes(self, but: Collection[str] = ()) -> StoredChanges:
+    def read_changes(self, but: Collection[str] = ()) -> StoredChanges:
         """Return what other windows wrote and deleted since the last call. Nearly free if there were no changes.
 
         `but`: keys with unsaved changes here, which are skipped; their `save` finds what others wrote.
@@ -180,9 +180,9 @@ class ConversationStore:
             database = self._open([])
             state = database.execute("PRAGMA data_version").fetchone()[0]
             orphans = self._orphans(database)
-            if state == self._looked_at and not orphans:
+            if state == self._read_version and not orphans:
                 return StoredChanges()
-            self._looked_at = state
+            self._read_version = state
             return self._changes(database, orphans, but)
         except (OSError, sqlite3.Error):  # the next save reports the error if it persists
             self.close()
@@ -193,7 +193,7 @@ class ConversationStore:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-            self._looked_at = -1  # another connection counts separately
+            self._read_version = -1  # another connection counts separately
 
     def _open(self, warnings: list[str]) -> sqlite3.Connection:
         if self._connection is None:
@@ -211,7 +211,7 @@ class ConversationStore:
         database.execute(_UPSERT, (key, revision, conversation.changed_s, writer, data))
         return revision
 
-    def _take_in_files(self, database: sqlite3.Connection, warnings: list[str]) -> None:
+    def _import_files(self, database: sqlite3.Connection, warnings: list[str]) -> None:
         """Import rescued files in one transaction. A file is renamed only after its content has been committed."""
         found = list(read_files(conversation_files(self.folder), warnings))
         if not found:
@@ -231,10 +231,10 @@ class ConversationStore:
             raise
         for path, _ in found:
             with suppress(OSError):  # it is read again, but contains nothing new
-                mark_taken(path)
+                mark_imported(path)
 
     def _read_newest(self, database: sqlite3.Connection, warnings: list[str]) -> list[Conversation]:
-        self._looked_at = database.execute("PRAGMA data_version").fetchone()[0]
+        self._read_version = database.execute("PRAGMA data_version").fetchone()[0]
         self._revisions = dict(database.execute("SELECT key, revision FROM conversations").fetchall())
         rows = database.execute(
             "SELECT key, revision, writer, data FROM conversations ORDER BY changed_s DESC LIMIT ?", (MAX_LOADED,)
@@ -262,11 +262,11 @@ class ConversationStore:
                 warnings.append(f"A conversation could not be read and was set aside in the database ({error})")
                 continue
             self._revisions[key] = revision
-            self._note_writer(conversation, writer)
+            self._record_writer(conversation, writer)
             conversations.append(conversation)
         return conversations
 
-    def _note_writer(self, conversation: Conversation, writer: str) -> None:
+    def _record_writer(self, conversation: Conversation, writer: str) -> None:
         """Track which conversations other windows are writing. Mark unfinished answers as interrupted if their writer
         is gone."""
         self.written_elsewhere.discard(conversation.key)
@@ -323,9 +323,9 @@ def read_files(paths: list[Path], warnings: list[str]) -> Iterator[tuple[Path, C
             warnings.append(_set_aside(path, error))
 
 
-def mark_taken(path: Path) -> None:
+def mark_imported(path: Path) -> None:
     """Rename an imported file, so that it is kept but not read again."""
-    path.replace(path.with_suffix(_SUFFIX + _TAKEN))
+    path.replace(path.with_suffix(_SUFFIX + _IMPORTED_SUFFIX))
 
 
 def _read(path: Path) -> Conversation:
@@ -338,7 +338,7 @@ def _read(path: Path) -> Conversation:
 
 
 def _set_aside(path: Path, error: Exception) -> str:
-    aside = path.with_suffix(_SUFFIX + _ASIDE)
+    aside = path.with_suffix(_SUFFIX + _UNREADABLE_SUFFIX)
     try:
         path.replace(aside)
     except OSError:

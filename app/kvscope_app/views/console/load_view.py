@@ -233,7 +233,7 @@ class LoadView(View):
         column = QVBoxLayout(body)
         column.setContentsMargins(14, 12, 14, 12)
         column.setSpacing(10)
-        column.addLayout(self._form())
+        column.addLayout(self._build_form())
         column.addWidget(self.button)
         column.addWidget(self.message)
         column.addLayout(self._count_grid())
@@ -246,7 +246,7 @@ class LoadView(View):
         layout.setContentsMargins(0, 0, 0, 0)
         layout.addWidget(scroll)
 
-    def _form(self) -> QGridLayout:
+    def _build_form(self) -> QGridLayout:
         form = QGridLayout()
         form.setHorizontalSpacing(10)
         form.setVerticalSpacing(8)

@@ -41,9 +41,9 @@ class MessageCard(QFrame):
         self._is_answer = message.role == "assistant"
         self._is_left_out = False
         self.setObjectName("answer" if self._is_answer else "prompt")
-        self.who = ElidedLabel("Answer" if self._is_answer else "You")
-        self.who.setProperty("look", "muted")
-        self.body = TextBody(self.who.text())
+        self.role_label = ElidedLabel("Answer" if self._is_answer else "You")
+        self.role_label.setProperty("look", "muted")
+        self.body = TextBody(self.role_label.text())
         self.reasoning = TextBody("Reasoning")
         self.fold = tool_button("Reasoning", "Show or hide what the model wrote before its answer", checkable=True)
         self.notice = label(wraps=True)
@@ -66,7 +66,7 @@ class MessageCard(QFrame):
         self.show_whole()
 
     def show_whole(self) -> None:
-        reasoning, answer = self._parts()
+        reasoning, answer = self._reasoning_and_text()
         is_markdown = self._is_answer and self.message.ending != ""
         (self.body.show_markdown if is_markdown else self.body.show_plain)(answer)
         self.reasoning.show_plain(reasoning)
@@ -76,7 +76,7 @@ class MessageCard(QFrame):
 
     def show_text(self) -> None:
         """Show the text received so far. Reasoning is folded when the answer starts."""
-        reasoning, answer = self._parts()
+        reasoning, answer = self._reasoning_and_text()
         if self.fold.isHidden() or (answer and not self.body.toPlainText()):
             self.fold.setChecked(not answer)
         self.body.show_plain(answer)
@@ -99,7 +99,7 @@ class MessageCard(QFrame):
         self.link.setText(f"Request #{count(number)}")
         self.link.setVisible(number > 0)
         adapter = self.message.stats.adapter if self._is_answer else ""
-        self.who.setText("  ·  ".join(filter(None, [self.body.accessibleName(), adapter, self._left_out_text])))
+        self.role_label.setText("  ·  ".join(filter(None, [self.body.accessibleName(), adapter, self._left_out_text])))
         self.redo.setEnabled(can_ask or not self._is_answer)
         self.copy.setVisible(bool(self.message.content))
 
@@ -120,7 +120,7 @@ class MessageCard(QFrame):
     def _left_out_text(self) -> str:
         return "left out of later prompts" if self._is_left_out and not self._is_answer else ""
 
-    def _parts(self) -> tuple[str, str]:
+    def _reasoning_and_text(self) -> tuple[str, str]:
         return split_reasoning(self.message.content) if self._is_answer else ("", self.message.content)
 
     def _show_parts(self, reasoning: str, answer: str) -> None:
@@ -159,7 +159,7 @@ class MessageCard(QFrame):
     def _lay_out(self) -> None:
         head = QHBoxLayout()
         head.setSpacing(2)
-        head.addWidget(self.who, 1)
+        head.addWidget(self.role_label, 1)
         for button in (self.link, self.copy, self.redo):
             head.addWidget(button)
         versions = QHBoxLayout()  # below the text: next to the buttons above it, they would widen a narrow dock

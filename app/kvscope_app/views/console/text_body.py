@@ -9,10 +9,10 @@ from PySide6.QtCore import QSizeF, Qt, QUrl
 from PySide6.QtGui import QDesktopServices, QTextCursor, QTextDocument, QTextOption, QWheelEvent
 from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser
 
-_THINK: Final = re.compile(r"\s*<think>\s*(.*?)\s*(?:</think>\s*(.*))?", re.DOTALL)
+_REASONING: Final = re.compile(r"\s*<think>\s*(.*?)\s*(?:</think>\s*(.*))?", re.DOTALL)
 _THINK_END: Final = re.compile(r"(.*?)\n</think>\s*(.*)", re.DOTALL)
 """Matches reasoning whose opening tag was part of the chat template."""
-_PIECES: Final = re.compile(  # quantifiers are bounded, so that the time is linear in the length of any text
+_MARKDOWN_PARTS: Final = re.compile(  # quantifiers are bounded, so that the time is linear in the length of any text
     r"""
     (?P<code>^[ ]{0,3}(?P<fence>`{3,}|~{3,})[^\n]*\n.*?(?:^[ ]{0,3}(?P=fence)[^\n]*(?:\n|\Z)|\Z)
       |(?<!`)(?P<ticks>`+)(?!`).{1,2000}?(?<!`)(?P=ticks)(?!`))
@@ -22,7 +22,7 @@ _PIECES: Final = re.compile(  # quantifiers are bounded, so that the time is lin
     """,
     re.DOTALL | re.MULTILINE | re.VERBOSE,
 )
-_GOES_ON: Final = " \ue000"
+_STREAMING_MARK: Final = " \ue000"
 """Suffix of a line whose paragraph continues, because Qt makes a paragraph of each line, all with the same spacing."""
 _RULE_CHARACTERS: Final = frozenset("-=_*:| ")
 _PUNCTUATION: Final = re.compile(r"([!-/:-@\[-`{-~])")
@@ -83,11 +83,11 @@ class TextBody(QTextBrowser):
             form.setNonBreakableLines(False)
             if goes_on:
                 form.setTopMargin(0)
-            goes_on = block.text().endswith(_GOES_ON)
+            goes_on = block.text().endswith(_STREAMING_MARK)
             if goes_on:
                 form.setBottomMargin(0)
                 cursor.movePosition(QTextCursor.MoveOperation.EndOfBlock)
-                for _ in _GOES_ON:
+                for _ in _STREAMING_MARK:
                     cursor.deletePreviousChar()
             cursor.setBlockFormat(form)
             block = block.next()
@@ -103,23 +103,23 @@ def chat_markdown(text: str) -> str:
     underscores and asterisks. An image, which is never loaded, becomes a link with its alternative text. Code is
     unchanged.
     """
-    return _PIECES.sub(_as_meant, text)
+    return _MARKDOWN_PARTS.sub(_escaped, text)
 
 
 def split_reasoning(text: str) -> tuple[str, str]:
     """Return (the text between `<think>` tags at the start of an answer, the answer without it)."""
-    found = _THINK.fullmatch(text) or _THINK_END.fullmatch(text)
+    found = _REASONING.fullmatch(text) or _THINK_END.fullmatch(text)
     return ("", text) if found is None else (found[1].strip(), found[2] or "")
 
 
-def _as_meant(piece: re.Match[str]) -> str:
+def _escaped(piece: re.Match[str]) -> str:
     if piece["math"]:
         return _PUNCTUATION.sub(r"\\\1", piece["math"]).replace("\n", "  \n")
     if piece["alt"] is not None:
         return f"[Image: {piece['alt'] or 'no description'}]({piece['address']})"
     if piece["newline"]:
         line = piece.string[piece.string.rfind("\n", 0, piece.start()) + 1 : piece.start()]
-        return "  \n" if line.endswith("|") or _RULE_CHARACTERS.issuperset(line) else f"{_GOES_ON}  \n"
+        return "  \n" if line.endswith("|") or _RULE_CHARACTERS.issuperset(line) else f"{_STREAMING_MARK}  \n"
     return piece[0]
 
 

@@ -66,7 +66,7 @@ class Transcript(QScrollArea):
     def show_text(self, message: Message) -> None:
         if (card := self._card_of(message)) is not None:
             card.show_text()
-            self._tell_width()
+            self._set_card_widths()
 
     def show_state(self, written: Message | None, progress: str, *, can_ask: bool) -> None:
         """Show the engine's progress on the answer `written`; None: none is being written.
@@ -76,14 +76,14 @@ class Transcript(QScrollArea):
         for card in self.cards:
             is_written = card.message is written
             card.show_state(progress if is_written else "", can_ask=can_ask and written is None)
-        self._tell_width()
+        self._set_card_widths()
 
     def show_end(self, message: Message) -> None:
         if (card := self._card_of(message)) is not None:
             card.show_whole()
             card.apply_theme(self._theme)
             self._show_left_out()
-            self._tell_width()
+            self._set_card_widths()
 
     def apply_theme(self, theme: Theme) -> None:
         self._theme = theme
@@ -123,7 +123,7 @@ class Transcript(QScrollArea):
     def _card_of(self, message: Message) -> MessageCard | None:
         return next((card for card in reversed(self.cards) if card.message is message), None)
 
-    def _tell_width(self) -> None:
+    def _set_card_widths(self) -> None:
         width = self._body.minimumSizeHint().width()
         if width != self._last_width:
             self._last_width = width

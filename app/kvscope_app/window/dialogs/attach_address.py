@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from kvscope_telemetry.addresses import Address
-from kvscope_telemetry.collectors import engines
+from kvscope_telemetry.collectors import external_engines
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.transport.connections import Connection
 
@@ -19,7 +19,7 @@ class TypedAddress:
     """Contents of the dialog's fields, without surrounding spaces."""
 
     kind: str
-    """One of `kinds()`."""
+    """One of `engine_kinds()`."""
     where: str
     """Address, or HOST:PORT of another engine's server, optionally with http:// or https://."""
     key_file: str = ""
@@ -32,14 +32,15 @@ class TypedAddress:
     def address(self) -> Address:
         """The address. Raises BadInput if nothing was entered or its scheme contradicts `kind`."""
         if not self.where:
-            raise BadInput("an engine is needed: " + ("its endpoint" if self.kind == OWN_ENGINE else "HOST:PORT"))
+            raise BadInput(
+                "enter the address of an engine: " + ("its endpoint" if self.kind == OWN_ENGINE else "HOST:PORT")
+            )
         if self.kind == OWN_ENGINE:
             return Address(self.where, Path(self.key_file) if self.key_file else None)
         scheme, separator, rest = self.where.partition("://")
         if separator and scheme not in ("http", "https", self.kind):
-            raise BadInput(
-                f"address {self.where!r} is not accepted for {engines.engine_name(self.kind)}: HOST:PORT of its server"
-            )
+            name = external_engines.engine_name(self.kind)
+            raise BadInput(f"address {self.where!r} is not accepted for {name}: HOST:PORT of its server")
         host = rest if separator else self.where
         return Address(
             f"{self.kind}://{host.rstrip('/') if '?' not in host else host}",
@@ -56,14 +57,14 @@ class TypedAddress:
         return Connection(address.text, "", label, self.kv_events, address.tls, self.ca_file)
 
 
-def kinds() -> tuple[str, ...]:
+def engine_kinds() -> tuple[str, ...]:
     """Return the kinds of engines in the dialog's order: kvscope's own, then the schemes of other engines."""
-    return (OWN_ENGINE, *[engine.scheme for engine in engines.ENGINES])
+    return (OWN_ENGINE, *[engine.scheme for engine in external_engines.ENGINES])
 
 
 def kind_of(text: str) -> str:
     scheme = text.partition("://")[0]
-    return scheme if engines.find_engine(scheme) is not None else OWN_ENGINE
+    return scheme if external_engines.find_engine(scheme) is not None else OWN_ENGINE
 
 
 def shown_of(text: str) -> str:

@@ -15,13 +15,13 @@ from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QPushButton, QWidget
 
 from kvscope_app.ui.plain_text import PlainLabel
 from kvscope_app.ui.sheet import Sheet
-from kvscope_app.window.dialogs.attach_address import OWN_ENGINE, kind_of, kinds, shown_of
+from kvscope_app.window.dialogs.attach_address import OWN_ENGINE, engine_kinds, kind_of, shown_of
 from kvscope_app.window.dialogs.attach_fields import AttachFields
 from kvscope_telemetry.addresses import Address
-from kvscope_telemetry.collectors.engines import find_engine
+from kvscope_telemetry.collectors.external_engines import find_engine
 from kvscope_telemetry.credentials.api_keys import keep_api_key, read_api_keys
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.transport.connections import Connection, forget, read_connections, remember, rename
+from kvscope_telemetry.transport.connections import Connection, read_connections, remember, remove, rename
 
 _NEW: Final = "Another engine"
 _SIZE: Final = (640, 330)
@@ -57,7 +57,7 @@ class AttachDialog(Sheet):
         self._complaint.setProperty("look", "warning")
         self._complaint.setWordWrap(True)
         self._complaint.hide()
-        self.column.addWidget(self.fields.kinds, 0, Qt.AlignmentFlag.AlignLeft)
+        self.column.addWidget(self.fields.engine_kinds, 0, Qt.AlignmentFlag.AlignLeft)
         self.column.addWidget(self._message)
         self.column.addLayout(self.fields.grid)
         self.column.addWidget(self._complaint)
@@ -71,11 +71,11 @@ class AttachDialog(Sheet):
 
     def _connect(self) -> None:
         fields = self.fields
-        fields.kinds.chosen.connect(lambda index: self._show_kind(kinds()[index]))
+        fields.engine_kinds.chosen.connect(lambda index: self._show_kind(engine_kinds()[index]))
         fields.where.textEdited.connect(self._follow_typed)
-        fields.known.activated.connect(self._choose)
+        fields.saved_engines.activated.connect(self._choose)
         fields.name.editingFinished.connect(self._rename)
-        fields.forget.clicked.connect(self._forget_it)
+        fields.forget_button.clicked.connect(self._forget_it)
         fields.pick_key.clicked.connect(self._pick)
         fields.pick_ca.clicked.connect(self._pick_ca)
 
@@ -115,7 +115,7 @@ class AttachDialog(Sheet):
 
     def _list(self, row: int = 0) -> None:
         """List the saved connections and select `row`; row 0 is a new one."""
-        known = self.fields.known
+        known = self.fields.saved_engines
         known.clear()
         known.addItem(_NEW)
         for connection in self._connections:
@@ -123,7 +123,7 @@ class AttachDialog(Sheet):
             known.addItem(named)
         known.setCurrentIndex(row)
         known.setEnabled(bool(self._connections))
-        self.fields.forget.setEnabled(row > 0)
+        self.fields.forget_button.setEnabled(row > 0)
 
     def _choose(self, row: int) -> None:
         chosen = self._connections[row - 1] if row else Connection("")
@@ -131,7 +131,7 @@ class AttachDialog(Sheet):
             self._show_kind(kind_of(chosen.endpoint))
         kept = self._kept_key(chosen.endpoint)
         self.fields.show_connection(chosen, shown_of(chosen.endpoint), kept)
-        self.fields.forget.setEnabled(row > 0)
+        self.fields.forget_button.setEnabled(row > 0)
 
     def _kept_key(self, endpoint: str) -> str:
         try:
@@ -141,11 +141,11 @@ class AttachDialog(Sheet):
             return ""
 
     def _forget_it(self) -> None:
-        row = self.fields.known.currentIndex()
+        row = self.fields.saved_engines.currentIndex()
         if row < 1:
             return
         try:
-            forget(self._connections[row - 1].endpoint)
+            remove(self._connections[row - 1].endpoint)
             keep_api_key(self._connections[row - 1].endpoint, "")
         except BadInput as error:
             self._show_error(str(error))
@@ -156,7 +156,7 @@ class AttachDialog(Sheet):
 
     def _rename(self) -> None:
         """Save the new name of the selected connection immediately."""
-        row, label = self.fields.known.currentIndex(), self.fields.name.text().strip()
+        row, label = self.fields.saved_engines.currentIndex(), self.fields.name.text().strip()
         if row < 1 or shown_of(self._connections[row - 1].endpoint) != self.fields.where.text().strip():
             return
         chosen = self._connections[row - 1]
@@ -199,7 +199,7 @@ class AttachDialog(Sheet):
 
     def _label_of(self, endpoint: str) -> str:
         """Return the saved name of an address that was typed rather than selected."""
-        is_chosen = self.fields.known.currentIndex() > 0  # then an empty name means that the user removed it
+        is_chosen = self.fields.saved_engines.currentIndex() > 0  # then an empty name means that the user removed it
         known = [] if is_chosen else self._connections
         return next((connection.label for connection in known if connection.endpoint == endpoint), "")
 

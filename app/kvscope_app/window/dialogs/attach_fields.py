@@ -8,8 +8,8 @@ from PySide6.QtWidgets import QCheckBox, QComboBox, QGridLayout, QLineEdit, QPus
 
 from kvscope_app.ui.plain_text import PlainLabel
 from kvscope_app.ui.widgets import SegmentedControl
-from kvscope_app.window.dialogs.attach_address import OWN_ENGINE, TypedAddress, kinds
-from kvscope_telemetry.collectors.engines import engine_name, find_engine
+from kvscope_app.window.dialogs.attach_address import OWN_ENGINE, TypedAddress, engine_kinds
+from kvscope_telemetry.collectors.external_engines import engine_name, find_engine
 from kvscope_telemetry.transport.connections import Connection
 
 _OWN_ENDPOINT: Final = "ipc:///run/user/1000/kvscope/telemetry"
@@ -21,22 +21,22 @@ class AttachFields:
     """Widgets, laid out in `grid`."""
 
     def __init__(self) -> None:
-        self.kinds = SegmentedControl([engine_name(kind) for kind in kinds()], "Kind of engine")
-        self.known = QComboBox()
-        self.known.setAccessibleName("Remembered engines")
-        self.known.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
+        self.engine_kinds = SegmentedControl([engine_name(kind) for kind in engine_kinds()], "Kind of engine")
+        self.saved_engines = QComboBox()
+        self.saved_engines.setAccessibleName("Remembered engines")
+        self.saved_engines.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
         self.where = _line(_OWN_ENDPOINT, "Endpoint")
         self.key = _line("a .key file; empty: your own or the remembered one", "Key file")
         self.api_key = _line("none", "API key")
         self.api_key.setEchoMode(QLineEdit.EchoMode.Password)
         self.keeps_key = QCheckBox("Remember it")
-        self.keeps_key.setToolTip("In a private file of yours; otherwise you are asked again")
+        self.keeps_key.setToolTip("Save it in a private file; otherwise you are asked each time")
         self.tls = QCheckBox("https")
         self.tls.setToolTip("Use https")
         self.ca = _line("certificate authority file; empty: the system's", "Certificates")
         self.kv_events = _line("tcp://HOST:5557; empty: as reported by the server", "KV events")
         self.name = _line("display name (optional)", "Name")
-        self.forget = _button("Forget", "Remove it from the list (the key file is kept)")
+        self.forget_button = _button("Forget", "Remove it from the list (the key file is kept)")
         self.pick_key = _button("Choose…", "Choose a key file")
         self.pick_ca = _button("Choose…", "Choose a file of certificates")
         self.kind = OWN_ENGINE
@@ -63,12 +63,12 @@ class AttachFields:
     @property
     def _has_events(self) -> bool:
         engine = find_engine(self.kind)
-        return engine is not None and not engine.tells_slots
+        return engine is not None and not engine.publishes_slots
 
     def show_kind(self, kind: str) -> None:
         """Show only the fields that apply to this kind of engine."""
         self.kind = kind
-        self.kinds.set_current(kinds().index(kind))
+        self.engine_kinds.set_current(engine_kinds().index(kind))
         own = kind == OWN_ENGINE
         engine = find_engine(kind)
         self.where.setPlaceholderText(_OWN_ENDPOINT if engine is None else f"HOST:{engine.port}")
@@ -91,7 +91,7 @@ class AttachFields:
         self.keeps_key.setChecked(bool(api_key))
 
     def _lay_out(self) -> None:
-        self._add_field("known", "Engine", self.known, self.forget)
+        self._add_field("known", "Engine", self.saved_engines, self.forget_button)
         self._add_field("where", "Endpoint", self.where)
         self._add_field("key", "Key", self.key, self.pick_key)
         self._add_field("api_key", "API key", self.api_key, self.keeps_key)

@@ -29,7 +29,7 @@ def versions_text() -> str:
 
 
 def about_sheet(parent: QWidget) -> Sheet:
-    sheet = Sheet("About kvscope", parent)
+    dialog = Sheet("About kvscope", parent)
     mark, name = PlainLabel(), PlainLabel("kvscope")
     mark.setPixmap(pixmap("kvscope", "#000001", scaled(64)))
     name.setFont(sans(1.6))
@@ -46,20 +46,20 @@ def about_sheet(parent: QWidget) -> Sheet:
     text.addWidget(words)
     text.addStretch()
     row.addLayout(text, 1)
-    sheet.column.addLayout(row)
-    sheet.add_close()
-    sheet.resize_comfortably(440)
-    return sheet
+    dialog.column.addLayout(row)
+    dialog.add_close()
+    dialog.resize_comfortably(440)
+    return dialog
 
 
 def log_dialog(parent: QWidget, log: str) -> Sheet:
-    sheet = Sheet("Engine log", parent)
+    dialog = Sheet("Engine log", parent)
     text = QPlainTextEdit(log or "The engine printed nothing.")
     text.setReadOnly(True)
     text.setFont(mono())
     text.setAccessibleName("Engine log")
-    sheet.column.addWidget(text)
-    sheet.add_close()
-    sheet.resize_comfortably(820, 520)
+    dialog.column.addWidget(text)
+    dialog.add_close()
+    dialog.resize_comfortably(820, 520)
     text.verticalScrollBar().setValue(text.verticalScrollBar().maximum())
-    return sheet
+    return dialog

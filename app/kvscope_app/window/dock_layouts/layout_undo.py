@@ -28,7 +28,7 @@ class LayoutUndo(QObject):
         self._recorded_state: QByteArray | None = None
         self._stood: dict[str, tuple[bool, bool]] = {}
         self._text = ""
-        self._beside: tuple[Callable[[], object], Callable[[], object]] | None = None
+        self._choices: tuple[Callable[[], object], Callable[[], object]] | None = None
         self._moved = ""
         self._clock = QTimer(self, singleShot=True, interval=_DEBOUNCE_MS)
         self._clock.timeout.connect(self._record_change)
@@ -36,7 +36,7 @@ class LayoutUndo(QObject):
             for signal in (dock.toggleViewAction().toggled, dock.topLevelChanged, dock.dockLocationChanged):
                 signal.connect(partial(self._on_change, name))
 
-    def begin(self, *, is_whole: bool = False) -> None:
+    def record_state(self, *, is_whole: bool = False) -> None:
         """Take the present arrangement as the state that the next undo restores.
 
         `is_whole`: whether the layout was replaced.
@@ -44,19 +44,21 @@ class LayoutUndo(QObject):
         self._recorded_state, self._stood = self._window.saveState(LAYOUT_VERSION), self._dock_states()
         self.settled.emit(is_whole)
 
-    def take_over(self) -> None:
+    def accept_change(self) -> None:
         """Accept a change that the window made itself, so that it cannot be undone by the user."""
         if self._recorded_state is not None:
-            self.begin()
+            self.record_state()
 
-    def about_to(self, text: str, choices: tuple[Callable[[], object], Callable[[], object]] | None = None) -> None:
+    def before_change(
+        self, text: str, choices: tuple[Callable[[], object], Callable[[], object]] | None = None
+    ) -> None:
         """Announce that the whole layout will be replaced.
 
         `choices` has functions that undo and redo accompanying changes.
         """
         if self._recorded_state is not None and not self._window.undo.is_at_work:
             self._recorded_state = self._window.saveState(LAYOUT_VERSION)  # with the current sizes
-            self._text, self._beside = text, choices
+            self._text, self._choices = text, choices
             self._clock.start()
 
     def _on_change(self, name: str, *_: object) -> None:
@@ -68,13 +70,13 @@ class LayoutUndo(QObject):
 
     def _record_change(self) -> None:
         before, text = self._recorded_state, self._text or self._what_changed()
-        self.begin(is_whole=bool(self._text))
-        choices, self._beside = self._beside, None
+        self.record_state(is_whole=bool(self._text))
+        choices, self._choices = self._choices, None
         self._text = ""
         now = self._recorded_state
         if before is not None and now is not None and (now != before or choices is not None):
             undo, redo = choices or (None, None)
-            self._window.undo.did(text, partial(self._restore, before, undo), partial(self._restore, now, redo))
+            self._window.undo.push_done(text, partial(self._restore, before, undo), partial(self._restore, now, redo))
 
     def _what_changed(self) -> str:
         """Describe the change for undo.
@@ -87,7 +89,7 @@ class LayoutUndo(QObject):
             if hidden != was_hidden:
                 return f"{'closing' if hidden else 'opening'} {title}"
             if floats != floated:
-                return f"{'taking out' if floats else 'putting back'} {title}"
+                return f"{'floating' if floats else 'docking'} {title}"
         return f"moving {self._window.docks[self._moved].windowTitle().lower()}"
 
     def _dock_states(self) -> dict[str, tuple[bool, bool]]:
@@ -98,4 +100,4 @@ class LayoutUndo(QObject):
         self._window.restoreState(state, LAYOUT_VERSION)
         if choices is not None:
             choices()
-        self.begin(is_whole=True)
+        self.record_state(is_whole=True)

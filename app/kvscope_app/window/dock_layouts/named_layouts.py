@@ -60,17 +60,17 @@ class NamedLayouts(QObject):
         old = self._choices.values.layouts.get(name)
         self._store(name, fresh)
         if old is not None:
-            self._window.undo.did(
+            self._window.undo.push_done(
                 f"overwriting the layout “{name}”", partial(self._store, name, old), partial(self._store, name, fresh)
             )
         self._window.statusBar().showMessage(f"Layout saved as “{name}”", _NOTICE_MS)
 
-    def forget(self, name: str) -> None:
+    def delete(self, name: str) -> None:
         """Delete the layout. Can be undone."""
         old = self._choices.values.layouts.get(name)
         if old is not None:
             self._store(name, None)
-            self._window.undo.did(
+            self._window.undo.push_done(
                 f"deleting the layout “{name}”", partial(self._store, name, old), partial(self._store, name, None)
             )
 
@@ -79,11 +79,11 @@ class NamedLayouts(QObject):
         if kept is None:
             return
         try:
-            self.put(kept, f"applying the layout “{name}”")
+            self.apply(kept, f"applying the layout “{name}”")
         except BadInput as error:
             self._window.banner.show_message(f"The layout “{name}” cannot be used", str(error), is_temporary=True)
 
-    def put(self, layout: WindowLayout, text: str) -> None:
+    def apply(self, layout: WindowLayout, text: str) -> None:
         """Apply `layout`.
 
         Raises BadInput for an unknown name, before changing anything. `text` describes the change for undo.
@@ -91,7 +91,7 @@ class NamedLayouts(QObject):
         layout.check(KNOWN_NAMES)
         views = self._window.views
         before = partial(choose, views, choices_of(views))
-        self._layout_undo.about_to(text, (before, partial(choose, views, layout.choices)))
+        self._layout_undo.before_change(text, (before, partial(choose, views, layout.choices)))
         show_layout(self._window, layout)
 
     def write(self, path: str) -> None:
@@ -105,12 +105,12 @@ class NamedLayouts(QObject):
     def read(self, path: str) -> None:
         """Apply the layout in a file. An unreadable file is reported in the window and changes nothing."""
         try:
-            self.put(read_layout(path, KNOWN_NAMES), f"opening the layout {Path(path).name}")
+            self.apply(read_layout(path, KNOWN_NAMES), f"opening the layout {Path(path).name}")
         except BadInput as error:
             self._window.banner.show_message("The layout cannot be opened", str(error), is_temporary=True)
 
     def _reset(self) -> None:
-        self._layout_undo.about_to("resetting the layout")
+        self._layout_undo.before_change("resetting the layout")
         self._window.reset_layout()
 
     def _store(self, name: str, layout: WindowLayout | None) -> None:
@@ -153,7 +153,7 @@ class NamedLayouts(QObject):
         if self._names:
             dialog = self._dialog("Delete layout", "Layout:")
             dialog.setComboBoxItems(self._names)
-            dialog.textValueSelected.connect(self.forget)
+            dialog.textValueSelected.connect(self.delete)
             dialog.open()
 
     def _dialog(self, title: str, text: str) -> QInputDialog:

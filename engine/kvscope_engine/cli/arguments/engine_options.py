@@ -19,10 +19,10 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """Return the configuration. Raises BadInput for incompatible options."""
-    return EngineConfig(**given_options(args))
+    return EngineConfig(**engine_option_values(args))
 
 
-def given_options(args: argparse.Namespace) -> dict[str, Any]:
+def engine_option_values(args: argparse.Namespace) -> dict[str, Any]:
     """Return the given options as fields of a configuration, without those that are None."""
     values = {name: getattr(args, name) for name in options_of(EngineConfig)}
     given = {name: value for name, value in values.items() if value is not None}

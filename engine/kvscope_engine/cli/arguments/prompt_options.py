@@ -16,7 +16,7 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
-_BESIDE: Final = ("raw", "priority", "cache_salt", "adapter", "tools")
+_LINE_FIELDS: Final = ("raw", "priority", "cache_salt", "adapter", "tools")
 """Fields of a line other than the prompt and sampling options."""
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
@@ -92,7 +92,7 @@ def _from_line(line: bytes, base: Submit) -> Submit:
     prompt, messages = options.pop("prompt", None), options.pop("messages", None)
     if (prompt is None) == (messages is None):
         raise BadInput('exactly one of "prompt" and "messages" is accepted')
-    beside = {name: options.pop(name) for name in _BESIDE if name in options}
+    beside = {name: options.pop(name) for name in _LINE_FIELDS if name in options}
     if not isinstance(beside.get("tools", ""), str):
         beside["tools"] = json.dumps(beside["tools"])
     whole = {"type": "Submit", "request_id": "-", "raw": base.raw} | {"prompt": prompt, "messages": messages} | beside

@@ -15,7 +15,7 @@ def add_interval(parser: argparse.ArgumentParser, name: str) -> None:
         type=_interval,
         default=SAMPLE_S,
         metavar="SECONDS",
-        help=f"how often GPUs, memory and cores are looked at, {SHORTEST_SAMPLE_S:g} to {LONGEST_SAMPLE_S:g}",
+        help=f"seconds between readings of GPUs, memory and CPU, {SHORTEST_SAMPLE_S:g} to {LONGEST_SAMPLE_S:g}",
     )
 
 

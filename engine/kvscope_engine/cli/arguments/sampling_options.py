@@ -21,26 +21,64 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """Add the options in a group, except `seed`, which is an option of the engine."""
     group = parser.add_argument_group(
         "sampling",
-        "Temperature, top-p, top-k, min-p and repetition penalty are the model's own where they are not given"
-        " (--generation-config), else 1, 1, 0, 0 and 1.",
+        "Defaults of temperature, top-p, top-k, min-p and repetition penalty come from the model's"
+        " generation config (see --generation-config), else they are 1, 1, 0, 0 and 1.",
     )
     add = group.add_argument
-    add("--temperature", type=number, metavar="T", help="0 is greedy; 0 to 100")
-    add("--top-p", type=number, metavar="P", help="above 0, at most 1; 1 keeps all")
-    add("--top-k", type=whole_number, metavar="K", help="tokens kept; 0 keeps all")
-    add("--min-p", type=number, metavar="P", help="share of the likeliest; 0 to 1")
-    add("--n", type=whole_number, metavar="N", default=DEFAULTS.n, help="completions of each prompt, 1 to 64")
-    add("--stop", action="append", default=[], metavar="TEXT", help="ends the completion; repeatable")
-    add("--max-tokens", type=whole_number, metavar="TOKENS", default=DEFAULTS.max_tokens, help="at most")
-    add("--min-tokens", type=whole_number, metavar="TOKENS", default=0, help="before it may stop")
-    add("--presence-penalty", type=number, metavar="X", default=0.0, help="-2 to 2")
-    add("--frequency-penalty", type=number, metavar="X", default=0.0, help="-2 to 2")
-    add("--repetition-penalty", type=number, metavar="X", help="above 0, at most 10; 1 is none")
-    add("--logprobs", type=whole_number, metavar="K", help="of each token and the K likeliest, 0 to 20")
-    add("--ignore-eos", action="store_true", help="go on after an end-of-sequence token")
-    add("--stop-token-ids", type=_token_ids, metavar="ID,ID", default=(), help="tokens that end the completion")
-    add("--logit-bias", type=_biases, metavar="ID:X,ID:X", default={}, help="added to tokens' logits, -100 to 100 each")
-    structured_output_options.add_form_options(parser)
+    add("--temperature", type=number, metavar="T", help="sampling temperature, 0 (greedy) to 100")
+    add(
+        "--top-p",
+        type=number,
+        metavar="P",
+        help="sample from the most likely tokens with this total probability, above 0 to 1 (all)",
+    )
+    add("--top-k", type=whole_number, metavar="K", help="sample from the K most likely tokens (0: all)")
+    add(
+        "--min-p",
+        type=number,
+        metavar="P",
+        help="drop tokens less likely than this share of the most likely one, 0 to 1",
+    )
+    add("--n", type=whole_number, metavar="N", default=DEFAULTS.n, help="completions per prompt, 1 to 64")
+    add("--stop", action="append", default=[], metavar="TEXT", help="end the completion at this text; repeatable")
+    add(
+        "--max-tokens",
+        type=whole_number,
+        metavar="TOKENS",
+        default=DEFAULTS.max_tokens,
+        help="maximum number of new tokens",
+    )
+    add("--min-tokens", type=whole_number, metavar="TOKENS", default=0, help="minimum number of new tokens")
+    add("--presence-penalty", type=number, metavar="X", default=0.0, help="penalize tokens that occurred, -2 to 2")
+    add("--frequency-penalty", type=number, metavar="X", default=0.0, help="penalize tokens per occurrence, -2 to 2")
+    add(
+        "--repetition-penalty",
+        type=number,
+        metavar="X",
+        help="divide the logits of repeated tokens by X, above 0 to 10 (1: off)",
+    )
+    add(
+        "--logprobs",
+        type=whole_number,
+        metavar="K",
+        help="report log-probabilities of each token and the K most likely ones, 0 to 20",
+    )
+    add("--ignore-eos", action="store_true", help="continue after an end-of-sequence token")
+    add(
+        "--stop-token-ids",
+        type=_token_ids,
+        metavar="ID,ID",
+        default=(),
+        help="end the completion at these tokens (default: none)",
+    )
+    add(
+        "--logit-bias",
+        type=_biases,
+        metavar="ID:X,ID:X",
+        default={},
+        help="add X, -100 to 100, to the logit of token ID (default: none)",
+    )
+    structured_output_options.add_structured_output_options(parser)
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
@@ -61,7 +99,7 @@ def overridden(base: SamplingParams, options: Mapping[str, Any]) -> SamplingPara
     values = {name: value for name, value in options.items() if name not in structured_output_options.NAMES}
     if isinstance(values.get("stop"), str):
         values["stop"] = (values["stop"],)
-    form = structured_output_options.form_of(options)
+    form = structured_output_options.structured_of(options)
     if form is not None:
         values["structured"] = msgspec.to_builtins(form)
     try:  # token ids are strings as keys of JSON

@@ -67,13 +67,13 @@ def add_workload_options(group: argparse._ArgumentGroup) -> None:
         "--shared-prefix",
         type=whole_number,
         metavar="TOKENS",
-        help="tokens of a prefix that generated prompts share (default: 0)",
+        help="length in tokens of a prefix shared by generated prompts (default: 0)",
     )
     group.add_argument(
         "--num-prefixes",
         type=whole_number,
         metavar="N",
-        help="number of such prefixes; the n-th is used 1/n times as often as the first (default: 1)",
+        help="number of shared prefixes; prefix n is used 1/n times as often as the first (default: 1)",
     )
     group.add_argument("--seed", type=whole_number, metavar="N", help="seed of the generator (default: 0)")
 
@@ -124,32 +124,33 @@ def add_model_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--model",
         metavar="M",
-        help="take KV groups (windows, chunks, latents), their bytes and recurrent states from this model's config, as "
-        "`plan` does (default: one group; a recording's own where it names them)",
+        help="take KV groups (windows, chunks, latents), their bytes and recurrent states from this"
+        " model's config, as `plan` does (default: those of the recording if it has them, else one"
+        " group)",
     )
     group.add_argument("--kv-memory", type=parse_size, metavar="SIZE", help="size of the pool in bytes, such as 4GiB")
     group.add_argument(
         "--without-freeing",
         action="store_true",
-        help="also run paged with windows and chunks that let go of nothing",
+        help="also simulate paged without freeing the blocks outside of windows and chunks",
     )
     group.add_argument(
         "--mla-expanded",
         action="store_true",
-        help="also run paged with keys and values of each head in place of latents",
+        help="also simulate paged with keys and values per head instead of latents",
     )
     group.add_argument(
         "--state-checkpoints",
         type=whole_number,
         metavar="STATES",
-        help="slots for states of prefixes, of recurrent layers (default: as many as --max-num-seqs)",
+        help="slots for states of recurrent layers at cached prefixes (default: as many as --max-num-seqs)",
     )
     group.add_argument(
         "--state-interval",
         type=whole_number,
         metavar="TOKENS",
         default=512,
-        help="tokens between kept states of recurrent layers",
+        help="tokens between saved states of recurrent layers",
     )
 
 
@@ -171,8 +172,8 @@ def add_tier_options(group: argparse._ArgumentGroup) -> None:
         "--preemption",
         choices=PREEMPTIONS,
         default="auto",
-        help="what happens to a preempted request's tokens: recompute, swap to host memory and back, or "
-        "whichever is cheaper",
+        help="how a preempted request continues: recompute, swap to host memory and back, or whichever is"
+        " cheaper (auto)",
     )
 
 
@@ -186,20 +187,47 @@ def add_cost_options(group: argparse._ArgumentGroup) -> None:
     add(
         "--costs",
         metavar="FILE.json",
-        help="costs measured by benchmarks/step_costs.py of kvscope's repository, instead of the preset's",
+        help="costs measured by benchmarks/step_costs.py, instead of the preset's",
     )
-    add("--weight-bytes", type=parse_size, metavar="SIZE", help="weights, read in each step")
-    add("--kv-bytes-per-token", type=parse_size, metavar="SIZE", help="keys and values of all layers")
-    add("--num-layers", type=whole_number, metavar="N", help="layers; under virtual each has pages of its own")
+    add("--weight-bytes", type=parse_size, metavar="SIZE", help="size of the weights, which are read in each step")
+    add("--kv-bytes-per-token", type=parse_size, metavar="SIZE", help="size of a token's keys and values in all layers")
+    add(
+        "--num-layers",
+        type=whole_number,
+        metavar="N",
+        help="number of layers; the virtual allocator has separate pages for each",
+    )
     add("--page-size", type=parse_size, metavar="SIZE", help="page size of the virtual allocator (default: 2MiB)")
-    add("--flops-per-token", type=number, metavar="FLOP", help="of the dense layers, such as 25.7e9")
-    add("--attention-flops-per-pair", type=number, metavar="FLOP", help="of a token and one it attends to, all layers")
-    add("--memory-bandwidth", type=parse_size, metavar="SIZE", help="bytes/s, such as 1555GB")
-    add("--flops-per-second", type=number, metavar="FLOP/S", help="such as 312e12")
-    add("--host-bandwidth", type=parse_size, metavar="SIZE", help="bytes/s between device and host memory")
-    add("--disk-bandwidth", type=parse_size, metavar="SIZE", help="bytes/s read from the disk tier, such as 3GB")
-    add("--disk-write-bandwidth", type=parse_size, metavar="SIZE", help="bytes/s written to it, such as 1500MB")
-    add("--step-overhead-ms", type=number, metavar="MS", help="added to each step")
+    add("--flops-per-token", type=number, metavar="FLOP", help="operations per token in dense layers, such as 25.7e9")
+    add(
+        "--attention-flops-per-pair",
+        type=number,
+        metavar="FLOP",
+        help="operations per pair of tokens in the attention of all layers",
+    )
+    add(
+        "--memory-bandwidth", type=parse_size, metavar="SIZE", help="device memory bandwidth in bytes/s, such as 1555GB"
+    )
+    add(
+        "--flops-per-second",
+        type=number,
+        metavar="FLOP/S",
+        help="compute rate of the device in operations/s, such as 312e12",
+    )
+    add("--host-bandwidth", type=parse_size, metavar="SIZE", help="bandwidth between device and host memory in bytes/s")
+    add(
+        "--disk-bandwidth",
+        type=parse_size,
+        metavar="SIZE",
+        help="read bandwidth of the disk tier in bytes/s, such as 3GB",
+    )
+    add(
+        "--disk-write-bandwidth",
+        type=parse_size,
+        metavar="SIZE",
+        help="write bandwidth of the disk tier in bytes/s, such as 1500MB",
+    )
+    add("--step-overhead-ms", type=number, metavar="MS", help="fixed time per step in milliseconds")
 
 
 def chosen_recording(args: argparse.Namespace) -> Recording | None:
@@ -233,11 +261,11 @@ def chosen_preset(args: argparse.Namespace, recording: Recording | None) -> tupl
         return name, preset, ""
     hello = recording.info.hello
     if args.model_preset is not None or args.costs is not None:
-        return name, _as_recorded(preset, hello, None), _not_told(args, hello, name, has_speeds=True)
+        return name, _as_recorded(preset, hello, None), _missing_in_recording(args, hello, name, has_speeds=True)
     from kvscope_engine.simulator.costs.recorded_costs import recorded_costs
 
     cost = recorded_costs(recording, recorded_token_bytes(hello.cache))
-    note = _not_told(args, hello, name, has_speeds=cost is not None)
+    note = _missing_in_recording(args, hello, name, has_speeds=cost is not None)
     return name if cost is None else hello.model.name, _as_recorded(preset, hello, cost), note
 
 
@@ -252,7 +280,7 @@ def _as_recorded(preset: Preset, hello: Hello, cost: CostModel | None) -> Preset
     )
 
 
-def _not_told(args: argparse.Namespace, hello: Hello, name: str, *, has_speeds: bool) -> str:
+def _missing_in_recording(args: argparse.Namespace, hello: Hello, name: str, *, has_speeds: bool) -> str:
     known = {
         "weights and speeds": has_speeds,
         "bytes a token": recorded_token_bytes(hello.cache) or args.model or args.kv_bytes_per_token is not None,
@@ -267,8 +295,8 @@ def chosen_limits(args: argparse.Namespace, preset: Preset, recording: Recording
     """Return the limits: given, else recorded, else default. Raises BadInput for a value outside its range."""
     cache = CacheInfo(num_blocks=0, block_size=0) if recording is None else recording.info.hello.cache
 
-    def size(asked: int | None, told: int, default: int) -> int:
-        return asked if asked is not None else told or default
+    def size(given: int | None, recorded: int, default: int) -> int:
+        return given if given is not None else recorded or default
 
     block_size = size(args.block_size, cache.block_size, 16)
     return SimulatedLimits(
@@ -375,12 +403,12 @@ def _chosen_layout(args: argparse.Namespace, limits: SimulatedLimits, cache: Cac
 
 def _questions(args: argparse.Namespace, layout: KVLayout | None) -> list[str]:
     """Return the what-if questions. Raises BadInput for those that do not apply to the model."""
-    asked = {
+    given = {
         "without_freeing": "" if layout is not None and layout.has_windows else "no layer has a window or chunks",
         "mla_expanded": "no layer holds latents" if layout is None else layout.why_not_expanded,
         "state_checkpoints": "" if layout is not None and layout.state_bytes else "no layer keeps a state",
     }
-    for name, why in asked.items():
+    for name, why in given.items():
         if why and getattr(args, name) not in (None, False):
             known = "" if layout is not None else ": give --model, or a recording that names its KV groups"
             raise BadInput(f"--{name.replace('_', '-')} is not accepted, as {why}{known}")

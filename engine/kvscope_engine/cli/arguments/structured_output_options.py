@@ -19,13 +19,23 @@ NAMES: Final = ("json_schema", "json_object", "regex", "grammar", "choice")
 """Names of the options, which are also fields of a line in a prompts file."""
 
 
-def add_form_options(parser: argparse.ArgumentParser) -> None:
+def add_structured_output_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("structured output (one of these)").add_argument
-    add("--json-schema", metavar="FILE|JSON", help="a JSON schema, or a file with one")
-    add("--json-object", action="store_true", help="the answer is any JSON object")
-    add("--regex", metavar="REGEX", help="a regular expression that the whole answer matches")
-    add("--grammar", metavar="FILE|GBNF", help="an EBNF grammar with a rule named root, or a file with one")
-    add("--choice", action="append", default=[], metavar="TEXT", help="the answer is one of these; repeatable")
+    add("--json-schema", metavar="FILE|JSON", help="make the answer match a JSON schema, given as JSON or in a file")
+    add("--json-object", action="store_true", help="make the answer a JSON object")
+    add("--regex", metavar="REGEX", help="make the whole answer match a regular expression")
+    add(
+        "--grammar",
+        metavar="FILE|GBNF",
+        help="make the answer match an EBNF grammar with a rule named root, given as text or in a file",
+    )
+    add(
+        "--choice",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="make the answer one of the given texts; repeatable",
+    )
 
 
 def structured(args: argparse.Namespace) -> Structured | None:
@@ -37,10 +47,10 @@ def structured(args: argparse.Namespace) -> Structured | None:
     for name in ("json_schema", "grammar"):
         if name in options:
             options[name] = _text_or_file(options[name], "::=" if name == "grammar" else "{")
-    return form_of(options)
+    return structured_of(options)
 
 
-def form_of(options: Mapping[str, Any]) -> Structured | None:
+def structured_of(options: Mapping[str, Any]) -> Structured | None:
     """Return the structured output of a line in a prompts file, whose schema may be an object. Raises BadInput."""
     given = {name: options[name] for name in NAMES if options.get(name) not in (None, False, [])}
     if not given:

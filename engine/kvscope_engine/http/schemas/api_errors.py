@@ -1,7 +1,7 @@
 """Errors in OpenAI's format, and the mapping from the engine's reasons to HTTP status codes.
 
-ApiError              a status, and one line that names the value and what is accepted
-    ClientGone        the client hung up: the answer is not sent
+ApiError                a status, and one line that names the value and what is accepted
+    ClientDisconnected  the client hung up: the answer is not sent
 """
 
 from __future__ import annotations

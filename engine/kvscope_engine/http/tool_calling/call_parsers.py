@@ -99,7 +99,7 @@ class NamedJson:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedFields:
-    """A name and fields without quotes, as in `<function=NAME_PLACEHOLDER><parameter=KEY>VALUE</parameter></function>`.
+    """A name and fields without quotes, as in `<function=NAME><parameter=KEY>VALUE</parameter></function>`.
 
     A value ends at a `close` that is followed by the next field or by `tail`; any other one is a part of the value.
     Nothing in these formats tells the end of a value from the same text within a value.

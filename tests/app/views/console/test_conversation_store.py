@@ -141,12 +141,12 @@ def test_changes_of_other_stores_are_returned_once(store):
     other = ConversationStore(store.folder)
     other.save(conversation("a"))
     other.save(conversation("b"))
-    assert {c.key for c in store.take_changes().written} == {"a", "b"}
-    assert store.take_changes().written == []
+    assert {c.key for c in store.read_changes().written} == {"a", "b"}
+    assert store.read_changes().written == []
     other.delete("a")
-    assert store.take_changes().deleted == ["a"]
+    assert store.read_changes().deleted == ["a"]
     other.save(conversation("b", 9.0))
-    assert store.take_changes(but={"b"}).written == []  # also changed here: its save will raise
+    assert store.read_changes(but={"b"}).written == []  # also changed here: its save will raise
     with pytest.raises(ChangedElsewhere):
         store.save(conversation("b", 8.0))
 
@@ -184,7 +184,7 @@ def test_answer_of_a_killed_desktop_is_marked_as_interrupted(store):
         assert loaded.messages[0].ending == ""
         assert store.written_elsewhere == {"a"}
         process.kill()
-    (marked,) = store.take_changes().written
+    (marked,) = store.read_changes().written
     assert (marked.messages[0].ending, marked.messages[0].content) == ("interrupted", "half")
     assert store.written_elsewhere == set()
 

@@ -71,7 +71,7 @@ def test_answer_written_in_another_window_is_shown_and_blocks_sending(open_windo
     one.send("Hello")
     one.token("Half an")
     one.chat.save()
-    two.chat.look()
+    two.chat.reload_changes()
     two.page.show_conversation(two.chat.conversations[0])
     assert two.shown == ["Hello", "Half an"]
     two.send("Me too")  # the other window is still writing
@@ -80,7 +80,7 @@ def test_answer_written_in_another_window_is_shown_and_blocks_sending(open_windo
     one.token(" answer")
     one.finish()
     one.chat.save()
-    two.chat.look()
+    two.chat.reload_changes()
     assert two.shown == ["Hello", "Half an answer"]
     two.send("Me too")
     assert two.texts == ["Hello", "Half an answer", "Me too", ""]
@@ -94,7 +94,7 @@ def test_concurrent_turns_of_two_windows_become_versions(open_window, tmp_path):
     one.chat.save()
     two = open_window()
     for window, prompt in ((one, "from one"), (two, "from two")):
-        window.chat.look = lambda: None  # prevent each window from seeing the other's turn
+        window.chat.reload_changes = lambda: None  # prevent each window from seeing the other's turn
         window.send(prompt)
         window.token(f"answer {prompt}")
         window.finish()
@@ -118,12 +118,12 @@ def test_conversation_deleted_or_restored_in_one_window_follows_in_the_other(ope
     two = open_window()
     assert two.texts == ["Hello", "Hi"]
     one.page.head.remove.click()
-    two.chat.look()
+    two.chat.reload_changes()
     assert two.texts == []
     assert len(two.chat.conversations) == 1
     one.page.undo.click()
     one.chat.save()
-    two.chat.look()
+    two.chat.reload_changes()
     assert two.chat.conversations[0].messages[0].content == "Hello"
 
 

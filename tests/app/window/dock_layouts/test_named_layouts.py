@@ -42,7 +42,7 @@ def test_saved_layout_is_in_the_menu_of_every_window(window, session, make_windo
     assert layout_names(other) == layout_names(window) == ["Layout: A", "Layout: b"]
     texts = [action.text() for action in other.layouts.menu.actions()]
     assert texts[-2:] == ["Layout: A", "Layout: b"]
-    other.layouts.forget("b")
+    other.layouts.delete("b")
     assert layout_names(window) == ["Layout: A"]
     assert len(window.layouts.menu.actions()) == len(texts) - 1 or window.layouts.menu.actions()
 
@@ -56,7 +56,7 @@ def test_replaced_or_forgotten_layout_is_restored_by_undo(window):
     assert layouts.values.layouts["mine"] != first
     window.undo.undo()
     assert layouts.values.layouts["mine"] == first
-    window.layouts.forget("mine")
+    window.layouts.delete("mine")
     assert layouts.values.layouts == {}
     window.undo.undo()
     assert layouts.values.layouts["mine"] == first
