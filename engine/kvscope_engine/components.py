@@ -18,7 +18,7 @@ import torch
 from msgspec.structs import replace as replace_fields
 
 from kvscope_engine.cache_events import shared_salt
-from kvscope_engine.memory_guard import MemoryGuard
+from kvscope_engine.memory_guard import MemoryBudget, MemoryGuard
 from kvscope_engine.model.batch_invariance.tile_check import proven_tiles
 from kvscope_engine.model.cpu_offload.streaming import close_streaming, streamed_weights
 from kvscope_engine.model.device_memory.gpu_register import GpuRegister
@@ -181,7 +181,7 @@ class EngineComponents:
 
         `copied_s`: seconds of copying between the tiers since the previous step.
         """
-        work = self.work.of(plan) if self.work is not None else Work()
+        work = self.work.work_of_plan(plan) if self.work is not None else Work()
         return replace_fields(
             work,
             graph_size=result.graph_size,
@@ -263,7 +263,7 @@ def build_components(
         register = GpuRegister()
         undo.callback(register.close)
         model = _ready_model(config, leader, progress, undo, register)
-        asked = config
+        requested = config
         config = _limited_by_model(config, model.loaded.module)
         size = _agreed_size(config, model, leader, progress)
         if size.plan is not None:
@@ -272,25 +272,13 @@ def build_components(
         states = _build_states(config, loaded, size, undo)
         cache = _build_cache(config, loaded, size, states, model.fingerprint, cache_log, undo, leader)
         scheduler = _build_scheduler(config, loaded, cache, states)
-        streamed = streamed_weights(loaded.module)
         # the same list object: libraries that fail later, and features that the runner disables, are appended to it
         notes = model.attention.failures
         has_pieces = config.wants_piecewise_graphs
         if has_pieces and size.plan is not None and not size.plan.reserves.piecewise_graphs:
             has_pieces = False
             notes.append(NO_MEMORY_FOR_PIECEWISE_GRAPHS)
-        notes += [
-            *loaded.notes,
-            *filter(None, (model.products, table_words(loaded.device))),
-            *expanded_notes(loaded.module),
-            *_notes_on_bias(loaded.module),
-            *allocator_notes,
-            *(streamed.notes if streamed is not None else ()),
-            *cache.notes(config),
-            *_notes_on_own_forward(asked, loaded),
-            *_notes_on_states(asked, states, together=recurrent_layers(loaded.module).decode_together),
-            *([PAGING_NOTE] if loaded.device.type == "cuda" and is_wsl() else []),
-        ]
+        notes += _notes_at_start(requested, model, loaded, cache, states, allocator_notes)
         tell_failures(loaded.module, notes.append)
         runner = _build_runner(config, loaded, cache.storage, model, leader, notes, has_pieces, states)
         runner.warm_up(progress)
@@ -391,6 +379,30 @@ class _Cache:
         if self.mover.salt is not None and config.publishes_kv_events:
             found.append("KV events have the hashes of the kept file: other engines with this seed have others")
         return found
+
+
+def _notes_at_start(
+    config: EngineConfig,
+    model: _ReadyModel,
+    loaded: LoadedModel,
+    cache: _Cache,
+    states: StateStorage | None,
+    allocator_notes: list[str],
+) -> list[str]:
+    """Return the deviations from `config` that are known before the runner is built, one line each."""
+    streamed = streamed_weights(loaded.module)
+    return [
+        *loaded.notes,
+        *filter(None, (model.products, table_words(loaded.device))),
+        *expanded_notes(loaded.module),
+        *_notes_on_bias(loaded.module),
+        *allocator_notes,
+        *(streamed.notes if streamed is not None else ()),
+        *cache.notes(config),
+        *_notes_on_own_forward(config, loaded),
+        *_notes_on_states(config, states, together=recurrent_layers(loaded.module).decode_together),
+        *([PAGING_NOTE] if loaded.device.type == "cuda" and is_wsl() else []),
+    ]
 
 
 def _without_unsupported_graphs(config: EngineConfig) -> EngineConfig:
@@ -706,15 +718,18 @@ def _build_guard(
     if size.memory is None:
         return None
     taken = storage.num_bytes + (states.num_bytes if states is not None else 0)
-    most, plan = (max_batched_tokens(config, loaded.device.type), config.max_num_seqs), size.plan
+    limits, plan = (max_batched_tokens(config, loaded.device.type), config.max_num_seqs), size.plan
+    budget = MemoryBudget(
+        0 if plan is None else plan.needed + min(max(plan.kv, 0), taken),  # other ranks may have fewer blocks
+        step_costs(plan, *limits, has_graphs=runner.has_graphs),
+        None if plan is None else plan.others,
+    )
     return MemoryGuard(
         size.memory,
-        0 if plan is None else plan.needed + min(max(plan.kv, 0), taken),  # other ranks may have fewer blocks
-        step_costs(plan, *most, has_graphs=runner.has_graphs),
+        budget,
         scheduler.limits,
         runner,
         runner.notes.append,
-        others=None if plan is None else plan.others,
         pages=storage.resident_bytes,
         promise=register.promise,
         paging=PagingWatch() if is_wsl() else None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from kvscope_engine.model.device_memory.device_memory import DeviceMemory
@@ -50,52 +51,66 @@ def _in_a_thread(work: Callable[[], object]) -> None:
     threading.Thread(target=work, name="kvscope-holders", daemon=True).start()
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """Memory that was planned for an engine on a GPU."""
+
+    planned_bytes: int
+    """Bytes that the engine may allocate in total; 0 without a plan, which leaves steps unlimited."""
+    costs: StepCosts
+    """Memory that steps of each size need."""
+    other_bytes: int | None = None
+    """Bytes that other programs held when this was planned; None: what they hold now."""
+
+
 class MemoryGuard:
     """Limits steps while other programs hold too much of the GPU's memory. Created once the engine has allocated
     everything.
 
     Args:
-        planned: Bytes that the engine may allocate in total; 0 without a plan, which leaves steps unlimited.
-        note: Called with one line about each change, on any thread.
-        others: Bytes that other programs held when that was planned; None: what they hold now.
+        memory: The GPU's memory.
+        budget: Memory that was planned for the engine.
+        steps: Limits the tokens per step.
+        graphs: Frees CUDA graphs.
+        add_note: Called with one line about each change, on any thread.
         pages: Returns the bytes that the engine allocated outside torch.
         promise: Called with the bytes that are planned and not allocated yet.
         paging: Detects memory paged out by the driver; None where drivers do not page.
-        beside: Runs work that may wait for the driver; default: a new thread.
+        run_in_background: Runs work that may wait for the driver; default: a new thread.
     """
 
     def __init__(
         self,
         memory: DeviceMemory,
-        planned: int,
-        costs: StepCosts,
+        budget: MemoryBudget,
         steps: CappedSteps,
         graphs: KeptGraphs,
         add_note: Callable[[str], object],
         *,
-        others: int | None = None,
         pages: Callable[[], int] = lambda: 0,
         promise: Callable[[int], object] = lambda num_bytes: None,
         paging: PagingWatch | None = None,
         clock_s: Callable[[], float] = time.monotonic,
         run_in_background: Callable[[Callable[[], object]], object] | None = None,
     ) -> None:
-        self._memory, self._steps, self._graphs, self._add_note = memory, steps, graphs, add_note
-        self._pages, self._promise, self._clock_s, self._run_in_background = (
-            pages,
-            promise,
-            clock_s,
-            run_in_background or _in_a_thread,
-        )
+        self._memory = memory
+        self._steps = steps
+        self._graphs = graphs
+        self._add_note = add_note
+        self._pages = pages
+        self._promise = promise
+        self._clock_s = clock_s
+        self._run_in_background = run_in_background or _in_a_thread
         self._paging = paging
-        self._planned = planned
+        self._planned = budget.planned_bytes
+        costs = budget.costs
         self._total = memory.total_bytes
         self._top = costs.levels[0]
         self._graph_nodes = 0
         self._release_s = 0.0
         free, ours = self._free_and_own_bytes()
         now = self._total - free - ours
-        others = now if others is None else others
+        others = now if budget.other_bytes is None else budget.other_bytes
         self._watch = MemoryWatch(costs, max(others + SLACK_BYTES, self._total - self._planned))
         self._graph_nodes = min(costs.graphs + costs.piecewise_graphs, max(0, now - others))
         ours += self._graph_nodes
@@ -127,7 +142,7 @@ class MemoryGuard:
         if level[1:] != before[1:]:
             self._graphs.keep_graphs(of_decodes=level.has_graphs, of_prefills=level.has_piecewise_graphs)
         if not self._watch.is_lowered:
-            self._add_note(f"the GPU's memory is free again: {self._words(level)}, as planned")
+            self._add_note(f"the GPU's memory is free again: {self._level_text(level)}, as planned")
             return
         is_down, missing = level < before, self._watch.missing(others)
         self._run_in_background(lambda: self._add_note(self._change(level, missing, is_down=is_down)))
@@ -175,17 +190,17 @@ class MemoryGuard:
     def _change(self, level: Level, missing: int, *, is_down: bool) -> str:
         """Describe a change of the level. May wait for the driver to name the other processes."""
         if not is_down:
-            return f"a part of the GPU's memory is free again: {self._words(level)}, until all of it is"
+            return f"a part of the GPU's memory is free again: {self._level_text(level)}, until all of it is"
         who = self.takers()
         whom = (
             f"other programs now hold (more than at the start: {who})" if who else "other programs or the driver hold"
         )
         return (
             f"steps may need {gib(missing)} of the GPU's memory that {whom}:"
-            f" {self._words(level)} until it is free again"
+            f" {self._level_text(level)} until it is free again"
         )
 
-    def _words(self, level: Level) -> str:
+    def _level_text(self, level: Level) -> str:
         full = "" if level.max_tokens == self._top.max_tokens else f" and not {self._top.max_tokens}"
         lost = "" if level.has_piecewise_graphs else ", steps with prefills without CUDA graphs"
         lost = lost if level.has_graphs else ", all steps without CUDA graphs"

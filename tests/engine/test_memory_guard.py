@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvscope_engine.memory_guard import POLL_S, RELEASE_S, MemoryGuard
+from kvscope_engine.memory_guard import POLL_S, RELEASE_S, MemoryBudget, MemoryGuard
 from kvscope_engine.model.device_memory.gpu_holders import GpuHolders
 from kvscope_engine.model.device_memory.memory_watch import UP_AFTER_S, StepCosts
 from kvscope_engine.model.device_memory.paging import PagingWatch
@@ -90,8 +90,11 @@ class Setting:
         self.notes: list[str] = []
         self.promised: list[int] = []
         self.guard = MemoryGuard(
-            *(self.driver, PLANNED, COSTS, self.driver, self.driver, self.notes.append),
-            others=planned_others,
+            self.driver,
+            MemoryBudget(PLANNED, COSTS, planned_others),
+            self.driver,
+            self.driver,
+            self.notes.append,
             promise=self.promised.append,
             clock_s=lambda: self.now_s,
             run_in_background=lambda work: work(),
