@@ -35,7 +35,7 @@ VOCABULARY = 50
 def patient_compiler() -> Iterator[None]:
     """Raise the time limits of the structured-output compiler, which gets little CPU while other tests run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kvscope_engine.structured_output.forms.MAX_WAIT_S", 500.0)
+        patch.setattr("kvscope_engine.structured_output.structured_output_manager.MAX_WAIT_S", 500.0)
         yield
 
 
@@ -460,7 +460,7 @@ class Drive:
 class PastMark:
     """A mark of a stream with no pending work."""
 
-    def is_past(self) -> bool:
+    def has_passed(self) -> bool:
         return True
 
     def seconds_since(self, earlier: Any) -> float:

@@ -17,8 +17,8 @@ from tests.conftest import STORMS
 
 from kvscope_engine import Engine, SamplingParams
 from kvscope_engine.model.kv_cache.kv_offload import tier_builder
-from kvscope_engine.model.kv_cache.kv_offload.block_copies import PlainCopies
-from kvscope_engine.model.kv_cache.kv_offload.staged_copies import StagedCopies
+from kvscope_engine.model.kv_cache.kv_offload.block_copies import HostBlockCopier
+from kvscope_engine.model.kv_cache.kv_offload.staged_copies import StagedBlockCopier
 from kvscope_engine.model.layers.fused.int8_linear import can_round
 from kvscope_engine.policy.step_plan import StepPlan, StepResult
 from kvscope_telemetry.errors import EngineDead
@@ -468,7 +468,9 @@ def copy_fault(monkeypatch: pytest.MonkeyPatch, prompt_streams: Callable[..., An
     """A fault in the GPU copies of engines that are made from here on."""
     copy_fault = Fault()
     monkeypatch.setattr(
-        tier_builder, "PlainCopies", lambda words, rows: StagedCopies(words, rows, prompt_streams(copy_fault), 64)
+        tier_builder,
+        "HostBlockCopier",
+        lambda words, rows: StagedBlockCopier(words, rows, prompt_streams(copy_fault), 64),
     )
     return copy_fault
 
@@ -546,7 +548,7 @@ def test_engine_with_failed_copies_in_a_command_runs_no_more(
     (number,) = engine.components.scheduler.requests
     does = engine.interventions
     do = {"evict": partial(does.evict, evictable_blocks(engine)), "preempt": partial(does.preempt, number, "swap")}
-    monkeypatch.setattr(PlainCopies, "save", fails)
+    monkeypatch.setattr(HostBlockCopier, "save", fails)
     with pytest.raises(MemoryError):
         do[command]("me")
     monkeypatch.undo()

@@ -26,7 +26,7 @@ class FailingPinDriver:
 
 def test_notices_of_a_failed_capture_and_pin_are_faults() -> None:
     notes: list[str] = []
-    CaptureFailures(notes.append).note(8, "batches of 8", RuntimeError("operation not permitted"))
+    CaptureFailures(notes.append).record_and_report(8, "batches of 8", RuntimeError("operation not permitted"))
     slab = HostSlab(1, 4096, FailingPinDriver())
     notes.append(slab.note)
     slab.close()
@@ -39,6 +39,6 @@ def test_notices_that_depend_on_the_gpu_are_no_faults(own_cache: Path, monkeypat
     monkeypatch.setattr(tile_table, "_gpu_name", lambda _: "A GPU")
     gpu = torch.device("cuda:0")
     assert tile_table.own_table().parent == own_cache
-    assert tile_table.table_words(gpu) == ""
+    assert tile_table.describe_own_table(gpu) == ""
     tile_table.write_table(tile_table.own_table(), "A GPU", {"one": {}})
-    assert faults_in([WSL_NOTE, tile_table.table_words(gpu)]) == []
+    assert faults_in([WSL_NOTE, tile_table.describe_own_table(gpu)]) == []

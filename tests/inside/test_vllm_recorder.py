@@ -209,14 +209,14 @@ def test_rows_of_offloaded_blocks_follow_the_pool_and_have_their_text() -> None:
 
 
 def test_connector_with_unpublished_blocks_is_named() -> None:
-    assert unpublished_connectors(Scheduler()) == "blocks that Connector may keep outside the pool are not told"
+    assert unpublished_connectors(Scheduler()) == "blocks that Connector may keep outside the pool are not shown"
     scheduler = Scheduler(num_slots=4)
     assert unpublished_connectors(scheduler) == ""
     scheduler.connector.connector_scheduler.manager.secondary_tiers = [SimpleNamespace()]
     scheduler.connector = SimpleNamespace(_connectors=[Scheduler().connector, scheduler.connector])
     assert (
         unpublished_connectors(scheduler)
-        == "blocks that Connector, SimpleNamespace may keep outside the pool are not told"
+        == "blocks that Connector, SimpleNamespace may keep outside the pool are not shown"
     )
     found = offloading_of(scheduler)
     assert found is not None

@@ -46,7 +46,7 @@ class GpuMemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._count(leaf.untyped_storage())
         return result
 
-    def restart_peak(self) -> None:
+    def reset_peak(self) -> None:
         """Restart the peak from what is held now."""
         self.peak = self.held
 
@@ -155,13 +155,13 @@ class FakeGpu:
     def held_bytes(self) -> int:
         return self.ledger.held
 
-    def restart_peak(self) -> None:
-        self.ledger.restart_peak()
+    def reset_peak(self) -> None:
+        self.ledger.reset_peak()
 
     def peak_bytes(self) -> int:
         return self.ledger.peak
 
-    def release_unused(self) -> None:
+    def empty_cache(self) -> None:
         """Do nothing: no unused memory is kept."""
 
     def reserved_bytes(self) -> int:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvscope_kernels.decode.bounds import LONGEST_PART, part_bounds, partial_bytes
+from kvscope_kernels.decode.bounds import MAX_PART_TOKENS, part_bounds, partial_bytes
 
 H100 = 132
 TILE_N = 32
@@ -18,7 +18,7 @@ def num_parts(lengths: list[int], num_kv_heads: int, max_visible: int = 0) -> li
     if not bounds.num_cuts:
         return [1] * len(lengths)
     total = sum(lengths)
-    filling = min(-(-total // bounds.num_wanted), LONGEST_PART)
+    filling = min(-(-total // bounds.num_filling), MAX_PART_TOKENS)
     longest = max(bounds.min_tokens, -(-total // bounds.num_cuts), filling)
     parts = [-(-max(length, 1) // longest) for length in lengths]
     sizes = [-(-max(length, 1) // (n * TILE_N)) * TILE_N for length, n in zip(lengths, parts, strict=True)]
@@ -94,7 +94,7 @@ def test_parts_of_one_request_fill_the_device_in_whole_rounds(
         programs = bounds.num_cuts * programs_each
         assert programs / (-(-programs // fill) * fill) >= min(at_least, _filled(before.num_cuts, programs_each, fill))
         assert bounds.num_cuts <= before.num_cuts, "more memory than planned"
-        assert bounds.num_wanted == bounds.num_cuts, "the number of parts depends on the length"
+        assert bounds.num_filling == bounds.num_cuts, "the number of parts depends on the length"
 
 
 def _filled(parts: int, programs_each: int, fill: int) -> float:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvscope_kernels.linear import choice
-from kvscope_kernels.linear.choice import beside_torch
+from kvscope_kernels.linear.choice import times_against_torch
 from kvscope_kernels.linear.skinny_linear import ALWAYS, NEVER, FewRows, linear_torch
 
 WEIGHTS = [torch.ones(8, 64, dtype=torch.bfloat16) for _ in range(3)]
@@ -33,8 +33,8 @@ def fake_clock(one: float, several: float) -> Callable[[Sequence[Any]], Callable
     ("one", "several", "taken"),
     [
         (0.9, 0.8, ALWAYS),
-        (0.9, 1.1, FewRows(one=True, several=False)),
-        (1.2, 0.9, FewRows(one=False, several=True)),
+        (0.9, 1.1, FewRows(single=True, several=False)),
+        (1.2, 0.9, FewRows(single=False, several=True)),
         (0.98, 0.98, NEVER),  # a gain of 2 % is within the noise
     ],
 )
@@ -42,15 +42,15 @@ def test_faster_implementation_is_chosen(
     one: float, several: float, taken: FewRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choice, "linear", fake_kernel)
-    found = beside_torch(WEIGHTS, torch.bfloat16, fake_clock(one, several))
+    found = times_against_torch(WEIGHTS, torch.bfloat16, fake_clock(one, several))
     assert found == pytest.approx((one, several))
-    assert found.few == taken
+    assert found.few_rows == taken
 
 
 def test_random_numbers_of_the_user_are_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "linear", fake_kernel)
     before = torch.get_rng_state()
-    beside_torch(WEIGHTS, torch.bfloat16, fake_clock(1.0, 1.0))
+    times_against_torch(WEIGHTS, torch.bfloat16, fake_clock(1.0, 1.0))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -60,4 +60,4 @@ def test_failing_or_wrong_kernels_are_not_chosen(monkeypatch: pytest.MonkeyPatch
 
     for product in (broken, lambda *args: fake_kernel(*args) + 1000.0):
         monkeypatch.setattr(choice, "linear", product)
-        assert beside_torch(WEIGHTS, torch.bfloat16, fake_clock(0.1, 0.1)).few == NEVER
+        assert times_against_torch(WEIGHTS, torch.bfloat16, fake_clock(0.1, 0.1)).few_rows == NEVER

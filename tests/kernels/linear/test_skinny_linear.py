@@ -5,7 +5,15 @@ from typing import Any
 import pytest
 import torch
 
-from kvscope_kernels.linear.skinny_linear import ALWAYS, MAX_ROWS, NEVER, can_take, linear, linear_tiles, untried
+from kvscope_kernels.linear.skinny_linear import (
+    ALWAYS,
+    MAX_ROWS,
+    NEVER,
+    linear,
+    linear_tiles,
+    supports_product,
+    untried,
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -55,12 +63,12 @@ def test_more_dimensions_and_empty_inputs_are_supported(runner: Any) -> None:
 
 def test_kernels_take_only_supported_products() -> None:
     weight = torch.zeros(8, 64, dtype=torch.bfloat16)
-    assert [ALWAYS.takes(rows) for rows in (0, 1, 2, MAX_ROWS, MAX_ROWS + 1)] == [False, True, True, True, False]
-    assert not any(NEVER.takes(rows) for rows in range(MAX_ROWS + 2))
-    assert can_take(weight)
-    assert not can_take(weight.float()), "sums of float32 products are another kernel's"
-    assert not can_take(weight[:, ::2]), "a row is one run"
-    assert not can_take(weight[:, :4].contiguous()), "a weight without 16-byte rows was accepted"
+    assert [ALWAYS.includes(rows) for rows in (0, 1, 2, MAX_ROWS, MAX_ROWS + 1)] == [False, True, True, True, False]
+    assert not any(NEVER.includes(rows) for rows in range(MAX_ROWS + 2))
+    assert supports_product(weight)
+    assert not supports_product(weight.float()), "sums of float32 products are another kernel's"
+    assert not supports_product(weight[:, ::2]), "a row is one run"
+    assert not supports_product(weight[:, :4].contiguous()), "a weight without 16-byte rows was accepted"
     assert [untried(each) for each in (80, 86, 89, 90, 100, 120)] == [NEVER, NEVER, NEVER, ALWAYS, NEVER, NEVER]
 
 

@@ -157,7 +157,7 @@ def test_product_that_torch_refuses_is_computed_by_the_kernel(fails: str, monkey
     weight, x = random_weight(96, 64, 0), random_tensor(20, 64, seed=3).bfloat16()
     product = GpuFp8(weight, None, torch.device("cpu"))
     assert calls == [17], "tried with the weight itself"
-    product.tell_failure(told.append)
+    product.on_failure(told.append)
     if fails == "later":
         expected = TorchFp8(weight, None).product(x).float()
         assert float((product.product(x).float() - expected).norm()) <= 1e-2 * float(expected.norm())

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvscope_kernels.quantized_linear.grouped_weight import GroupedWeight, grouped, joined, rounded
+from kvscope_kernels.quantized_linear.grouped_weight import GroupedWeight, concatenated, grouped, rounded
 
 
 def random_tensor(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -44,11 +44,11 @@ def test_joined_weights_are_concatenated_unchanged() -> None:
         rounded(random_tensor(5, 64)),
         grouped(rounded(random_tensor(3, 64)).codes, random_tensor(3, 2) * 1e-9, random_tensor(3, 2), 4, 32),
     )
-    both = joined([one, two])
+    both = concatenated([one, two])
     assert both is not None
     assert torch.equal(both.widened(), torch.cat((one.widened(), two.widened())))
-    assert joined([one, rounded(random_tensor(5, 64), 8)]) is None
-    assert joined([one, rounded(random_tensor(5, 64), 4, 64)]) is None
+    assert concatenated([one, rounded(random_tensor(5, 64), 8)]) is None
+    assert concatenated([one, rounded(random_tensor(5, 64), 4, 64)]) is None
 
 
 def test_invalid_input_is_named() -> None:

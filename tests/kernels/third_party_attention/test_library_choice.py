@@ -52,7 +52,7 @@ def test_own_kernels_are_chosen_if_nothing_is_installed(nothing_installed: None)
     found = choose_library("auto", fake_clock())
     assert found.ops is not None
     assert not isinstance(found.ops.prefill, PreferredPrefill)
-    assert found.words == (
+    assert found.description == (
         "attention: kvscope's own kernels"
         " (FlashInfer: not installed; flash-attn 3: not installed; flash-attn 2: not installed)"
     )
@@ -65,11 +65,11 @@ def test_fastest_library_is_chosen(fake_libraries: Any, one_small_workload: None
     found = choose_library("auto", fake_clock(FlashInfer=0.8, flash=0.7))
     assert isinstance(found.ops.prefill, PreferredPrefill)
     assert found.ops.prefill.library.name == "flash-attn 3"
-    assert found.words == (
+    assert found.description == (
         "attention: flash-attn 3 for prompts (flash-attn 2: takes blocks of multiples of 256 tokens, not of 16;"
         " FlashInfer: 0.80 of our time; flash-attn 3: 0.70 of our time)"
     )
-    assert choose_library("kvscope", fake_clock()).words == "attention: kvscope's own kernels"
+    assert choose_library("kvscope", fake_clock()).description == "attention: kvscope's own kernels"
     heard: list[str] = []
     choose(torch_ops(), SHAPE, CPU, "flashinfer", [PLAIN], fake_clock(FlashInfer=0.8), heard.append)
     assert heard == ["trying FlashInfer, whose kernels are compiled when they are first used"]
@@ -77,7 +77,7 @@ def test_fastest_library_is_chosen(fake_libraries: Any, one_small_workload: None
     assert not isinstance(slower.ops.prefill, PreferredPrefill), "a gain of 2 % is timing's own noise"
     asked = choose_library("flashinfer", fake_clock(FlashInfer=1.5))
     assert isinstance(asked.ops.prefill, PreferredPrefill)
-    assert asked.words == "attention: FlashInfer for prompts, as asked for, 1.50 of our time"
+    assert asked.description == "attention: FlashInfer for prompts, as asked for, 1.50 of our time"
 
 
 def test_failing_or_wrong_library_is_not_chosen(fake_libraries: Any, one_small_workload: None) -> None:
@@ -89,5 +89,5 @@ def test_failing_or_wrong_library_is_not_chosen(fake_libraries: Any, one_small_w
     fake_libraries.modules["flashinfer"].BatchPrefillWithPagedKVCacheWrapper = broken
     found = choose_library("auto", fake_clock(flash=0.1))
     assert not isinstance(found.ops.prefill, PreferredPrefill)
-    assert "flash-attn 3: computes something else than our kernels" in found.words
-    assert "FlashInfer: RuntimeError: no kernel image is available" in found.words
+    assert "flash-attn 3: computes something else than our kernels" in found.description
+    assert "FlashInfer: RuntimeError: no kernel image is available" in found.description

@@ -130,7 +130,7 @@ def test_failing_library_is_retried_and_then_disabled(
             raise RuntimeError("Buffer overflow when allocating memory\nfor batch_prefill_tmp_v")
 
     received: list[str] = []
-    ops, batch = preferring(torch_ops(), Failing(), give_up=received.append), make_work()
+    ops, batch = preferring(torch_ops(), Failing(), report_failure=received.append), make_work()
     pool, lengths = make_pool(batch, "cpu"), host_lengths(batch)
 
     def run() -> int:

@@ -16,12 +16,12 @@ from kvscope_kernels.tuning.tile_table import (
     COMMITTED,
     DECODE,
     as_entry,
+    describe_own_table,
     forcing,
     from_entry,
     own_table,
     read_table,
     table_key,
-    table_words,
     tuned,
     write_table,
 )
@@ -42,7 +42,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def clear_caches() -> None:
     """Forget what this process has read, as after a restart."""
-    tile_table._of.cache_clear()
+    tile_table._tiles_of.cache_clear()
     tile_table._gpu_name.cache_clear()
 
 
@@ -91,19 +91,19 @@ BROKEN = {
 def test_unreadable_table_is_ignored_and_reported_in_one_line(text: str) -> None:
     own_table().write_text(text, "utf-8")
     assert tuned_tiles() == GIVEN
-    words = table_words(torch.device("cuda:0"))
+    words = describe_own_table(torch.device("cuda:0"))
     assert str(own_table()) in words
     assert BROKEN[text] in words
     assert "\n" not in words
     write_table(own_table(), "A GPU", {KEY: as_entry(OTHER)})
     assert tuned_tiles() == OTHER
-    assert table_words(torch.device("cuda:0")) == f"tiles of 1 shape as tuned on this GPU, from {own_table()}"
+    assert describe_own_table(torch.device("cuda:0")) == f"tiles of 1 shape as tuned on this GPU, from {own_table()}"
 
 
 def test_missing_table_is_not_reported() -> None:
-    assert table_words(torch.device("cuda:0")) == ""
+    assert describe_own_table(torch.device("cuda:0")) == ""
     write_table(own_table(), "Another", {KEY: as_entry(OTHER)})
-    assert table_words(torch.device("cuda:0")) == ""
+    assert describe_own_table(torch.device("cuda:0")) == ""
 
 
 WRONG: list[Any] = [

@@ -22,7 +22,7 @@ from kvscope_kernels.attention_args import AttentionArgs
 from kvscope_kernels.attention_workload import AttentionWorkload, Pool, make_pool
 from kvscope_kernels.launch import DotTiles, decode_tiles
 from kvscope_kernels.tuning import tile_table
-from kvscope_kernels.tuning.tile_table import DECODE, own_table, table_words, tuned
+from kvscope_kernels.tuning.tile_table import DECODE, describe_own_table, own_table, tuned
 from kvscope_telemetry.errors import BadInput
 
 GPU = torch.device("cuda:0")
@@ -59,7 +59,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 def forget_tables() -> None:
     """Clear what this process knows of tuned tiles, like a restart."""
-    tile_table._of.cache_clear()
+    tile_table._tiles_of.cache_clear()
     tile_table._gpu_name.cache_clear()
 
 
@@ -72,14 +72,14 @@ def options(**changes: Any) -> Namespace:
 
 
 def test_tuned_tiles_are_used_at_the_next_start(capsys: pytest.CaptureFixture[str]) -> None:
-    assert table_words(GPU) == ""
+    assert describe_own_table(GPU) == ""
     heard: list[str] = []
     seconds = count()
     assert tune("cuda", options(), heard.append, lambda: float(next(seconds))) == 0
     forget_tables()
     assert tuned_tiles("cuda:0").tile_n == 128
     assert tuned_tiles("cuda:0").num_warps != 8, "what does not run is not taken"
-    assert table_words(GPU) == f"tiles of 8 shapes as tuned on this GPU, from {own_table()}"
+    assert describe_own_table(GPU) == f"tiles of 8 shapes as tuned on this GPU, from {own_table()}"
     assert heard[0] == "shape 1 of 8, paged_decode 32/8/128, tile 1 of 48"
     assert heard[-1].startswith("shape 8 of 8, paged_decode 64/8/64, tile 4")
     assert heard[-1].endswith(", about 1 min left")
@@ -89,7 +89,7 @@ def test_tuned_tiles_are_used_at_the_next_start(capsys: pytest.CaptureFixture[st
     own_table().unlink()
     forget_tables()
     assert tuned_tiles("cuda:0") == GIVEN
-    assert table_words(GPU) == ""
+    assert describe_own_table(GPU) == ""
 
 
 def test_tuning_without_a_gain_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,7 +98,7 @@ def test_tuning_without_a_gain_changes_nothing(capsys: pytest.CaptureFixture[str
     assert "0 of 16 shapes gained more than 3 %" in said
     assert "Engines go on with the tiles that they had." in said
     assert "split" in said, "short chunks after long contexts are separate shapes"
-    assert table_words(GPU) == ""
+    assert describe_own_table(GPU) == ""
 
 
 def test_interrupted_tuning_keeps_finished_shapes() -> None:
@@ -109,7 +109,7 @@ def test_interrupted_tuning_keeps_finished_shapes() -> None:
     with pytest.raises(KeyboardInterrupt):
         tune("cuda", options(), stop)
     forget_tables()
-    assert table_words(GPU).startswith("tiles of 2 shapes")
+    assert describe_own_table(GPU).startswith("tiles of 2 shapes")
 
 
 def test_tuning_writes_to_the_given_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

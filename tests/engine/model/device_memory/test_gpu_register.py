@@ -26,7 +26,7 @@ for line in sys.stdin:
     elif line.strip() == "close":
         register.close()
     else:
-        register.promise(int(line))
+        register.publish(int(line))
     print("done", flush=True)
 """
 GPU = "aaaa-bbbb"
@@ -138,7 +138,7 @@ def test_promised_bytes_count_while_the_engine_lives(
 
 def test_own_promise_does_not_count(tmp_path: Path, register: GpuRegister) -> None:
     assert wait_for_turn(register)[0]
-    register.promise(5 << 30)
+    register.publish(5 << 30)
     assert promised_bytes(GPU, tmp_path) == 0
     register.close()
     assert wait_for_turn(register)[0], "another engine in this process must get the turn"
@@ -149,7 +149,7 @@ def test_read_only_folder_is_ignored(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     register = GpuRegister(tmp_path / "gpus")
     assert wait_for_turn(register) == (True, [])
-    register.promise(1)
+    register.publish(1)
     register.end_turn()
     register.close()
     assert promised_bytes(GPU, tmp_path / "gpus") == 0
@@ -190,7 +190,7 @@ def test_folder_does_not_depend_on_the_environment(monkeypatch: pytest.MonkeyPat
 
 def test_forked_child_does_not_keep_the_turn(register: GpuRegister, tmp_path: Path) -> None:
     assert wait_for_turn(register)[0]
-    copy = os.dup(register._turns[0])  # like a forked child
+    copy = os.dup(register._turn_locks[0])  # like a forked child
     register.end_turn()
     try:
         second = GpuRegister(tmp_path)
@@ -204,6 +204,6 @@ def test_file_in_place_of_the_folder_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "gpus").write_text("")
     register = GpuRegister(tmp_path / "gpus")
     assert wait_for_turn(register) == (True, [])
-    register.promise(1)
+    register.publish(1)
     register.close()
     assert promised_bytes(GPU, tmp_path / "gpus") == 0

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from kvscope_engine.model.device_memory import step_buffer
-from kvscope_engine.model.runner.model_runner import ReadBack
+from kvscope_engine.model.device_memory.read_back import VectorReadBack
 
 
 def test_results_on_a_cpu_are_available_immediately() -> None:
-    landing = ReadBack(torch.device("cpu"), 4).start(torch.tensor([3, 1]))
-    assert landing.numbers() == [3, 1]
+    landing = VectorReadBack(torch.device("cpu"), 4).start(torch.tensor([3, 1]))
+    assert landing.wait() == [3, 1]
 
 
 class FakeEvent:
@@ -27,7 +27,7 @@ class FakeEvent:
 
 
 @pytest.fixture
-def read_back(monkeypatch: pytest.MonkeyPatch) -> ReadBack:
+def read_back(monkeypatch: pytest.MonkeyPatch) -> VectorReadBack:
     """ReadBack as on a GPU, with host memory in place of device memory."""
 
     def memory(num_bytes: int) -> tuple[torch.Tensor, np.ndarray[tuple[int], np.dtype[np.uint8]]]:
@@ -37,21 +37,21 @@ def read_back(monkeypatch: pytest.MonkeyPatch) -> ReadBack:
     monkeypatch.setattr(step_buffer, "pinned_bytes", memory)
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(FakeEvent, "waited", 0)
-    return ReadBack(torch.device("cuda"), 4)
+    return VectorReadBack(torch.device("cuda"), 4)
 
 
-def test_results_of_two_steps_are_read_back_concurrently(read_back: ReadBack) -> None:
+def test_results_of_two_steps_are_read_back_concurrently(read_back: VectorReadBack) -> None:
     first = read_back.start(torch.tensor([1, 2, 3]))
     second = read_back.start(torch.tensor([0.5, -1.0], dtype=torch.float64))
     assert FakeEvent.waited == 0
-    assert first.numbers() == [1, 2, 3]
+    assert first.wait() == [1, 2, 3]
     third = read_back.start(torch.tensor([7]))
-    assert second.numbers() == [0.5, -1.0]
-    assert third.numbers() == [7]
+    assert second.wait() == [0.5, -1.0]
+    assert third.wait() == [7]
     assert FakeEvent.waited == 3
 
 
-def test_results_larger_than_the_buffer_are_read_back(read_back: ReadBack) -> None:
+def test_results_larger_than_the_buffer_are_read_back(read_back: VectorReadBack) -> None:
     first = read_back.start(torch.arange(9))
-    assert read_back.start(torch.arange(100)).numbers() == list(range(100))
-    assert first.numbers() == list(range(9))
+    assert read_back.start(torch.arange(100)).wait() == list(range(100))
+    assert first.wait() == list(range(9))

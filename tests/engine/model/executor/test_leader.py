@@ -100,7 +100,7 @@ def test_two_ranks_give_the_tokens_of_one_and_report_a_killed_rank(model: str, m
 
     ranks = engine.components.leader
     assert ranks is not None
-    (joined,) = ranks.joined
+    (joined,) = ranks.joined_ranks
     memory = engine.memory()
     assert joined.kv_bytes == memory.kv_bytes
     assert [one.rank for one in memory.ranks] == [0, 1]

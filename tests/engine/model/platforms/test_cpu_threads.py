@@ -37,7 +37,7 @@ class SimulatedMachine:
                 ran, waited = self.times[task]
                 self.times[task] = (ran + int(step_s * share * 1e9), waited + int(step_s * (1 - share) * 1e9))
             self.now += step_s
-            threads.look()
+            threads.refresh()
 
 
 def test_threads_stay_without_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_idle_engine_keeps_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = machine.threads()
     for _ in range(100):
         machine.now += 1.0
-        threads.look()
+        threads.refresh()
     assert machine.history == [2]
 
 

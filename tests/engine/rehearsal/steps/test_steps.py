@@ -383,7 +383,7 @@ def test_failed_capture_for_drafts_affects_only_its_size(fake_gpu: Any, monkeypa
     plan = StepPlan(tuple(drafted(number, 30, 5) for number in range(4)), 0)
     assert runner.run(plan).graph_size == 16
     now_s += capture_failures.FIRST_PAUSE_S
-    runner.while_idle()
+    runner.do_idle_work()
     assert runner.run(plan).graph_size == 8
     assert runner.notes == [note, "steps with drafts of 8 tokens and 8 requests have a CUDA graph again"]
 
@@ -400,7 +400,7 @@ def test_refused_capture_for_drafts_is_not_retried_for_other_sizes(fake_gpu: Any
         == f"no CUDA graph for steps with drafts of 8 tokens and 8 requests, which run slower: RuntimeError: {refused}"
     )
     assert len(fake_gpu.held) == 5
-    assert not runner.while_idle(), "there must be nothing to retry"
+    assert not runner.do_idle_work(), "there must be nothing to retry"
     assert runner.run(StepPlan((drafted(1, 30, 5),), 0)).graph_size == 0
     assert runner.run(equal_decodes(4)).graph_size == 4
 
@@ -492,10 +492,10 @@ def test_failed_capture_affects_only_its_size(
     (note,) = runner.notes
     assert note.startswith("no CUDA graph for batches of 8, which run slower: ")
     assert note.endswith("; it will be retried later")
-    runner.while_idle()
+    runner.do_idle_work()
     assert runner.run(equal_decodes(8)).graph_size == 16, "too early"
     now_s += capture_failures.FIRST_PAUSE_S
-    runner.while_idle()
+    runner.do_idle_work()
     uploads = fake_gpu.seen.uploads
     assert runner.run(equal_decodes(8)).graph_size == 8
     assert fake_gpu.seen.uploads == uploads + 1, "the graph must have been captured before the step"
@@ -513,14 +513,14 @@ def test_retry_pauses_grow_up_to_a_minute(fake_gpu: Any, monkeypatch: pytest.Mon
     fake_gpu.capture_error[:] = [error] * 100
     for _ in range(600):
         now_s += 1.0
-        runner.while_idle()
+        runner.do_idle_work()
     num_tries = 1 + 100 - len(fake_gpu.capture_error)
     is_memory = error is not ERRORS[-1]
     assert (20 < num_tries < 30) if is_memory else num_tries == capture_failures.MAX_TRIES
     fake_gpu.capture_error.clear()
     for _ in range(60):
         now_s += 1.0
-        runner.while_idle()
+        runner.do_idle_work()
     assert runner.run(equal_decodes(8)).graph_size == (8 if is_memory else 16)
 
 
@@ -537,7 +537,7 @@ def test_released_graphs_are_captured_again(
     assert [runner.run(equal_decodes(count)).graph_size for count in (4, 16)] == [0, 0]
     now_s += 60
     for _ in range(10):
-        runner.while_idle()
+        runner.do_idle_work()
     uploads = fake_gpu.seen.uploads
     assert [runner.run(equal_decodes(count)).graph_size for count in (4, 16)] == [4, 16]
     assert fake_gpu.seen.uploads == uploads + 2
@@ -647,7 +647,7 @@ def test_graphs_without_memory_are_dropped_until_it_is_free(fake_gpu: Any, monke
         nonlocal now_s
         for _ in range(60):
             now_s += 1.0
-            runner.while_idle()
+            runner.do_idle_work()
         found = []
         for plan in plans:
             fake_gpu.seen.clear()
@@ -662,7 +662,7 @@ def test_graphs_without_memory_are_dropped_until_it_is_free(fake_gpu: Any, monke
     assert graphs_of(equal_decodes(4), prompt) == [1, 0]
     runner.keep_graphs(of_decodes=False, of_prefills=False)
     assert graphs_of(equal_decodes(4), prompt, equal_decodes(4)) == [0, 0, 0]
-    assert not runner.while_idle(), "there must be nothing to restore"
+    assert not runner.do_idle_work(), "there must be nothing to restore"
     runner.keep_graphs(of_decodes=True, of_prefills=True)
     assert graphs_of(equal_decodes(4), prompt) == [decodes, prefills]
     assert runner.notes == notes

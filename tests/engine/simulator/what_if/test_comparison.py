@@ -36,7 +36,7 @@ def parts(use: PolicyUse) -> list[int]:
 def test_parts_for_one_request_are_those_calculated_by_hand(
     make_comparison, running, policy_use, name, used_reserved_internal_rounding_external_outside
 ):  # type: ignore[no-untyped-def]
-    use = policy_use(make_comparison().follow(running((1, 5, 7, 3))), name)
+    use = policy_use(make_comparison().update(running((1, 5, 7, 3))), name)
     assert parts(use) == used_reserved_internal_rounding_external_outside
     wasted = use.num_reserved + use.num_internal + use.num_rounding
     assert use.wasted_bytes == wasted * MIB // 2
@@ -45,7 +45,7 @@ def test_parts_for_one_request_are_those_calculated_by_hand(
 
 
 def test_map_of_few_slots_shows_each_slot(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
-    answer = make_comparison().follow(running((1, 5, 7, 3)))
+    answer = make_comparison().update(running((1, 5, 7, 3)))
     assert {use.slots_per_cell for use in answer.policies} == {1}
     assert policy_use(answer, "contiguous").cells == bytes([1] * 5 + [2] * 2 + [3] * 9 + [0] * 16)
     assert policy_use(answer, "buddy").cells == bytes([1] * 5 + [2] * 2 + [4] + [0] * 24)
@@ -53,7 +53,7 @@ def test_map_of_few_slots_shows_each_slot(make_comparison, running, policy_use):
 
 
 def test_all_allocators_and_block_sizes_are_compared(make_comparison, running, paged_sizes):  # type: ignore[no-untyped-def]
-    answer = make_comparison().follow(running())
+    answer = make_comparison().update(running())
     names = [(use.allocator, use.block_size, use.is_current) for use in answer.policies]
     reserving = [("contiguous", 4, False), ("buddy", 4, False), ("virtual", 8, False)]
     assert names == [*reserving, ("paged", 4, True), *(("paged", size, False) for size in paged_sizes)]
@@ -61,49 +61,49 @@ def test_all_allocators_and_block_sizes_are_compared(make_comparison, running, p
 
 
 def test_policy_of_the_engine_is_marked_as_current(make_comparison, running):  # type: ignore[no-untyped-def]
-    answer = make_comparison(allocator="buddy").follow(running())
+    answer = make_comparison(allocator="buddy").update(running())
     assert [use.allocator for use in answer.policies if use.is_current] == ["buddy"]
-    answer = make_comparison(allocator="virtual").follow(running())
+    answer = make_comparison(allocator="virtual").update(running())
     assert [use.allocator for use in answer.policies if use.is_current] == ["virtual"]
 
 
 def test_policies_that_need_unknown_values_are_left_out(make_comparison, running, paged_sizes):  # type: ignore[no-untyped-def]
-    answer = make_comparison(max_model_len=0, num_layers=0, block_size=8).follow(running((1, 5, 0)))
+    answer = make_comparison(max_model_len=0, num_layers=0, block_size=8).update(running((1, 5, 0)))
     assert [use.block_size for use in answer.policies] == list(paged_sizes)
 
 
 def test_requests_that_do_not_fit_wait_and_are_placed_later(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
     comparison = make_comparison()
     now = running((1, 1, 2), (2, 1, 2), (3, 1, 2), (4, 1, 2))
-    contiguous = policy_use(comparison.follow(now), "contiguous")  # 2 runs of 16 slots
+    contiguous = policy_use(comparison.update(now), "contiguous")  # 2 runs of 16 slots
     assert (contiguous.num_placed, contiguous.num_waiting) == (2, 2)
-    answer = comparison.follow(running((2, 1, 2), (3, 1, 2), (4, 1, 2)))
+    answer = comparison.update(running((2, 1, 2), (3, 1, 2), (4, 1, 2)))
     assert (policy_use(answer, "contiguous").num_placed, policy_use(answer, "contiguous").num_waiting) == (2, 1)
     assert policy_use(answer, "paged 4").num_waiting == 0
 
 
 def test_growing_request_preempts_the_newest(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
     comparison = make_comparison(num_blocks=4)
-    comparison.follow(running((1, 8, 16), (2, 4, 16), (3, 4, 16)))
-    grown = policy_use(comparison.follow(running((1, 9, 16), (2, 4, 16), (3, 4, 16))), "paged 4")
+    comparison.update(running((1, 8, 16), (2, 4, 16), (3, 4, 16)))
+    grown = policy_use(comparison.update(running((1, 9, 16), (2, 4, 16), (3, 4, 16))), "paged 4")
     assert (grown.num_used, grown.num_placed, grown.num_waiting) == (9 + 4, 2, 1)
-    alone = policy_use(comparison.follow(running((3, 4, 16))), "paged 4")
+    alone = policy_use(comparison.update(running((3, 4, 16))), "paged 4")
     assert (alone.num_used, alone.num_waiting) == (4, 0)
 
 
 def test_finished_requests_leave_gaps_that_are_external_fragmentation(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
     comparison = make_comparison()
     four = [(number, 7, 8, 7) for number in (1, 2, 3, 4)]
-    comparison.follow(running(*four))
-    buddy = policy_use(comparison.follow(running(four[1], four[3])), "buddy")
+    comparison.update(running(*four))
+    buddy = policy_use(comparison.update(running(four[1], four[3])), "buddy")
     assert buddy.external_fragmentation == pytest.approx(0.5), "there are not two gaps of the same size"
     assert buddy.cells == bytes([*[0] * 8, *[1] * 7, 2, *[0] * 8, *[1] * 7, 2])
 
 
 def test_run_moves_if_it_cannot_grow_in_place(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
     comparison = make_comparison()
-    comparison.follow(running((1, 4, 16, 3), (2, 4, 16, 3), (3, 4, 16, 3)))
-    buddy = policy_use(comparison.follow(running((1, 9, 16, 3), (2, 4, 16, 3), (3, 4, 16, 3))), "buddy")
+    comparison.update(running((1, 4, 16, 3), (2, 4, 16, 3), (3, 4, 16, 3)))
+    buddy = policy_use(comparison.update(running((1, 9, 16, 3), (2, 4, 16, 3), (3, 4, 16, 3))), "buddy")
     assert (buddy.num_placed, buddy.num_used) == (3, 17)
     for shadow in comparison.shadows:
         shadow.check_integrity()
@@ -111,21 +111,21 @@ def test_run_moves_if_it_cannot_grow_in_place(make_comparison, running, policy_u
 
 def test_request_with_fewer_tokens_is_placed_again(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
     comparison = make_comparison()
-    comparison.follow(running((1, 12, 16)))
-    assert policy_use(comparison.follow(running((1, 3, 16))), "paged 4").num_used == 3
+    comparison.update(running((1, 12, 16)))
+    assert policy_use(comparison.update(running((1, 3, 16))), "paged 4").num_used == 3
 
 
 def test_longest_request_larger_than_the_memory_is_refused(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
-    use = policy_use(make_comparison(max_model_len=64).follow(running((1, 5, 7))), "contiguous")
+    use = policy_use(make_comparison(max_model_len=64).update(running((1, 5, 7))), "contiguous")
     assert "max_model_len=64" in use.refused
     assert use.cells == b""
 
 
 def test_rest_of_the_memory_smaller_than_a_block_is_counted_as_outside(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
-    use = policy_use(make_comparison(num_blocks=9).follow(running((1, 5, 7))), "paged 16")
+    use = policy_use(make_comparison(num_blocks=9).update(running((1, 5, 7))), "paged 16")
     assert parts(use) == [5, 0, 11, 0, 16, 4]
     assert use.cells[-4:] == bytes([MapKind.ROUNDING] * 4)
-    virtual = policy_use(make_comparison(num_blocks=9).follow(running((1, 5, 7))), "virtual")
+    virtual = policy_use(make_comparison(num_blocks=9).update(running((1, 5, 7))), "virtual")
     assert parts(virtual) == [5, 0, 3, 0, 24, 4]
 
 
@@ -159,7 +159,7 @@ def test_random_load_keeps_the_policies_consistent(make_comparison, seed, num_bl
     )
     waited = 0
     for now in churn(seed, 60, num_blocks * 16):
-        answer = comparison.follow(now)
+        answer = comparison.update(now)
         for shadow in comparison.shadows:
             shadow.check_integrity()
         for use in answer.policies:
@@ -196,7 +196,7 @@ def test_comparison_of_the_current_policy_equals_the_scheduler(make_simulation, 
     most = 0
     while simulation.advance():
         placed = [request for request in simulation.scheduler.requests.values() if request.block_table]
-        answer = comparison.follow(sorted(map(of_scheduler, placed), key=lambda r: r.number))  # type: ignore[attr-defined]
+        answer = comparison.update(sorted(map(of_scheduler, placed), key=lambda r: r.number))  # type: ignore[attr-defined]
         use, real = policy_use(answer, f"{allocator} 4"), kv_use(simulation.pool, placed)
         assert parts(use)[:5] == [
             real.num_used,

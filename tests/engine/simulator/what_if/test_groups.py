@@ -40,7 +40,7 @@ def test_window_frees_the_blocks_behind_it() -> None:
     """Of 33 tokens the full group holds 9 blocks. The 34th token reads from position 26 on, which is in block 6: both
     windows hold 3 blocks, with 9 tokens of which 7 are read.
     """
-    answer = PolicyComparison(memory(FULL, WINDOW, WINDOW)).follow([Running(1, 33, 50, 20)])
+    answer = PolicyComparison(memory(FULL, WINDOW, WINDOW)).update([Running(1, 33, 50, 20)])
     use = policy_use(answer)
     assert use.is_current
     assert (use.num_used, use.num_unread, use.num_internal) == (33 + 7 + 7, 2 + 2, 3 * 3)
@@ -51,7 +51,7 @@ def test_window_frees_the_blocks_behind_it() -> None:
 
 def test_without_freeing_all_layers_hold_all_tokens() -> None:
     """A token takes 48 bytes and 53 tokens fit; in two thirds of the layers the next token does not read 26 of them."""
-    answer = PolicyComparison(memory(FULL, WINDOW, WINDOW)).follow([Running(1, 33, 50, 20)])
+    answer = PolicyComparison(memory(FULL, WINDOW, WINDOW)).update([Running(1, 33, 50, 20)])
     use = policy_use(answer, NOT_FREED)
     assert not use.is_current
     assert (use.num_slots, use.slot_bytes) == (40 * 64 // 48, 48)
@@ -65,18 +65,18 @@ def test_without_freeing_all_layers_hold_all_tokens() -> None:
 
 def test_without_freeing_fewer_requests_run_at_once() -> None:
     comparison = PolicyComparison(memory(FULL, WINDOW, WINDOW))
-    answer = comparison.follow([Running(number, 24, 50, 20) for number in (1, 2, 3)])
+    answer = comparison.update([Running(number, 24, 50, 20) for number in (1, 2, 3)])
     assert (policy_use(answer).num_placed, policy_use(answer).num_waiting) == (3, 0)
     kept = policy_use(answer, NOT_FREED)
     assert (kept.num_placed, kept.num_waiting, kept.num_preempted) == (2, 1, 0)
-    answer = comparison.follow([Running(number, 28, 50, 20) for number in (1, 2, 3)])
+    answer = comparison.update([Running(number, 28, 50, 20) for number in (1, 2, 3)])
     kept = policy_use(answer, NOT_FREED)
     assert (kept.num_placed, kept.num_waiting, kept.num_preempted) == (1, 2, 1)
     assert policy_use(answer).num_placed == 3
 
 
 def test_reserving_allocators_hold_all_tokens_of_all_layers() -> None:
-    answer = PolicyComparison(memory(FULL, WINDOW, num_blocks=64)).follow([Running(1, 20, 24, 12)])
+    answer = PolicyComparison(memory(FULL, WINDOW, num_blocks=64)).update([Running(1, 20, 24, 12)])
     contiguous = policy_use(answer, allocator="contiguous")
     assert contiguous.slot_bytes == 32
     assert (contiguous.num_used, contiguous.num_unread) == (20 - 6, 6), "half of 13 tokens"
@@ -86,22 +86,22 @@ def test_reserving_allocators_hold_all_tokens_of_all_layers() -> None:
 
 def test_chunk_is_freed_when_a_new_chunk_begins() -> None:
     """After 8 tokens a new chunk begins and nothing of the old one is read."""
-    answer = PolicyComparison(memory(FULL, CHUNKS)).follow([Running(1, 8, 50, 8)])
+    answer = PolicyComparison(memory(FULL, CHUNKS)).update([Running(1, 8, 50, 8)])
     use = policy_use(answer)
     assert (use.num_used, use.num_unread, use.num_internal) == (8, 0, 0)
     assert policy_use(answer, NOT_FREED).num_unread == 4
-    answer = PolicyComparison(memory(FULL, CHUNKS)).follow([Running(1, 7, 50, 7)])
+    answer = PolicyComparison(memory(FULL, CHUNKS)).update([Running(1, 7, 50, 7)])
     assert (policy_use(answer).num_used, policy_use(answer, NOT_FREED).num_unread) == (14, 0)
 
 
 def test_single_window_group_frees_unread_tokens() -> None:
-    answer = PolicyComparison(memory(WINDOW)).follow([Running(1, 33, 50, 20)])
+    answer = PolicyComparison(memory(WINDOW)).update([Running(1, 33, 50, 20)])
     assert (policy_use(answer).num_used, policy_use(answer, NOT_FREED).num_unread) == (7, 26)
     assert policy_use(answer, NOT_FREED).num_slots == 160
 
 
 def test_latents_as_keys_and_values_take_proportionally_more_memory() -> None:
-    answer = PolicyComparison(memory(LATENT)).follow([Running(number, 6, 20, 5) for number in (1, 2, 3)])
+    answer = PolicyComparison(memory(LATENT)).update([Running(number, 6, 20, 5) for number in (1, 2, 3)])
     now, wide = policy_use(answer), policy_use(answer, EXPANDED)
     assert (now.num_placed, now.num_fitting) == (3, 20)
     assert (wide.num_slots, wide.slot_bytes) == (16, 160)
@@ -110,26 +110,26 @@ def test_latents_as_keys_and_values_take_proportionally_more_memory() -> None:
 
 
 def test_questions_that_need_unknown_values_are_not_asked() -> None:
-    answer = PolicyComparison(memory(KVGroup(kind="latent", block_bytes=64))).follow([])
+    answer = PolicyComparison(memory(KVGroup(kind="latent", block_bytes=64))).update([])
     assert [(one.question, "how large" in one.why) for one in answer.not_asked] == [(EXPANDED, True)]
-    answer = PolicyComparison(memory(KVGroup(kind="full"), KVGroup(kind="window", window=8))).follow(
+    answer = PolicyComparison(memory(KVGroup(kind="full"), KVGroup(kind="window", window=8))).update(
         [Running(1, 33, 50, 20)]
     )
     assert [(one.question, "how many bytes" in one.why) for one in answer.not_asked] == [(NOT_FREED, True)]
     assert {use.allocator for use in answer.policies} == {"paged"}
     assert policy_use(answer).num_used == 33 + 7
     state = KVGroup(kind="state", block_size=4096, block_bytes=64)
-    answer = PolicyComparison(memory(FULL, WINDOW, state)).follow([])
+    answer = PolicyComparison(memory(FULL, WINDOW, state)).update([])
     assert [(one.question, "States" in one.why) for one in answer.not_asked] == [(NOT_FREED, True)]
-    assert {use.question for use in PolicyComparison(memory(FULL)).follow([]).policies} == {""}
+    assert {use.question for use in PolicyComparison(memory(FULL)).update([]).policies} == {""}
 
 
 def test_state_takes_one_block_for_every_length_of_request() -> None:
     state = KVGroup(kind="state", block_size=4096, block_bytes=64)
     comparison = PolicyComparison(memory(FULL, state))
-    assert policy_use(comparison.follow([Running(1, 3, 50, 3)])).num_used == 3 + 4
-    assert policy_use(comparison.follow([Running(1, 33, 50, 3)])).num_used == 33 + 4
-    assert policy_use(comparison.follow([])).num_used == 0
+    assert policy_use(comparison.update([Running(1, 3, 50, 3)])).num_used == 3 + 4
+    assert policy_use(comparison.update([Running(1, 33, 50, 3)])).num_used == 33 + 4
+    assert policy_use(comparison.update([])).num_used == 0
 
 
 def test_groups_with_separate_pools_are_compared() -> None:
@@ -140,7 +140,7 @@ def test_groups_with_separate_pools_are_compared() -> None:
         KVGroup(kind="state", block_size=256, block_bytes=100, num_blocks=3),
     )
     comparison = PolicyComparison(memory(*own, num_blocks=17, block_bytes=80))
-    answer = comparison.follow([Running(number, 8, 50, 8) for number in (1, 2, 3, 4)])
+    answer = comparison.update([Running(number, 8, 50, 8) for number in (1, 2, 3, 4)])
     use = policy_use(answer)
     assert (use.num_placed, use.num_waiting) == (3, 1), "of windows 4 tokens are read, in one page; states are 3"
     assert use.num_slots == 40 + 4 * 4 * 2 + 3 * 100 // 16
@@ -159,9 +159,9 @@ def test_blocks_of_several_sizes_in_one_pool_are_compared() -> None:
         KVGroup(kind="full", num_layers=8, block_size=16, block_bytes=256),
         KVGroup(kind="window", num_layers=2, block_size=4, block_bytes=64, window=8),
     )
-    use = policy_use(PolicyComparison(memory(*groups)).follow([Running(1, 16, 50, 16)]))
+    use = policy_use(PolicyComparison(memory(*groups)).update([Running(1, 16, 50, 16)]))
     assert use.num_used == 16 + 7
-    use = policy_use(PolicyComparison(memory(*groups, block_size=16)).follow([Running(1, 16, 50, 16)]), block_size=16)
+    use = policy_use(PolicyComparison(memory(*groups, block_size=16)).update([Running(1, 16, 50, 16)]), block_size=16)
     assert use.num_used == 4 * 16 + 7 * 4, "slots of a row, which holds 4 tokens of either group"
 
 
@@ -178,7 +178,7 @@ def test_random_load_keeps_the_groups_consistent(groups: tuple[KVGroup, ...]) ->
             number += 1
             prompt = rng.randrange(1, 40)
             alive[number] = [rng.randrange(1, prompt + 1), prompt + rng.randrange(1, 40), prompt]
-        answer = comparison.follow([Running(n, *values) for n, values in alive.items()])
+        answer = comparison.update([Running(n, *values) for n, values in alive.items()])
         for shadow in comparison.shadows:
             shadow.check_integrity()
         for use in (use for use in answer.policies if not use.refused):
@@ -210,7 +210,7 @@ def test_comparison_of_the_current_policy_equals_the_scheduler_with_groups(make_
             Running(one.number, one.num_computed_tokens, one.num_prompt_tokens + one.max_tokens, one.num_prompt_tokens)
             for one in sorted(placed, key=lambda one: one.number)
         ]
-        use, real = policy_use(comparison.follow(now)), kv_use(simulation.pool, placed)
+        use, real = policy_use(comparison.update(now)), kv_use(simulation.pool, placed)
         assert (use.num_used + use.num_unread, use.num_internal) == (real.num_used, real.num_internal)
         assert use.num_external == real.num_external
         most = max(most, use.num_placed)

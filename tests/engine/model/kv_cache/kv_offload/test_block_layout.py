@@ -35,7 +35,7 @@ def test_block_layout_concatenates_the_tensors(storage: KVStorage) -> None:
 def test_smallest_tensor_determines_the_word_size(shapes: tuple[tuple[int, ...], ...], word: torch.dtype) -> None:
     words = BlockLayout(Tensors(tuple(torch.zeros(5, *shape, dtype=torch.int8) for shape in shapes)))
     assert words.dtype == word
-    assert words.places(torch.zeros(2, words.block_bytes, dtype=torch.uint8)).shape == (2, words.parts[-1].columns.stop)
+    assert words.slots(torch.zeros(2, words.block_bytes, dtype=torch.uint8)).shape == (2, words.parts[-1].columns.stop)
 
 
 def test_layout_text_depends_on_dtype_and_shape() -> None:

@@ -33,7 +33,7 @@ def test_kept_file_is_exclusive_and_preallocated(tmp_path: Path) -> None:
         open_file(path)
     os.close(file.fd)
     again = open_file(path)
-    assert again.found_bytes == SIZE
+    assert again.previous_bytes == SIZE
     os.close(again.fd)
 
 
@@ -41,7 +41,7 @@ def test_file_not_to_be_kept_is_unlinked_immediately(tmp_path: Path, own_cache: 
     for path in (tmp_path / "kv", None):
         file = open_file(path, keep=False)
         assert os.fstat(file.fd).st_nlink == 0
-        assert file.is_in_place()
+        assert file.is_at_path()
         os.close(file.fd)
     assert not (tmp_path / "kv").exists()
     assert list(own_cache.iterdir()) == []
@@ -70,11 +70,11 @@ def test_only_regular_files_in_existing_folders_are_accepted(tmp_path: Path) -> 
 def test_replaced_file_name_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "kv"
     file = open_file(path)
-    assert file.is_in_place()
+    assert file.is_at_path()
     path.unlink()
-    assert not file.is_in_place()
+    assert not file.is_at_path()
     path.touch()
-    assert not file.is_in_place()
+    assert not file.is_at_path()
     os.close(file.fd)
 
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from kvscope_engine.model.kv_cache.kv_offload.block_layout import BlockLayout
-from kvscope_engine.model.kv_cache.kv_offload.staged_copies import StagedCopies
+from kvscope_engine.model.kv_cache.kv_offload.staged_copies import StagedBlockCopier
 from kvscope_engine.model.kv_cache.kv_storage import KVStorage
 
 STAGING_BLOCKS = 4
 
 
-class CountingCopies(StagedCopies):
+class CountingCopies(StagedBlockCopier):
     """Records each copy to and from the host as (first staging row, first slot, number of slots)."""
 
     copied: list[tuple[int, int, int]]
@@ -71,12 +71,12 @@ def test_gaps_between_slots_split_a_copy(copies: CountingCopies, streams: Any) -
 
 def test_settle_waits_only_for_started_copies_of_its_slots(copies: CountingCopies, streams: Any) -> None:
     copies.save([0, 1], [0, 1])
-    copies.settle([5])
+    copies.await_copies([5])
     assert not streams.lanes["copy"], "another slot started the copies"
     copies.flush()
-    copies.settle([5])
+    copies.await_copies([5])
     assert streams.lanes["copy"], "the copies of another slot were waited for"
-    copies.settle([1])
+    copies.await_copies([1])
     assert not streams.lanes["copy"]
     assert copies.copied == [(0, 0, 2)]
 
@@ -119,7 +119,7 @@ def test_load_waits_for_its_staging_buffer(
 NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
 
-def there_and_back(copies: StagedCopies, storage: KVStorage, tools: Any, streams: Any) -> None:
+def there_and_back(copies: StagedBlockCopier, storage: KVStorage, tools: Any, streams: Any) -> None:
     """Save and load all blocks in three chunks each way, while the next step overwrites them."""
     before = [tools.content(storage, block) for block in range(12)]
     copies.save(range(12), range(11, -1, -1))
@@ -142,7 +142,7 @@ def test_blocks_are_copied_if_gather_or_scatter_fails(
 
     words, streams = BlockLayout(storage), prompt_streams()
     rows = torch.zeros(16, words.block_bytes, dtype=torch.uint8)
-    copies = StagedCopies(words, rows, streams, STAGING_BLOCKS)
+    copies = StagedBlockCopier(words, rows, streams, STAGING_BLOCKS)
     monkeypatch.setattr(torch.Tensor, operation, fails)
     there_and_back(copies, storage, tools, streams)
 
@@ -162,7 +162,7 @@ def test_blocks_are_copied_whichever_mark_fails(
 
         streams.mark = failing_mark
         rows = torch.zeros(16, words.block_bytes, dtype=torch.uint8)
-        there_and_back(StagedCopies(words, rows, streams, STAGING_BLOCKS), storage, tools, streams)
+        there_and_back(StagedBlockCopier(words, rows, streams, STAGING_BLOCKS), storage, tools, streams)
         if next(calls) <= failing:
             break
     assert failing == 6 * 3 + 1, "three marks per chunk and six chunks"
@@ -179,10 +179,10 @@ def test_settled_slot_is_complete_without_memory_for_marks(
     streams.mark = no_memory
     before = tools.content(storage, 0)
     copies.save([0], [5])
-    copies.settle([5])
+    copies.await_copies([5])
     assert copies.rows[5].numpy().tobytes() == before
     copies.load([5], [1])
-    copies.settle([5])
+    copies.await_copies([5])
     copies.rows[5] = 0
     finish(streams)
     assert tools.content(storage, 1) == before
@@ -201,7 +201,7 @@ def test_copies_that_failed_to_start_stay_pending(
         if error is not None:
             raise error
 
-    copies = StagedCopies(words, rows, prompt_streams(before_mark), STAGING_BLOCKS)
+    copies = StagedBlockCopier(words, rows, prompt_streams(before_mark), STAGING_BLOCKS)
     before = [tools.content(storage, block) for block in range(8)]
     copies.save(range(8), range(8))
     with pytest.raises(RuntimeError, match="illegal instruction"):

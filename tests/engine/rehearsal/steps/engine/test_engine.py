@@ -391,7 +391,7 @@ def test_memory_taken_by_other_programs_reduces_steps_and_graphs_but_loses_no_re
 ) -> None:
     """Everything is restored afterwards, with a notice for each change."""
     monkeypatch.setattr(memory_guard, "POLL_S", 0.0)
-    monkeypatch.setattr(memory_watch, "UP_AFTER_S", 0.0)
+    monkeypatch.setattr(memory_watch, "RAISE_AFTER_S", 0.0)
     monkeypatch.setattr(memory_guard, "_in_a_thread", lambda work: work())
     monkeypatch.setattr(capture_failures, "FIRST_PAUSE_S", 0.0)
     engine = start_engine(
@@ -404,7 +404,7 @@ def test_memory_taken_by_other_programs_reduces_steps_and_graphs_but_loses_no_re
     released: list[Any] = []
     monkeypatch.setattr(UnusedGpuMemory, "reserved_bytes", lambda card: ours)
     monkeypatch.setattr(UnusedGpuMemory, "free_bytes", lambda card: card.total_bytes - ours - others)
-    monkeypatch.setattr(UnusedGpuMemory, "release_unused", lambda card: released.append(card))
+    monkeypatch.setattr(UnusedGpuMemory, "empty_cache", lambda card: released.append(card))
     sampling = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
     number, sizes, launch = 0, list[int](), parts.runner.launch
 

@@ -17,10 +17,15 @@ import numpy as np
 import psutil
 import pytest
 
-from kvscope_engine.structured_output import forms as forms_module
-from kvscope_engine.structured_output.compiling import MAX_WHITESPACE
-from kvscope_engine.structured_output.forms import Forms, PreparedPrompt, matcher_for, prepared
-from kvscope_engine.structured_output.matcher import FormMatcher
+from kvscope_engine.structured_output import structured_output_manager as forms_module
+from kvscope_engine.structured_output.grammar_compiler import MAX_WHITESPACE
+from kvscope_engine.structured_output.grammar_matcher import GrammarMatcher
+from kvscope_engine.structured_output.structured_output_manager import (
+    PreparedPrompt,
+    StructuredOutputManager,
+    matcher_for,
+    prepare_prompt,
+)
 from kvscope_engine.tokenization.tokenizer import Tokenizer
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.structured import Structured
@@ -41,13 +46,13 @@ CHOICES = ("red", 'with "quotes" and \\', "new\nline\tand tab", "naïve \U0001f6
 
 
 @pytest.fixture(scope="module")
-def forms(default_tokenizer: Tokenizer) -> Iterator[Forms]:
+def forms(default_tokenizer: Tokenizer) -> Iterator[StructuredOutputManager]:
     pytest.importorskip("xgrammar")
-    with closing(Forms(default_tokenizer, NUM_LOGITS, {2})) as forms:
+    with closing(StructuredOutputManager(default_tokenizer, NUM_LOGITS, {2})) as forms:
         yield forms
 
 
-def allowed(matcher: FormMatcher, *, may_end: bool = True) -> list[int]:
+def allowed(matcher: GrammarMatcher, *, may_end: bool = True) -> list[int]:
     words = np.zeros((3, NUM_LOGITS // 32), np.int32)
     matcher.fill(words, 1, may_end=may_end)
     assert not words[[0, 2]].any(), "other rows are left alone"
@@ -55,7 +60,7 @@ def allowed(matcher: FormMatcher, *, may_end: bool = True) -> list[int]:
     return [int(token) for token in np.flatnonzero(bits)]
 
 
-def walk(matcher: FormMatcher, tokenizer: Tokenizer, seed: int) -> str:
+def walk(matcher: GrammarMatcher, tokenizer: Tokenizer, seed: int) -> str:
     """Return the text of tokens drawn from the allowed ones, ending as soon as possible."""
     drawn = random.Random(seed)
     said: list[int] = []
@@ -91,7 +96,9 @@ KINDS: dict[str, tuple[str, Callable[[str], object]]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_random_allowed_tokens_make_a_text_of_the_form(kind: Any, forms: Forms, default_tokenizer: Tokenizer) -> None:
+def test_random_allowed_tokens_make_a_text_of_the_form(
+    kind: Any, forms: StructuredOutputManager, default_tokenizer: Tokenizer
+) -> None:
     text, is_right = KINDS[kind]
     form = forms.get(Structured(kind=kind, text=text))
     for seed in range(12):
@@ -99,7 +106,7 @@ def test_random_allowed_tokens_make_a_text_of_the_form(kind: Any, forms: Forms, 
         assert is_right(said), said
 
 
-def test_every_choice_can_be_made(forms: Forms, default_tokenizer: Tokenizer) -> None:
+def test_every_choice_can_be_made(forms: StructuredOutputManager, default_tokenizer: Tokenizer) -> None:
     form = forms.get(Structured(kind="choice", text=json.dumps(CHOICES)))
     for choice in CHOICES:
         matcher = form.matcher()
@@ -108,14 +115,14 @@ def test_every_choice_can_be_made(forms: Forms, default_tokenizer: Tokenizer) ->
         assert 2 in allowed(matcher)
 
 
-def test_json_object_form_accepts_any_object(forms: Forms, default_tokenizer: Tokenizer) -> None:
+def test_json_object_form_accepts_any_object(forms: StructuredOutputManager, default_tokenizer: Tokenizer) -> None:
     matcher = forms.get(Structured(kind="json_object")).matcher()
     for token in default_tokenizer.encode('{"a": [1, null, {"b": "c"}]}', add_special_tokens=False):
         matcher.accept(token)
     assert 2 in allowed(matcher)
 
 
-def test_whitespace_between_two_parts_is_limited(forms: Forms, default_tokenizer: Tokenizer) -> None:
+def test_whitespace_between_two_parts_is_limited(forms: StructuredOutputManager, default_tokenizer: Tokenizer) -> None:
     matcher = forms.get(Structured(kind="json_object")).matcher()
     (newline,) = default_tokenizer.encode("\n", add_special_tokens=False)
     matcher.accept(*default_tokenizer.encode("{", add_special_tokens=False))
@@ -123,11 +130,11 @@ def test_whitespace_between_two_parts_is_limited(forms: Forms, default_tokenizer
         assert newline in allowed(matcher)
         matcher.accept(newline)
     assert newline not in allowed(matcher)
-    with pytest.raises(KvscopeError, match="not of the form"):
+    with pytest.raises(KvscopeError, match="does not allow"):
         matcher.accept(newline)
 
 
-def test_end_is_delayed_by_min_tokens_if_something_else_is_allowed(forms: Forms) -> None:
+def test_end_is_delayed_by_min_tokens_if_something_else_is_allowed(forms: StructuredOutputManager) -> None:
     matcher = forms.get(Structured(kind="regex", text="a*")).matcher()
     assert 2 in allowed(matcher)
     assert 2 not in allowed(matcher, may_end=False)
@@ -137,21 +144,21 @@ def test_end_is_delayed_by_min_tokens_if_something_else_is_allowed(forms: Forms)
     assert allowed(only_ends, may_end=False) == [2]
 
 
-def test_completions_of_one_form_advance_independently(forms: Forms) -> None:
+def test_completions_of_one_form_advance_independently(forms: StructuredOutputManager) -> None:
     form = forms.get(Structured(kind="regex", text="[ab]c"))
     first, second = form.matcher(), form.matcher()
     first.accept(allowed(first)[0])
     assert allowed(second) != allowed(first)
 
 
-def test_many_matchers_get_their_own_masks(forms: Forms) -> None:
+def test_many_matchers_get_their_own_masks(forms: StructuredOutputManager) -> None:
     form = forms.get(Structured(kind="regex", text="a[bc]|d[ef]|g[hi]"))
     for _ in range(3):
         matchers = [form.matcher() for _ in range(40)]
         firsts = [token for token in allowed(matchers[0]) if token < 256][:3]
         for number, matcher in enumerate(matchers):
             matcher.accept(firsts[number % 3])
-        forms.send()
+        forms.request_masks()
         while not all(matcher.is_ready for matcher in matchers):
             forms.await_masks(is_idle=True)
         found = [tuple(allowed(matcher)) for matcher in matchers]
@@ -161,10 +168,10 @@ def test_many_matchers_get_their_own_masks(forms: Forms) -> None:
 
 def test_forms_in_use_have_a_common_memory_limit(default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("xgrammar")
-    with closing(Forms(default_tokenizer, NUM_LOGITS, {2})) as forms:
+    with closing(StructuredOutputManager(default_tokenizer, NUM_LOGITS, {2})) as forms:
         kept = forms.get(Structured(kind="regex", text="kept"))
         monkeypatch.setattr(forms_module, "MAX_BYTES", 1)
-        with pytest.raises(BadInput, match="the engine is behind: forms in use take"):
+        with pytest.raises(BadInput, match="the engine is behind: grammars in use take"):
             forms.get(Structured(kind="regex", text="another"))
         del kept
         assert allowed(forms.get(Structured(kind="regex", text="another")).matcher())
@@ -172,7 +179,7 @@ def test_forms_in_use_have_a_common_memory_limit(default_tokenizer: Tokenizer, m
 
 def test_without_an_end_token_a_complete_text_ends(default_tokenizer: Tokenizer) -> None:
     pytest.importorskip("xgrammar")
-    with closing(Forms(default_tokenizer, NUM_LOGITS, ())) as forms:
+    with closing(StructuredOutputManager(default_tokenizer, NUM_LOGITS, ())) as forms:
         matcher = forms.get(Structured(kind="regex", text="ab")).matcher()
         for token in default_tokenizer.encode("ab", add_special_tokens=False):
             assert not matcher.has_ended
@@ -192,12 +199,12 @@ def test_without_an_end_token_a_complete_text_ends(default_tokenizer: Tokenizer)
         ("json_schema", "[" * 100_000, "json_schema is not accepted: 100000 levels are nested, at most 128"),
         ("grammar", "root ::= other", 'Rule "other" is not defined'),
         ("grammar", 'start ::= "a"', 'The root rule with name "root" is not found'),
-        ("grammar", 'root ::= root "a"', "grammar is not accepted: no text of this model's tokens is of that form"),
+        ("grammar", 'root ::= root "a"', "grammar is not accepted: no text of this model's tokens matches it"),
         ("regex", "(" * 50_000 + ")" * 50_000, "regex is not accepted: EBNF parser error"),
         ("regex", "a\ud800", "regex is not accepted: '.*' is no character"),
     ],
 )
-def test_invalid_form_is_refused_in_one_line(forms: Forms, kind: Any, text: str, named: str) -> None:
+def test_invalid_form_is_refused_in_one_line(forms: StructuredOutputManager, kind: Any, text: str, named: str) -> None:
     with pytest.raises(BadInput, match=named) as refusal:
         forms.get(Structured(kind=kind, text=text))
     assert "\n" not in str(refusal.value)
@@ -216,24 +223,24 @@ def test_invalid_form_is_refused_in_one_line(forms: Forms, kind: Any, text: str,
 def test_deeply_nested_schema_is_refused_before_it_is_compiled(kind: Any, text: str) -> None:
     without_tokenizer: Any = None
     with pytest.raises(BadInput, match=r"levels are nested, at most 128 are accepted"):
-        Forms(without_tokenizer, NUM_LOGITS, {2}).get(Structured(kind=kind, text=text))
+        StructuredOutputManager(without_tokenizer, NUM_LOGITS, {2}).get(Structured(kind=kind, text=text))
 
 
-def test_brackets_inside_strings_do_not_count_as_nested(forms: Forms) -> None:
+def test_brackets_inside_strings_do_not_count_as_nested(forms: StructuredOutputManager) -> None:
     text = json.dumps({"const": '\\"' + "[{" * 200})
     assert allowed(forms.get(Structured(kind="json_schema", text=text)).matcher())
 
 
-def test_form_is_compiled_once_and_kept(forms: Forms) -> None:
+def test_form_is_compiled_once_and_kept(forms: StructuredOutputManager) -> None:
     asked = Structured(kind="choice", text='["kept"]')
-    assert not forms.has(asked)
+    assert not forms.is_compiled(asked)
     kept = forms.get(asked)
-    assert forms.has(asked)
+    assert forms.is_compiled(asked)
     assert forms.get(asked) is kept
-    prompt = prepared([1, 2], asked, forms)
+    prompt = prepare_prompt([1, 2], asked, forms)
     assert prompt == [1, 2]
     assert isinstance(prompt, PreparedPrompt)
-    assert prepared(prompt, asked, None) is prompt, "a prepared prompt was compiled again"
+    assert prepare_prompt(prompt, asked, None) is prompt, "a prepared prompt was compiled again"
     assert matcher_for(prompt) is not None
     assert matcher_for([1, 2]) is None
 
@@ -242,19 +249,19 @@ def test_recently_used_forms_are_kept_and_those_in_use_stay(
     default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("xgrammar")
-    monkeypatch.setattr(forms_module, "MAX_KEPT", 1)
-    monkeypatch.setattr(forms_module, "MAX_FORMS", 2)
+    monkeypatch.setattr(forms_module, "MAX_CACHED", 1)
+    monkeypatch.setattr(forms_module, "MAX_GRAMMARS", 2)
     a, b, c, d = (Structured(kind="regex", text=text) for text in "abcd")
-    with closing(Forms(default_tokenizer, NUM_LOGITS, {2})) as forms:
+    with closing(StructuredOutputManager(default_tokenizer, NUM_LOGITS, {2})) as forms:
         in_use = forms.get(a)
         forms.get(b)
-        assert forms.has(a)
-        assert forms.has(b)
+        assert forms.is_compiled(a)
+        assert forms.is_compiled(b)
         forms.get(c)
-        assert not forms.has(b)
+        assert not forms.is_compiled(b)
         also_in_use = forms.get(d)
-        assert not forms.has(c)
-        with pytest.raises(BadInput, match="the engine is behind: 2 forms are in use already"):
+        assert not forms.is_compiled(c)
+        with pytest.raises(BadInput, match="the engine is behind: 2 grammars are in use already"):
             forms.get(c)
         assert allowed(in_use.matcher())
         assert allowed(also_in_use.matcher())
@@ -270,7 +277,7 @@ COSTLY = {
 
 
 @pytest.mark.parametrize("name", COSTLY)
-def test_too_costly_form_is_refused_before_it_is_accepted(name: str, forms: Forms) -> None:
+def test_too_costly_form_is_refused_before_it_is_accepted(name: str, forms: StructuredOutputManager) -> None:
     with pytest.raises(BadInput, match=r"too costly|Repetition|limit") as refusal:
         forms.get(Structured(kind="regex", text=COSTLY[name]))
     assert "\n" not in str(refusal.value)
@@ -282,10 +289,12 @@ LATE = "x{400}(.{1,60}){1,60}(.{1,60}){1,60}"
 
 
 @pytest.fixture
-def matcher_before_costly_token(default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Iterator[FormMatcher]:
+def matcher_before_costly_token(
+    default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[GrammarMatcher]:
     """A matcher one token before the costly part, which was not found in advance."""
     pytest.importorskip("xgrammar")
-    with closing(Forms(default_tokenizer, NUM_LOGITS, {2}, LONG_S)) as forms:
+    with closing(StructuredOutputManager(default_tokenizer, NUM_LOGITS, {2}, LONG_S)) as forms:
         matcher = forms.get(Structured(kind="regex", text=LATE)).matcher()
         ids = default_tokenizer.encode("x" * 400, add_special_tokens=False)
         for token in ids:
@@ -294,7 +303,7 @@ def matcher_before_costly_token(default_tokenizer: Tokenizer, monkeypatch: pytes
 
 
 def test_too_slow_token_ends_its_request_and_delays_no_other(
-    matcher_before_costly_token: FormMatcher, forms: Forms, default_tokenizer: Tokenizer
+    matcher_before_costly_token: GrammarMatcher, forms: StructuredOutputManager, default_tokenizer: Tokenizer
 ) -> None:
     assert not matcher_before_costly_token.is_ready
     other = forms.get(Structured(kind="regex", text="(yes|no)+")).matcher()
@@ -310,7 +319,7 @@ def test_too_slow_token_ends_its_request_and_delays_no_other(
         matcher_before_costly_token.accept(3)
 
 
-def test_compiling_stops_if_no_client_waits_for_the_form(forms: Forms) -> None:
+def test_compiling_stops_if_no_client_waits_for_the_form(forms: StructuredOutputManager) -> None:
     asked = Structured(kind="regex", text="(.{1,60}){1,60}(.{1,60}){1,60}(.{1,60}){1,60}")
     is_wanted = threading.Event()
     is_wanted.set()
@@ -325,12 +334,12 @@ def test_compiling_stops_if_no_client_waits_for_the_form(forms: Forms) -> None:
     for thread in threads:
         thread.start()
     is_wanted.clear()
-    assert [reasons.get(timeout=LONG_S) for _ in threads] == ["no client waits for this form any more"] * 2
+    assert [reasons.get(timeout=LONG_S) for _ in threads] == ["no client waits for this grammar any more"] * 2
     for thread in threads:
         thread.join()
 
 
-def accept_tokens(matcher: FormMatcher, count: int) -> None:
+def accept_tokens(matcher: GrammarMatcher, count: int) -> None:
     for _ in range(count):
         matcher.accept(allowed(matcher)[0])
 
@@ -339,7 +348,7 @@ def test_lost_process_ends_its_requests_and_the_next_form_starts_another(default
     pytest.importorskip("xgrammar")
     asked = Structured(kind="regex", text="[ab]+")
     before = psutil.Process().children()
-    with closing(Forms(default_tokenizer, NUM_LOGITS, {2})) as forms:
+    with closing(StructuredOutputManager(default_tokenizer, NUM_LOGITS, {2})) as forms:
         matcher = forms.get(asked).matcher()
         (keeper,) = (child for child in psutil.Process().children() if child not in before)
         keeper.kill()
@@ -354,10 +363,10 @@ def test_lost_process_ends_its_requests_and_the_next_form_starts_another(default
 def test_no_process_is_left_after_closing(default_tokenizer: Tokenizer) -> None:
     pytest.importorskip("xgrammar")
     before = set(psutil.Process().children(recursive=True))
-    with closing(Forms(default_tokenizer, NUM_LOGITS, {2})) as forms:
+    with closing(StructuredOutputManager(default_tokenizer, NUM_LOGITS, {2})) as forms:
         form = forms.get(Structured(kind="regex", text="[ab]+"))
         mine = set(psutil.Process().children(recursive=True)) - before
-        assert len(mine) == 2, "there is not one keeper and one form process"
+        assert len(mine) == 2, "there is not one fork server and one form process"
     assert form.num_bytes
     _, left = psutil.wait_procs(mine, timeout=LONG_S)
     assert not left
@@ -368,19 +377,22 @@ def test_forms_are_refused_with_the_reason_if_the_process_cannot_start(
 ) -> None:
     pytest.importorskip("xgrammar")
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with closing(Forms(default_tokenizer, NUM_LOGITS, {2})) as forms, pytest.raises(BadInput) as refusal:
+    with (
+        closing(StructuredOutputManager(default_tokenizer, NUM_LOGITS, {2})) as forms,
+        pytest.raises(BadInput) as refusal,
+    ):
         forms.get(Structured(kind="json_object"))
     assert str(refusal.value).startswith("json_object is not accepted: its process does not start: ")
 
 
 def test_model_without_tokenizer_has_no_forms() -> None:
     with pytest.raises(BadInput, match="no tokenizer"):
-        prepared([1], Structured(kind="json_object"), None)
+        prepare_prompt([1], Structured(kind="json_object"), None)
 
 
 def test_ending_engine_does_not_wait_for_a_starting_process(default_tokenizer: Tokenizer) -> None:
     pytest.importorskip("xgrammar")
-    forms = Forms(default_tokenizer, NUM_LOGITS, {2})
+    forms = StructuredOutputManager(default_tokenizer, NUM_LOGITS, {2})
     refusals: queue.SimpleQueue[BadInput] = queue.SimpleQueue()
 
     def ask() -> None:
@@ -396,7 +408,7 @@ def test_ending_engine_does_not_wait_for_a_starting_process(default_tokenizer: T
         assert time.monotonic() < deadline_s, "no process was started"
         time.sleep(0.005)
     (keeper,) = new
-    while not any("structured_output.keeper" in word for word in keeper.cmdline()):  # its parent waits for that
+    while not any("structured_output.fork_server" in word for word in keeper.cmdline()):  # its parent waits for that
         assert time.monotonic() < deadline_s, "the process never became itself"
         time.sleep(0.001)
     keeper.suspend()  # a busy machine may give it no time
