@@ -15,9 +15,9 @@ from collections import deque
 from typing import Final
 
 from benchmarks.command_line import run_benchmark
+from kvscope_telemetry.collectors.rank_translator import RankTranslator
 from kvscope_telemetry.collectors.readings import EngineReading
 from kvscope_telemetry.collectors.server_facts import ServerFacts
-from kvscope_telemetry.collectors.translator import RankTranslator
 from kvscope_telemetry.collectors.vllm import VLLM
 from kvscope_telemetry.kv_events.batches import BlockRemoved, BlockStored, EventBatch, KvEvent
 from kvscope_telemetry.kv_events.decoding import decode_batch
@@ -63,7 +63,9 @@ class RequestHistory:
 def measure(run: int) -> tuple[float, float, float, float]:
     """Events a second, and ns an event for decoding, translating and mirroring."""
     history, translator, mirror = RequestHistory(run), RankTranslator(VLLM), Mirror()
-    translator.read(EngineReading(num_blocks=BLOCKS + 64, block_size=TOKENS), ServerFacts(), 1, are_events_live=True)
+    translator.apply_reading(
+        EngineReading(num_blocks=BLOCKS + 64, block_size=TOKENS), ServerFacts(), 1, are_events_live=True
+    )
     for _ in range(FILLING):
         payload = history.batch(BLOCKS // run // FILLING, with_removals=False)
         translator.apply_events([Received(0, decode_batch(payload))], 1)
@@ -88,7 +90,7 @@ def measure(run: int) -> tuple[float, float, float, float]:
 
 def updates(translator: RankTranslator, now_ns: int) -> Update:
     """What is told now, as one update."""
-    messages = translator.messages(now_ns, is_heard=False)
+    messages = translator.messages(now_ns, is_alive=False)
     snapshot = next((message for message in messages if isinstance(message, Snapshot)), None)
     return coalesce([message for message in messages if isinstance(message, Frame)], snapshot=snapshot)
 

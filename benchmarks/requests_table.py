@@ -51,7 +51,7 @@ class _Scripted:
     def __init__(self, updates: Iterator[Update]) -> None:
         self._updates = updates
 
-    def take_update(self) -> Update | None:
+    def poll_update(self) -> Update | None:
         return next(self._updates, None)
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ from pathlib import Path
 
 from hybrid_model import make as make_hybrid
 
-from kvscope_telemetry.exports.digest import digest
+from kvscope_telemetry.exports.run_summary import digest
 from kvscope_telemetry.exports.span import span_of
 from kvscope_telemetry.messages.commands import Abort, ChatMessage, Command, Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams

@@ -204,7 +204,7 @@ def _one_client(endpoint: str, number: int, draw: random.Random) -> int:
         def is_over() -> bool:
             nonlocal finished
             source.update_mirror()
-            finished += sum(isinstance(reply, Finished) for reply in source.take_replies())
+            finished += sum(isinstance(reply, Finished) for reply in source.poll_replies())
             return finished > 0
 
         if ends == "waiting":

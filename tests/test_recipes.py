@@ -441,7 +441,7 @@ def test_a_figure_of_a_run(recipe: Recipe, column: str) -> None:
         from kvscope_app.views.timeline.measured_range import measured
         from kvscope_app.views.timeline.request_lanes import RequestLanes
         from kvscope_app.session.time_span import TimeSpan
-        from kvscope_telemetry.alarms.figures import SECOND_FIGURES
+        from kvscope_telemetry.alarms.alarm_figures import SECOND_FIGURES
         from kvscope_telemetry.alarms.rules import parse_rule
         from kvscope_telemetry.exports.comparison.comparison import Run, compare
         from kvscope_telemetry.exports.export import ExportTarget, export
@@ -499,7 +499,7 @@ def test_an_export_kind(recipe: Recipe) -> None:
         table,
         textwrap.dedent(
             """
-            from kvscope_telemetry.exports.tables.about import about
+            from kvscope_telemetry.exports.tables.recording_description import about
             from kvscope_telemetry.exports.tables.table import Column, Table
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from kvscope_telemetry.addresses import API_KEY_VARIABLE, Address, each_rank, read_api_key
-from kvscope_telemetry.collectors.engines import each_engine
+from kvscope_telemetry.collectors.external_engines import each_engine
 from kvscope_telemetry.credentials.api_keys import read_api_keys
 from kvscope_telemetry.errors import BadInput
 

@@ -10,7 +10,7 @@ import hashlib
 
 from kvscope_engine.policy.kv_cache.cache_log import CacheLog
 from kvscope_telemetry.engine_config import EngineConfig
-from kvscope_telemetry.kv_events.publisher import KvEventPublisher
+from kvscope_telemetry.kv_events.event_publisher import KvEventPublisher
 
 
 class CacheEvents:

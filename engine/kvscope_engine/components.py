@@ -72,7 +72,6 @@ from kvscope_engine.structured_output.forms import Forms
 from kvscope_engine.submission import SubmissionLimits
 from kvscope_kernels.third_party_attention.library_choice import LibraryChoice
 from kvscope_kernels.tuning.tile_table import table_words
-from kvscope_telemetry.about import program_version
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.capabilities import Capabilities
@@ -87,6 +86,7 @@ from kvscope_telemetry.messages.telemetry import (
     RankMemory,
     Work,
 )
+from kvscope_telemetry.program_version import program_version
 from kvscope_telemetry.transport.host_id import host_id
 
 SAVE_PREFIXES_TIMEOUT_S = 5.0

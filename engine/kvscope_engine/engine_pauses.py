@@ -115,7 +115,7 @@ class EnginePauses:
     def pause(self, by: str) -> None:
         if self._running.open is None:
             self._paused_ns = time.monotonic_ns()
-            self._running.note(self._record_event(self._paused_ns, EventData(kind="engine_paused", by=by)))
+            self._running.record(self._record_event(self._paused_ns, EventData(kind="engine_paused", by=by)))
         else:
             self._scheduler.changes.record_notice(f"{by} paused the engine as well", time.monotonic_ns())
         self._record()
@@ -126,7 +126,7 @@ class EnginePauses:
             now_ns = time.monotonic_ns()
             lasted_ns = now_ns - self._paused_ns
             data = EventData(kind="engine_resumed", by=stop.by, lasted_ns=lasted_ns, why=why)
-            self._running.note(self._record_event(now_ns, data))
+            self._running.record(self._record_event(now_ns, data))
             self._record()
 
     @contextmanager
@@ -158,7 +158,7 @@ class EnginePauses:
             return
         for found in self._suspension_watch.drain():
             data = EventData(kind="process_suspended", lasted_ns=found.lasted_ns, slept_ns=found.slept_ns)
-            self._running.note(self._record_event(found.end_ns, data))
+            self._running.record(self._record_event(found.end_ns, data))
 
     def _record_event(self, time_ns: int, data: EventData) -> Event:
         event = with_cause(Event(kind=data.kind, time_ns=time_ns, data=data))

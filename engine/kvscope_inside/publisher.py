@@ -223,4 +223,4 @@ class Publisher:
         """Pass a snapshot to the recorder if it needs one: at the start and after a gap."""
         if self._recorder is not None and self._recorder.wants_snapshot:
             with self._lock:
-                self._recorder.give(self.state.snapshot())
+                self._recorder.add_snapshot(self.state.snapshot())

@@ -2,7 +2,7 @@
 
     ipc:///DIR/telemetry, tcp://HOST:PORT       kvscope's own engine
     ssh://[USER@]HOST[:PORT][/ENDPOINT]         the same on another machine, through OpenSSH
-    vllm://HOST:PORT and others' SCHEME://...    other engines (`collectors/engines.py`), by the port of their HTTP
+    vllm://HOST:PORT and others' SCHEME://...    other engines (`external_engines.py`), by the port of their HTTP
 
 Sources of other engines are imported when one is opened. Secrets appear in no repr and in no name.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
-from kvscope_telemetry.collectors.engines import each_engine, find_engine
+from kvscope_telemetry.collectors.external_engines import each_engine, find_engine
 from kvscope_telemetry.credentials.private_files import MAX_BYTES
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.mirror.mirror import Mirror
@@ -24,7 +24,7 @@ from kvscope_telemetry.sources.live_source import LiveSource
 from kvscope_telemetry.sources.sink import Sink
 from kvscope_telemetry.transport.connections import key_for
 from kvscope_telemetry.transport.endpoints import require_curve
-from kvscope_telemetry.transport.ssh_tunnel import FORM, SCHEME, require_ssh
+from kvscope_telemetry.transport.ssh_tunnel import SCHEME, SYNTAX, require_ssh
 
 if TYPE_CHECKING:
     from kvscope_telemetry.collectors.address import ExternalAddress
@@ -38,7 +38,7 @@ users.
 
 
 def accepted_addresses() -> str:
-    return f"ipc:///DIR, tcp://HOST:PORT, {FORM}, {each_engine('{scheme}://HOST:PORT')}"
+    return f"ipc:///DIR, tcp://HOST:PORT, {SYNTAX}, {each_engine('{scheme}://HOST:PORT')}"
 
 
 class WatchedSource(Source, Protocol):
@@ -118,7 +118,7 @@ class Address:
             from kvscope_telemetry.collectors.slot_source import SlotSource
 
             return SlotSource(external_address(self), sink=sink)
-        from kvscope_telemetry.collectors.source import ExternalSource
+        from kvscope_telemetry.collectors.external_source import ExternalSource
 
         return ExternalSource(external_address(self), sink=sink)
 
@@ -130,7 +130,7 @@ class Address:
     @property
     def _tells_slots(self) -> bool:
         engine = find_engine(self.scheme)
-        return engine is not None and engine.tells_slots
+        return engine is not None and engine.publishes_slots
 
     def _check_options_of_own(self) -> None:
         options = (

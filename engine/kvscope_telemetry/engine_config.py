@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.json_option import read_json_option
-from kvscope_telemetry.kv_events.config import KvEventsConfig, parse_config
+from kvscope_telemetry.kv_events.kv_events_config import KvEventsConfig, parse_config
 from kvscope_telemetry.messages.commands import MAX_ADAPTER_CHARACTERS
 from kvscope_telemetry.options import (
     Gib,

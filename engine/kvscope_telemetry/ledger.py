@@ -279,12 +279,12 @@ def num_hashed(rows: BlockRows) -> int:
     return int(np.count_nonzero(np.frombuffer(rows.hash, COLUMNS["hash"])))
 
 
-def parent_at(rows: BlockRows, place: int) -> int:
-    """Return `parent` of the row at index `place`, without unpacking all rows."""
+def parent_at(rows: BlockRows, index: int) -> int:
+    """Return `parent` of the row at index `index`, without unpacking all rows."""
     hashes = np.frombuffer(rows.hash, COLUMNS["hash"])
-    if not rows.parent or not hashes[place]:
+    if not rows.parent or not hashes[index]:
         return 0
-    return int(np.frombuffer(rows.parent, COLUMNS["parent"])[np.count_nonzero(hashes[:place])])
+    return int(np.frombuffer(rows.parent, COLUMNS["parent"])[np.count_nonzero(hashes[:index])])
 
 
 def _packed_parents(parents: npt.NDArray[np.uint64]) -> bytes:

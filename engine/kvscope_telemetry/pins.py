@@ -12,7 +12,7 @@ MAX_PINNED: Final = 4096
 """Maximum number of pinned blocks, for all clients together. Heartbeats list all of them twice a second."""
 
 
-def most_held(num_tokens: int, *, window: int, max_chunk: int, block_size: int) -> int:
+def max_held_blocks(num_tokens: int, *, window: int, max_chunk: int, block_size: int) -> int:
     """Return the maximum number of blocks of a KV group that a request of `num_tokens` tokens holds at a time.
 
     Args:
@@ -37,7 +37,7 @@ def num_missing(*, num_needed: int, num_own: int, num_usable: int, num_pinned: i
     return num_needed - num_own - (num_usable - num_pinned)
 
 
-def refusal_beside(number: int, *, num_needed: int, num_usable: int, num_pinned: int) -> str:
+def refusal_for_request(number: int, *, num_needed: int, num_usable: int, num_pinned: int) -> str:
     """Return the text why blocks cannot be pinned that would leave too few for request `number`."""
     return (
         f"pinning these would leave {num_usable - num_pinned} of {num_usable} blocks to others, and request {number}"

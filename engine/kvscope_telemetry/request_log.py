@@ -15,7 +15,6 @@ from typing import Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_telemetry.delays import KINDS, Delays
 from kvscope_telemetry.latencies import Moments, running_s, tokens_per_s
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import (
@@ -26,7 +25,8 @@ from kvscope_telemetry.messages.telemetry import (
     Snapshot,
     TelemetryMessage,
 )
-from kvscope_telemetry.mirror.coalesce import join_request_rows
+from kvscope_telemetry.mirror.coalesce import merge_request_rows
+from kvscope_telemetry.request_delays import KINDS, RequestDelays
 from kvscope_telemetry.running_time import RunningTime
 
 FloatArray = npt.NDArray[np.float64]
@@ -201,7 +201,7 @@ class RequestLog:
 
     def columns_of(self, epoch: int, number: int) -> RequestColumns | None:
         key = self.key_of(epoch, number)
-        return None if key is None else self._of(key, _EngineStart.row_columns, None)
+        return None if key is None else self._lookup(key, _EngineStart.row_columns, None)
 
     def key_of(self, epoch: int, number: int) -> int | None:
         """Return the key of a request; None if it is unknown."""
@@ -218,20 +218,20 @@ class RequestLog:
             return -1 if start is None or row is None else start.first_token_ns(row)
 
     def chain(self, key: int) -> tuple[str, ...]:
-        """Return what delayed a request, oldest first (`Delays.chain`); empty for an unknown one."""
+        """Return what delayed a request, oldest first (`RequestDelays.chain`); empty for an unknown one."""
         nothing: tuple[str, ...] = ()
-        return self._of(key, lambda start, row: start.chain(row), nothing)
+        return self._lookup(key, lambda start, row: start.chain(row), nothing)
 
     def reason(self, key: int) -> str:
-        """Return why a request took long, in one line (`Delays.reason`); "" if nothing delayed it."""
-        return self._of(key, lambda start, row: start.reason(row), "")
+        """Return why a request took long, in one line (`RequestDelays.reason`); "" if nothing delayed it."""
+        return self._lookup(key, lambda start, row: start.reason(row), "")
 
     def times(self, key: int) -> RequestWallTimes | None:
         """Return the moments of a request; None if it is unknown."""
         nothing: RequestWallTimes | None = None
-        return self._of(key, lambda start, row: start.times(row), nothing)
+        return self._lookup(key, lambda start, row: start.times(row), nothing)
 
-    def _of(self, key: int, read: Callable[[_EngineStart, int], _Read], default: _Read) -> _Read:
+    def _lookup(self, key: int, read: Callable[[_EngineStart, int], _Read], default: _Read) -> _Read:
         with self._lock:
             for start in self._starts:
                 row = start.row_of(key & ((1 << _KEY_SHIFT) - 1)) if start.place == key >> _KEY_SHIFT else None
@@ -257,7 +257,7 @@ class _EngineStart:
         self.place = place
         self.offset_ns = 0
         self.time_ns = 0
-        self.delays = Delays(batch_limit=batch_limit)
+        self.delays = RequestDelays(batch_limit=batch_limit)
         self.running = RunningTime()
         self.request_ids: list[str] = []
         self.adapters: list[str] = []
@@ -290,7 +290,7 @@ class _EngineStart:
         for name in _MOMENTS:
             self._column[name][begin:] = _UNKNOWN
         if not is_in_order:
-            self._keep(np.argsort(self._column["number"], kind="stable"))
+            self._select_rows(np.argsort(self._column["number"], kind="stable"))
 
     def restate(self, snapshot: Snapshot) -> None:
         """Apply the state of a snapshot. Moments that passed unobserved before it stay unknown."""
@@ -340,7 +340,7 @@ class _EngineStart:
         """Apply events: starts, preemptions and ends of requests, and stops of the engine."""
         column = self._column
         for event in events:
-            self.running.note(event)
+            self.running.record(event)
             if event.kind not in KINDS:
                 continue
             self.delays.add(event)
@@ -421,7 +421,7 @@ class _EngineStart:
         return max(int(self._column["first_token_ns"][row]), _UNKNOWN)
 
     def drop_oldest(self, count: int) -> None:
-        self._keep(np.arange(min(count, len(self)), len(self)))
+        self._select_rows(np.arange(min(count, len(self)), len(self)))
 
     def _moments(self, row: int) -> Moments:
         def known(name: str) -> int | None:
@@ -461,7 +461,7 @@ class _EngineStart:
             waits = (waits_for > 0) & (states == RequestState.WAITING)
             self._column["waits_for"][at[waits]] = waits_for[waits]
 
-    def _keep(self, order: Places) -> None:
+    def _select_rows(self, order: Places) -> None:
         self._data[:, : len(order)] = self._data[:, order]
         rows = order.tolist()
         self.request_ids = [self.request_ids[row] for row in rows]
@@ -507,7 +507,7 @@ class RequestLogReader:
         if with_rows:
             counts = [len(frame.requests.number) // 4 for frame in with_rows]
             times = np.repeat(np.array([frame.time_ns for frame in with_rows], np.int64), counts)
-            rows = [(join_request_rows([frame.requests for frame in with_rows]), times)]
+            rows = [(merge_request_rows([frame.requests for frame in with_rows]), times)]
         infos = [info for frame in frames for info in frame.new_requests]
         events = [event for frame in frames for event in frame.events]
         self._log.add(infos, rows, events, frames[-1].time_ns, self._offset_ns)

@@ -99,7 +99,7 @@ class RunningTime:
             self.add(replace(stop, end_ns=time_ns))
         self._changed()
 
-    def note(self, event: Event) -> None:
+    def record(self, event: Event) -> None:
         """Apply an event about stops. Other events are ignored."""
         data, time_ns = event.data, event.time_ns
         if event.kind == "engine_paused":
@@ -189,7 +189,7 @@ class RunningTime:
         self._last_ns = max((stop.end_ns or _OPEN_NS for stop in self._stops), default=-_OPEN_NS)
 
 
-def stop_words(stop: Stop) -> str:
+def stop_text(stop: Stop) -> str:
     """Return the label of a stop: `paused by NAME`, or `process suspended`."""
     if stop.kind == PAUSED:
         return f"paused by {stop.by}" if stop.by else "paused"

@@ -70,7 +70,7 @@ def _seconds(duration_ns: int | None) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class GoalResults:
     """Results for many finished requests, shape (n,) each. A request for which both are False has an
     unknown latency.
     """
@@ -89,16 +89,16 @@ class Judged:
         return int(np.count_nonzero(self.kept | self.missed))
 
 
-def judge(took: Mapping[str, FloatArray], goals: Goals) -> Judged:
+def judge(took: Mapping[str, FloatArray], goals: Goals) -> GoalResults:
     """Compare latencies (`took_s` as arrays) with goals. A missed goal counts even if another latency is unknown."""
     kept, missed = (np.full(len(next(iter(took.values()))), start) for start in (True, False))
     for name, limit_ms in goals.items():
         kept &= took[name] * 1e3 <= limit_ms
         missed |= took[name] * 1e3 > limit_ms
-    return Judged(kept, missed)
+    return GoalResults(kept, missed)
 
 
-def missed_words(took: Mapping[str, float], goals: Goals) -> list[str]:
+def missed_goals_text(took: Mapping[str, float], goals: Goals) -> list[str]:
     """Return a text such as `TTFT 2.31 s, goal 200 ms` for each missed goal."""
     return [
         f"{name.upper()} {time_text(took[name])}, goal {limit_ms:g} ms"

@@ -107,7 +107,7 @@ SERIES_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Everything received since the last `take_update()`, coalesced.
+    """Everything received since the last `poll_update()`, coalesced.
 
     Apply `snapshot` first (if not None, it replaces all state: a new epoch or a resync), then the rest.
     """
@@ -157,7 +157,7 @@ class Update:
 
 
 class Source(Protocol):
-    """A source of updates. `take_update` and `status` never block; `close` is idempotent.
+    """A source of updates. `poll_update` and `status` never block; `close` is idempotent.
 
     The hello of its snapshots lists what it reports and supports (`Capabilities`).
     """
@@ -169,7 +169,7 @@ class Source(Protocol):
     @property
     def status(self) -> SourceStatus: ...
 
-    def take_update(self) -> Update | None:
+    def poll_update(self) -> Update | None:
         """Return what was received since the last call, or None."""
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""For tests of the desktop: offscreen Qt, nothing left behind by any test, and a scripted engine to show.
+"""Fixtures of the desktop tests: offscreen Qt, leak checks, and a scripted engine.
 
-A test that leaves a window, a thread, a running timer or a child process fails: the next one would suffer from it.
+A test that leaves a window, a thread, a running timer or a child process fails, because it would disturb the next one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
-from tests.app.window_driver import load_only
+from tests.app.window_driver import load_only_views
 from tests.warm_python import Piped, WarmPython
 from zmq.utils.garbage import GarbageCollectorThread
 
@@ -48,7 +48,7 @@ from kvscope_telemetry.source import SERIES_FIELDS, SourceState, SourceStatus, U
 
 
 class FakeSource:
-    """A source whose updates a test pushes; it notes the commands it was sent."""
+    """Source whose updates are set by a test; it stores the commands it was sent."""
 
     name = "ipc:///fake/telemetry"
 
@@ -60,13 +60,13 @@ class FakeSource:
         self.num_resyncs = 0
         self.status = SourceStatus(SourceState.CONNECTING)
 
-    def take_update(self):
+    def poll_update(self):
         return self.updates.popleft() if self.updates else None
 
     def send(self, command):
         self.sent.append(command)
 
-    def take_replies(self):
+    def poll_replies(self):
         replies, self.replies = list(self.replies), deque()
         return replies
 
@@ -82,7 +82,7 @@ STATE = KVGroup(kind="state", num_layers=6, block_size=4096, block_bytes=1 << 20
 
 
 class FakeEngine:
-    """A ledger and requests that a test changes, and `source` tells of, with lower tiers or without."""
+    """Ledger and requests that a test changes, published through `source`, with or without lower tiers."""
 
     def __init__(
         self,
@@ -108,10 +108,10 @@ class FakeEngine:
         self.step = 0
         self.requests = {}
         self.tables = {}
-        self.begin(epoch)
+        self.restart(epoch)
 
-    def begin(self, epoch):
-        """A new engine start, with a snapshot of all there is."""
+    def restart(self, epoch):
+        """Start a new engine run, with a snapshot of the current state."""
         self.epoch, self.seq = epoch, 0
         self.hello = Hello(
             epoch=epoch,
@@ -133,18 +133,18 @@ class FakeEngine:
             capabilities=self.capabilities,
         )
         self.source.updates.append(Update(snapshot=self.snapshot()))
-        self.live()
+        self.set_live()
 
-    def live(self):
-        """The source says it is live."""
+    def set_live(self):
+        """Set the source's state to live."""
         self.source.status = SourceStatus(SourceState.LIVE, frames_received=self.seq, latency_ns=400_000)
 
-    def say(self, state, reason=""):
-        """The source is in another state."""
+    def set_status(self, state, reason=""):
+        """Set the source's state."""
         self.source.status = SourceStatus(state, reason)
 
-    def hold(self, ids, owner=1, filled=16, state=BlockState.ACTIVE, ref_count=1, step=None, **more):
-        """Blocks `ids` are written like this; a frame tells, with what `more` the update has."""
+    def write_blocks(self, ids, owner=1, filled=16, state=BlockState.ACTIVE, ref_count=1, step=None, **more):
+        """Write the blocks `ids` and publish a frame; `more` are further fields of the update."""
         ids = np.asarray(ids, np.uint32)
         for name, value in (("state", state), ("owner", owner), ("filled", filled), ("ref_count", ref_count)):
             getattr(self.ledger, name)[ids] = value
@@ -163,7 +163,7 @@ class FakeEngine:
         group=0,
         client=0,
     ):
-        """A request appears, or changes; `blocks` are its table of a KV group."""
+        """Add or change a request; `blocks` are its table of one KV group."""
         is_new = number not in self.requests
         self.requests[number] = RequestInfo(
             number=number,
@@ -190,7 +190,7 @@ class FakeEngine:
         self.frame((), new_requests=(self.requests[number],) if is_new else (), requests=(rows,))
 
     def frame(self, ids=(), counters=None, **more):
-        """One frame with the rows `ids` of the ledger."""
+        """Publish one frame with the rows `ids` of the ledger."""
         self.step += 1
         self.seq += 1
         ids = np.asarray(ids, np.uint32)
@@ -201,30 +201,30 @@ class FakeEngine:
         self.source.updates.append(
             Update(block_ids=ids, block_columns=columns, series=series, counters=counters or Counters(), **more)
         )
-        self.live()
+        self.set_live()
 
     def progress(self, stage, done=0, total=0, unit="", detail=""):
-        """The engine loads."""
+        """Publish the progress of loading."""
         self.source.updates.append(
             Update(progress=Progress(stage=stage, done=done, total=total, unit=unit, detail=detail))
         )
 
     def event(self, **fields):
-        """An event in a frame of its own."""
+        """Publish an event in its own frame."""
         self.frame((), events=(Event(time_ns=self.step * 1_000_000, **fields),))
 
     def memory(self, **fields):
-        """A memory breakdown."""
+        """Publish a memory breakdown."""
         message = MemoryBreakdown(epoch=self.epoch, time_ns=1, **fields)
         self.source.updates.append(Update(memory=message))
 
     def reading(self, used_share=-1.0, latencies=(), figures=()):
-        """The engine's metrics were read."""
+        """Publish a reading of the engine's metrics."""
         reading = Reading(epoch=self.epoch, time_ns=1, used_share=used_share, latencies=latencies, figures=figures)
         self.source.updates.append(Update(readings=(reading,)))
 
     def heartbeat(self):
-        """Half a second went by."""
+        """Publish a heartbeat."""
         beat = Heartbeat(epoch=self.epoch, time_ns=1, seq=self.seq, step=self.step)
         self.source.updates.append(Update(heartbeat=beat))
 
@@ -244,15 +244,15 @@ def qapp_args():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _waits_are_long():
-    """pytest-qt gives up after five seconds unless it is told otherwise; nothing waits this long when all is well."""
+def _long_qtbot_timeouts():
+    """Raise pytest-qt's timeouts of five seconds, which a slow machine exceeds."""
     for wait in (QtBot.waitUntil, QtBot.waitSignal, QtBot.waitSignals, QtBot.waitActive, QtBot.waitExposed):
         wait.__kwdefaults__["timeout"] = WAIT_MS
 
 
 @pytest.fixture(autouse=True)
-def _nobodys_own_files(tmp_path, monkeypatch):
-    """What the person who runs the tests keeps is neither read nor written, by us or by processes we start."""
+def _separate_user_folders(tmp_path, monkeypatch):
+    """Keep the user's own files out of the tests and of the processes they start."""
     for name in ("CONFIG", "DATA", "CACHE", "STATE"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / "home" / name.lower()))
 
@@ -261,8 +261,8 @@ RING = "import os; os.setpgid(0, 0); from kvscope_telemetry.recordings.ring_proc
 
 
 @pytest.fixture(scope="session")
-def _warm_rings():
-    """Started with the first ring."""
+def _warm_history_process():
+    """Function that returns a warm Python process for history writers, started at the first call."""
     started = []
 
     def warm():
@@ -275,24 +275,29 @@ def _warm_rings():
 
 
 @pytest.fixture(autouse=True)
-def _rings_start_warm(_warm_rings, monkeypatch):
-    """Its process imports for longer than most tests last. tests/telemetry/recordings starts it cold."""
-    popen = SimpleNamespace(Popen=lambda *_, **__: Piped(_warm_rings(), ["-c", RING]), PIPE=subprocess.PIPE)
+def _start_history_processes_warm(_warm_history_process, monkeypatch):
+    """Start history processes from a warm interpreter, because their imports take longer than most tests.
+
+    `tests/telemetry/recordings` tests the cold start.
+    """
+    popen = SimpleNamespace(Popen=lambda *_, **__: Piped(_warm_history_process(), ["-c", RING]), PIPE=subprocess.PIPE)
     monkeypatch.setattr("kvscope_telemetry.recordings.ring_client.subprocess", popen)
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left_behind(qapp, monkeypatch):
-    """Cyclic garbage is collected between tests, never in the middle of a paint; then all must be gone.
+def _check_for_leaks(qapp, monkeypatch):
+    """Fail a test that leaves windows, timers or threads behind.
 
-    What is there after that was loaded, by this test or one of another folder, and stays: the next need not look
-    through it again, torch and transformers among it.
+    Cyclic garbage is collected between tests, never in the middle of a paint. Objects that remain were loaded by a test
+    and stay (torch and transformers among them); they are frozen, so that the next collection need not traverse them.
     """
-    started = _note_started_timers(monkeypatch)
+    started = _record_started_timers(monkeypatch)
     threads_before = set(threading.enumerate())
     gc.disable()
     yield
-    if QGuiApplication.keyboardModifiers() != Qt.KeyboardModifier.NoModifier:  # Qt remembers those of the last key
+    if (
+        QGuiApplication.keyboardModifiers() != Qt.KeyboardModifier.NoModifier
+    ):  # Qt remembers the modifiers of the last key
         QTest.keyClick(QWidget(), Qt.Key.Key_unknown)
     for widget in QApplication.topLevelWidgets():
         widget.close()
@@ -304,17 +309,17 @@ def _nothing_is_left_behind(qapp, monkeypatch):
     gc.collect()
     gc.freeze()
     assert not [w for w in QApplication.topLevelWidgets() if w.isVisible()], "a window was left open"
-    assert not _running(started), "a timer was left running"
+    assert not _running_timers(started), "a timer was left running"
     others = [t for t in threading.enumerate() if t not in threads_before and "pytest" not in t.name]
-    others = [t for t in others if not isinstance(t, GarbageCollectorThread)]  # one a process, pyzmq's own
+    others = [t for t in others if not isinstance(t, GarbageCollectorThread)]  # one per process, pyzmq's own
     for thread in others:
-        thread.join(ENDING_S)  # one that was given up ends when it next looks
+        thread.join(ENDING_S)  # a cancelled thread ends when it polls next
     left = [thread for thread in others if thread.is_alive()]
     assert not left, f"threads were left running: {left}"
 
 
-def _note_started_timers(monkeypatch):
-    """Weak references: one without a parent goes with the last who holds it, and what holds it here would be a leak."""
+def _record_started_timers(monkeypatch):
+    """Record started timers by weak references, so that a timer without a parent can still be deleted."""
     started = []
     start = QTimer.start
 
@@ -327,7 +332,7 @@ def _note_started_timers(monkeypatch):
     return started
 
 
-def _running(started):
+def _running_timers(started):
     import shiboken6
 
     timers = [timer for reference in started if (timer := reference()) is not None]
@@ -336,19 +341,19 @@ def _running(started):
 
 @pytest.fixture
 def make_engine():
-    """Scripted engines."""
+    """Class of scripted engines."""
     return FakeEngine
 
 
 @pytest.fixture
 def engine():
-    """A scripted engine with 64 blocks of 16 slots."""
+    """Scripted engine with 64 blocks of 16 slots."""
     return FakeEngine()
 
 
 @pytest.fixture
 def make_session():
-    """Sessions of scripted engines that have taken what there is; driven by `poll()`, closed at the end."""
+    """Function that returns a session of a scripted engine that has applied all its updates; driven by `poll()`."""
     from kvscope_app.session.session import Session
 
     sessions = []
@@ -367,13 +372,13 @@ def make_session():
 
 @pytest.fixture
 def session(engine, make_session):
-    """A session of `engine` that has taken its snapshot."""
+    """Session of `engine` that has applied its snapshot."""
     return make_session(engine)
 
 
 @pytest.fixture
 def poll():
-    """Take everything an engine told: `poll(session)`."""
+    """Function `poll(session)` that applies all updates of an engine."""
     return poll_all
 
 
@@ -385,13 +390,13 @@ def poll_all(session):
 
 @pytest.fixture
 def settings(tmp_path):
-    """Settings of this test alone."""
+    """Settings of this test."""
     return QSettings(str(tmp_path / "settings.ini"), QSettings.Format.IniFormat)
 
 
 @pytest.fixture
 def themes(qapp, settings):
-    """The dark theme, applied."""
+    """Theme manager with the dark theme applied."""
     from kvscope_app.ui.theming.theme_manager import ThemeManager
 
     keeper = ThemeManager(qapp, settings, "dark")
@@ -401,14 +406,17 @@ def themes(qapp, settings):
 
 @pytest.fixture
 def make_window(qtbot, themes, settings):
-    """Main windows, shown. Docked views take a second to load: all are `with_views=True`, some `with_views=NAMES`."""
+    """Function that opens a main window.
+
+    Loading all docked views takes a second: `with_views` is True or their names.
+    """
     from kvscope_app.session_window import Openers
     from kvscope_app.window.main_window import MainWindow
 
     def make(session, with_views=False, keeper=None, size=(1200, 800), **openers):
         window = MainWindow(session, themes, settings, keeper, Openers(**openers))
         if with_views is not True:
-            load_only(window, with_views or ())
+            load_only_views(window, with_views or ())
         window.resize(*size)
         if with_views:
             with qtbot.waitSignal(window.views_loaded, timeout=120_000):

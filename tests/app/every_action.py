@@ -19,9 +19,9 @@ from pathlib import Path
 from tests.app.window_driver import has_all_views
 
 LEAVES = ("close", "quit")
-"""What ends the window comes last, and is triggered by itself."""
+"""Actions that end the window; only the first is triggered, after all others."""
 CHILD = ["/bin/sh", "-c", """while read -r _; do echo '{"error": "nothing is worked out here"}'; done"""]
-"""In place of the engine's commands: importing torch would take longer than all that a window does."""
+"""Replacement of the engine's commands, because importing torch takes longer than the whole test."""
 WAIT_S = 120.0
 
 

@@ -14,15 +14,15 @@ from kvscope_app.access_options import add_access_options
 from kvscope_app.fleet.fleet_columns import COLUMNS, ENGINE, RUNNING, USAGE
 from kvscope_app.views.capability_messages import why_no_commands
 from kvscope_app.window.dialogs.attach_dialog import AttachDialog
-from kvscope_telemetry.collectors import engines
-from kvscope_telemetry.fleet.entries import FleetEntry
+from kvscope_telemetry.collectors import external_engines
 from kvscope_telemetry.fleet.external_member import ExternalMember
+from kvscope_telemetry.fleet.fleet_list import FleetEntry
 from kvscope_telemetry.transport.connections import read_connections
 
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(engines, "ENGINES", (*engines.ENGINES, MADE_UP))
+    monkeypatch.setattr(external_engines, "ENGINES", (*external_engines.ENGINES, MADE_UP))
     made = FakeServer()
     made.set_answer("/metrics", METRICS)
     yield made
@@ -32,16 +32,16 @@ def server(monkeypatch):
 def test_registered_engine_can_be_attached_and_has_a_row_in_the_fleet(server, qtbot):
     parent, found = QWidget(), []
     qtbot.addWidget(parent)
-    sheet = AttachDialog(parent, found.append)
-    sheet.show()
-    buttons = [button for button in sheet.fields.kinds.findChildren(QAbstractButton) if button.isVisible()]
+    dialog = AttachDialog(parent, found.append)
+    dialog.show()
+    buttons = [button for button in dialog.fields.kinds.findChildren(QAbstractButton) if button.isVisible()]
     assert [button.text() for button in buttons] == ["kvscope", "vLLM", "SGLang", "llama.cpp", "Made-up"]
     buttons[-1].click()
-    assert sheet.fields.where.placeholderText() == "HOST:4242"
-    assert sheet.fields.kv_events.isVisible()
-    assert "Where its server listens." in driver.lines(sheet)
-    sheet.fields.where.setText(f"127.0.0.1:{server.port}")
-    next(button for button in sheet.findChildren(QPushButton) if button.text() == "Attach").click()
+    assert dialog.fields.where.placeholderText() == "HOST:4242"
+    assert dialog.fields.kv_events.isVisible()
+    assert "Where its server listens." in driver.visible_texts(dialog)
+    dialog.fields.where.setText(f"127.0.0.1:{server.port}")
+    next(button for button in dialog.findChildren(QPushButton) if button.text() == "Attach").click()
     (address,) = found
     assert [known.endpoint for known in read_connections()] == [address.text]
     member = ExternalMember(FleetEntry(address), address.open())

@@ -11,7 +11,7 @@ import pytest
 from PySide6.QtCore import QSettings
 from PySide6.QtGui import QGuiApplication
 from tests.app.conftest import FakeSource
-from tests.app.window_driver import is_at_rest, load_only, text
+from tests.app.window_driver import has_no_running_timer, load_only_views, visible_text
 from tests.simulated_engine.command import COMMAND
 
 from kvscope_app import desktop as desktop_module
@@ -49,7 +49,7 @@ def own_engine():
 
 def test_killed_engine_is_reported_and_its_restart_is_followed(desktop, own_engine, qtbot):
     window = desktop.open_window(own_engine.endpoint, own_engine)
-    load_only(window)
+    load_only_views(window)
     session = window.session
     qtbot.waitUntil(lambda: session.mirror.num_active > 0, timeout=120_000)
     epoch, num_blocks = session.mirror.epoch, session.mirror.num_blocks
@@ -69,9 +69,9 @@ def test_engine_that_fails_to_start_is_reported_with_its_message(desktop, qtbot)
     process.start()
     try:
         window = desktop.open_window(process.endpoint, process)
-        load_only(window)
+        load_only_views(window)
         qtbot.waitUntil(lambda: "no such model: /nowhere" in window.banner.accessibleName(), timeout=120_000)
-        assert "no such model" in text(window.welcome)
+        assert "no such model" in visible_text(window.welcome)
         window.notices.show_log()
     finally:
         process.close()
@@ -80,7 +80,7 @@ def test_engine_that_fails_to_start_is_reported_with_its_message(desktop, qtbot)
 def test_each_attached_engine_has_its_own_window(desktop, own_engine, qtbot):
     for _ in range(2):
         window = desktop.open_window(own_engine.endpoint)
-        load_only(window)
+        load_only_views(window)
     sessions = list(desktop.sessions)
     qtbot.waitUntil(lambda: all(s.mirror.num_blocks == 600 for s in sessions), timeout=120_000)
     first = desktop.windows[0]
@@ -92,7 +92,7 @@ def test_each_attached_engine_has_its_own_window(desktop, own_engine, qtbot):
 def test_each_open_window_restores_its_own_geometry(desktop, own_engine):
     def open_one():
         window = desktop.open_window(own_engine.endpoint)
-        load_only(window)
+        load_only_views(window)
         return window
 
     first, second = open_one(), open_one()
@@ -111,7 +111,7 @@ def test_windows_do_not_cover_each_other_exactly(desktop, own_engine):
     places = set()
     for _ in range(3):
         window = desktop.open_window(own_engine.endpoint)
-        load_only(window)
+        load_only_views(window)
         places.add((window.pos().x(), window.pos().y()))
     assert len(places) == 3
 
@@ -141,13 +141,13 @@ def test_closed_desktop_does_not_look_for_history_of_crashed_sessions(desktop, m
     monkeypatch.setattr(crashed_histories, "find_left_rings", lambda: looked.append(1))
     offer.start()
     assert not looked
-    assert is_at_rest(offer)
+    assert has_no_running_timer(offer)
 
 
 def test_recording_opens_paused_at_the_time_of_its_link(desktop, qtbot):
     recording = Recording.open(sample_recording())
     window = desktop.open_recording(recording, 12.5)
-    load_only(window)
+    load_only_views(window)
     session = window.session
     moment_ns = recording.start_ns + 12_500_000_000
     qtbot.waitUntil(lambda: session.mirror.num_active > 0, timeout=120_000)
@@ -161,7 +161,7 @@ def test_recording_opens_paused_at_the_time_of_its_link(desktop, qtbot):
 
 def test_link_to_a_time_contains_the_selection(desktop, qtbot):
     first = desktop.open_recording(Recording.open(sample_recording()), 12.5)
-    load_only(first)
+    load_only_views(first)
     qtbot.waitUntil(lambda: first.session.mirror.num_active > 0, timeout=120_000)
     number = int(first.session.mirror.requests.number[0])
     first.session.selection.select_request(number)
@@ -169,7 +169,7 @@ def test_link_to_a_time_contains_the_selection(desktop, qtbot):
     first.actions_by_name["copy_moment"].trigger()
     options = parse(shlex.split(QGuiApplication.clipboard().text())[1:])
     again = desktop.open_recording(Recording.open(sample_recording()), options.at_s, options.selects)
-    load_only(again)
+    load_only_views(again)
     qtbot.waitUntil(lambda: again.session.selection.request == number, timeout=120_000)
     assert again.session.selection.block == 3
     assert again.session.timeline.cursor_ns == pytest.approx(first.session.timeline.cursor_ns, abs=2_000_000)
@@ -178,7 +178,7 @@ def test_link_to_a_time_contains_the_selection(desktop, qtbot):
 def test_selection_of_a_missing_request_is_reported(desktop, qtbot):
     selects = (("request", 99_999), ("block", 5))
     window = desktop.open_recording(Recording.open(sample_recording()), 12.5, selects)
-    load_only(window)
+    load_only_views(window)
     qtbot.waitUntil(lambda: window.session.selection.block == 5, timeout=120_000)
     assert window.session.selection.request is None
     assert "no request 99999" in window.banner.accessibleName()
@@ -187,7 +187,7 @@ def test_selection_of_a_missing_request_is_reported(desktop, qtbot):
 def test_window_uses_default_layout_after_a_start_that_failed(desktop, tmp_path):
     recording = Recording.open(sample_recording())
     window = desktop.open_recording(recording)
-    load_only(window)
+    load_only_views(window)
     window.docks["throughput"].hide()
     window.close()
     saved = QSettings(str(tmp_path / "s.ini"), QSettings.Format.IniFormat)
@@ -195,17 +195,17 @@ def test_window_uses_default_layout_after_a_start_that_failed(desktop, tmp_path)
     state = saved.value("playback/state")
     (tmp_path / "open-windows" / "playback-1").write_bytes(b"opening\n")  # left behind by a crashed process
     again = desktop.open_recording(Recording.open(sample_recording()))
-    load_only(again)
+    load_only_views(again)
     assert not again.docks["throughput"].isHidden()
     assert again.banner.text == "The window uses the default layout"
     copy = tmp_path / "s.ini.before-1"
-    assert str(copy) in text(again.banner)
+    assert str(copy) in visible_text(again.banner)
     assert QSettings(str(copy), QSettings.Format.IniFormat).value("playback/state") == state
 
 
 def test_marker_of_a_failed_start_is_cleared_once_the_window_is_open(desktop, tmp_path, qtbot):
     window = desktop.open_recording(Recording.open(sample_recording()))
-    load_only(window, ["inspector"])
+    load_only_views(window, ["inspector"])
     place = tmp_path / "open-windows" / "playback-1"
     assert place.read_bytes()
     qtbot.waitUntil(lambda: not place.read_bytes())
@@ -215,7 +215,7 @@ def test_opened_recording_is_listed_as_recent_but_the_sample_is_not(desktop, tmp
     copy = tmp_path / "copy.mcap"
     copy.write_bytes(sample_recording().read_bytes())
     for path in (sample_recording(), copy):
-        load_only(desktop.open_recording(Recording.open(path)))
+        load_only_views(desktop.open_recording(Recording.open(path)))
     assert desktop.themes.settings.values.recent_recordings == (str(copy),)
 
 
@@ -224,7 +224,7 @@ def test_settings_that_cannot_be_written_are_reported_once(qapp, tmp_path, capsy
     settings = QSettings(str(tmp_path / "file" / "s.ini"), QSettings.Format.IniFormat)
     made = Desktop(qapp, Options(theme="dark"), settings)
     window = made.open_recording(Recording.open(sample_recording()))
-    load_only(window)
+    load_only_views(window)
     made.themes.choose("light")
     made.themes.choose("dark")
     assert window.banner.text == "Settings cannot be saved"

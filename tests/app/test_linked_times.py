@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from PySide6.QtCore import QCoreApplication, QEvent, QSettings
 from PySide6.QtWidgets import QLabel
-from tests.app.compare.conftest import BEGAN_NS, record
-from tests.app.window_driver import load_only
+from tests.app.compare.conftest import BEGAN_NS, write_recording
+from tests.app.window_driver import load_only_views
 from tests.simulated_engine.command import COMMAND
 
 from kvscope_app.command_line import Options
@@ -25,9 +25,9 @@ def paths(tmp_path_factory):
     """Two recordings that overlap in time, the second starting a second later and shorter, and one of the next day."""
     folder = tmp_path_factory.mktemp("recordings")
     return (
-        record(folder / "first.mcap", 700, 120),
-        record(folder / "second.mcap", 250, 120, wall_ns=BEGAN_NS + SECOND_NS),
-        record(folder / "next_day.mcap", 700, 120, wall_ns=BEGAN_NS + DAY_NS),
+        write_recording(folder / "first.mcap", 700, 120),
+        write_recording(folder / "second.mcap", 250, 120, wall_ns=BEGAN_NS + SECOND_NS),
+        write_recording(folder / "next_day.mcap", 700, 120, wall_ns=BEGAN_NS + DAY_NS),
     )
 
 
@@ -49,7 +49,7 @@ def open_paused(desktop, qtbot):
     def open_them(*paths, with_views=()):
         made = [desktop.open_recording(Recording.open(path), at_s=0.5) for path in paths]
         for window in made:
-            load_only(window, with_views)
+            load_only_views(window, with_views)
         for window in made:
             qtbot.waitUntil(lambda window=window: {*with_views} <= {*window.views}, timeout=WAIT_MS)
             qtbot.waitUntil(lambda window=window: window.session.mirror.hello is not None, timeout=WAIT_MS)
@@ -177,7 +177,7 @@ def test_linked_live_windows_pause_and_go_live_together(desktop, qtbot):
         for process in processes:
             process.start()
             windows.append(desktop.open_window(process.endpoint))
-            load_only(windows[-1])
+            load_only_views(windows[-1])
         for window in windows:
             qtbot.waitUntil(lambda window=window: window.session.timeline.range_ns is not None, timeout=WAIT_MS)
         first, second = windows

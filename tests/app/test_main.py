@@ -44,7 +44,7 @@ def test_window_opens_without_importing_torch_or_the_engine(endpoint, tmp_path):
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout.splitlines()[-1])
     assert answer["heavy_modules"] == []
-    assert answer["first_expose_s"] > 0  # benchmarks/window_smoothness.py measures it
+    assert answer["first_expose_s"] > 0  # benchmarks/window_smoothness.py measures how long it takes
 
 
 def test_missing_display_prints_one_line_and_exits_with_1(tmp_path):

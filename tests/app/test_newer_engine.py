@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.app.window_driver import poll_until, status
+from tests.app.window_driver import poll_until, status_label
 
 from kvscope_app.ui.theme import DARK
 from kvscope_app.views.block_locations import locate_block
@@ -18,9 +18,9 @@ from kvscope_telemetry.source import SourceState, SourceStatus
 
 
 def test_blocks_in_an_unknown_state_or_tier_are_drawn_as_unknown(engine, session, poll, make_window):
-    engine.hold([3], state=BlockState.UNKNOWN)
+    engine.write_blocks([3], state=BlockState.UNKNOWN)
     engine.ledger.tier[4] = Tier.UNKNOWN
-    engine.hold([4])
+    engine.write_blocks([4])
     poll(session)
     ledger = session.mirror.ledger
     assert STATE.keys(ledger, slice(2, 5), 16, 1).tolist() == [FREE, UNKNOWN, UNKNOWN]
@@ -30,7 +30,7 @@ def test_blocks_in_an_unknown_state_or_tier_are_drawn_as_unknown(engine, session
     facts = block_facts(session.mirror, 3, 16)
     assert (facts.state, facts.color) == ("unknown", "muted")
     assert ("In", "an unknown tier") in block_facts(session.mirror, 4, 16).rows
-    assert "unknown" in [swatch.word for swatch in STATE.legend(DARK, shown_in(session.mirror, ()))]
+    assert "unknown" in [swatch.label for swatch in STATE.legend(DARK, shown_in(session.mirror, ()))]
     assert session.mirror.count(BlockState.UNKNOWN) == session.mirror.count(BlockState.ACTIVE, Tier.UNKNOWN) == 1
     window = make_window(session)
     assert window.page_map.canvas.grab().toImage().width() > 0
@@ -49,7 +49,7 @@ def test_request_in_an_unknown_state_is_listed_as_unknown(engine, session, poll,
 
 def test_status_bar_counts_skipped_and_unknown_data(engine, session, make_window, qtbot):
     window = make_window(session)
-    label = status(window, "frames")
+    label = status_label(window, "frames")
     assert "newer" not in label.toolTip()
     engine.source.status = SourceStatus(SourceState.LIVE, frames_received=9, num_skipped=345, num_unknown=2)
     poll_until(session, lambda: session.status == engine.source.status, qtbot)

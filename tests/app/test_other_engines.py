@@ -55,7 +55,7 @@ def vllm_engine(make_engine):
     """Engine with two cached blocks and a quarter of the pool in use."""
     engine = make_engine(capabilities=VLLM, device="unknown")
     engine.ledger.hash[[1, 2]] = (11, 12)
-    engine.hold([1, 2], owner=0, filled=0, ref_count=0, state=BlockState.CACHED, counters=COUNTS)
+    engine.write_blocks([1, 2], owner=0, filled=0, ref_count=0, state=BlockState.CACHED, counters=COUNTS)
     engine.reading(0.25, (histogram("first_token", (1, 8, 1, 0)),))
     return engine
 
@@ -111,7 +111,7 @@ def test_chosen_color_mode_returns_with_an_engine_that_reports_it(
     page_map = make_window(vllm_session).page_map
     page_map.set_mode(FILL)
     vllm_engine.capabilities = Capabilities()
-    vllm_engine.begin(8)
+    vllm_engine.restart(8)
     poll(vllm_session)
     page_map.draw_all()
     assert page_map.mode is FILL

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 from PySide6.QtCore import QSettings
-from tests.app.window_driver import is_at_rest, lines, load_only, moment_shown, status
+from tests.app.window_driver import (
+    current_view_text,
+    has_no_running_timer,
+    load_only_views,
+    status_label,
+    visible_texts,
+)
 from tests.simulated_engine.engine import SimulatedEngine
 from tests.simulated_engine.server import SimulatedServer
 
@@ -31,8 +37,8 @@ def set_status(engine, session, state=SourceState.LIVE, reason="", role=""):
 def test_viewer_role_is_shown_and_operator_actions_are_disabled(engine, session, make_window):
     window = make_window(session, with_views=("console",))
     set_status(engine, session, role="viewer")
-    assert status(window, "role").text() == "viewer"
-    assert status(window, "role").isVisible()
+    assert status_label(window, "role").text() == "viewer"
+    assert status_label(window, "role").isVisible()
     for name in CONTROLS:
         assert not window.actions_by_name[name].isEnabled()
         assert "viewer" in window.actions_by_name[name].toolTip()
@@ -46,7 +52,7 @@ def test_viewer_role_is_shown_and_operator_actions_are_disabled(engine, session,
     assert not any(isinstance(command, GetBlockText) for command in engine.source.sent)
     set_status(engine, session, role="operator")
     console.refresh()
-    assert not status(window, "role").isVisible()
+    assert not status_label(window, "role").isVisible()
     assert all(window.actions_by_name[name].isEnabled() for name in ("pause_engine", "reset_cache"))
     assert console.page.composer.button.isEnabled()
     assert console.load.button.isEnabled()
@@ -55,10 +61,10 @@ def test_viewer_role_is_shown_and_operator_actions_are_disabled(engine, session,
 def test_paused_engine_is_shown_as_paused_with_the_client_name(engine, session, make_window):
     window = make_window(session)
     set_status(engine, session, SourceState.PAUSED, "by alice")
-    assert moment_shown(window) == "ENGINE PAUSED"
-    assert status(window, "state").text() == "Engine paused by alice"
+    assert current_view_text(window) == "ENGINE PAUSED"
+    assert status_label(window, "state").text() == "Engine paused by alice"
     set_status(engine, session)
-    assert moment_shown(window) == "LIVE"
+    assert current_view_text(window) == "LIVE"
 
 
 def test_pause_command_has_a_lease(engine, session, make_window):
@@ -77,7 +83,7 @@ def test_denied_access_is_shown_in_the_window_and_printed_once(engine, session, 
     for _ in range(3):
         set_status(engine, session, SourceState.REFUSED, reason)
     assert window.banner.text == reason
-    assert reason in lines(window.welcome)
+    assert reason in visible_texts(window.welcome)
     assert capsys.readouterr().err.count(reason) == 1
     set_status(engine, session)
     assert window.banner.text == ""
@@ -124,7 +130,7 @@ def test_load_generator_ends_if_its_aborts_are_refused(engine, session, qtbot):
     session.poll()
     assert not generator.is_stopping
     assert (generator.counts.lost, generator.message) == (2, "it is another client's")
-    qtbot.waitUntil(lambda: is_at_rest(generator), timeout=120_000)
+    qtbot.waitUntil(lambda: has_no_running_timer(generator), timeout=120_000)
     generator.deleteLater()
 
 
@@ -150,7 +156,7 @@ def test_viewer_key_gives_access_and_removed_key_is_refused(qapp, tmp_path, qtbo
     try:
         guest, gone = (desktop.open_window(endpoint, key=tmp_path / f"{name}.key") for name in ("guest", "gone"))
         for window in (guest, gone):
-            load_only(window)
+            load_only_views(window)
         qtbot.waitUntil(lambda: guest.session.mirror.num_blocks == 600, timeout=120_000)
         qtbot.waitUntil(lambda: guest.session.is_viewer, timeout=120_000)
         qtbot.waitUntil(lambda: "does not know this key" in gone.banner.text, timeout=120_000)

@@ -14,7 +14,7 @@ import pytest
 from PySide6.QtCore import QCoreApplication, QEvent, QObject, QSettings
 from PySide6.QtGui import QPixmap, QPixmapCache, QScreen
 from PySide6.QtWidgets import QApplication, QCommonStyle, QWidget
-from tests.app.window_driver import load_only
+from tests.app.window_driver import load_only_views
 from tests.simulated_engine.command import COMMAND
 from tests.simulated_engine.engine import SimulatedEngine
 
@@ -27,8 +27,8 @@ from kvscope_telemetry.recordings.writer import RecordingWriter
 
 WAIT_S = 60.0
 SHARED = (QScreen, QCommonStyle)
-"""Classes of objects that belong to the application. PySide ties the one Python wrapper of such an object to the
-widget whose `screen()` or `style()` was called last: it comes and goes as windows do, and keeps none of them."""
+"""Classes of objects that belong to the application. PySide ties the Python wrapper of such an object to the widget
+whose `screen()` or `style()` was called last, so it appears and disappears with windows without leaking them."""
 SIMULATED = [*COMMAND, "--endpoint", "{endpoint}", "--blocks", "300"]
 
 
@@ -159,7 +159,7 @@ def open_and_close_fleet(desktop, qtbot):
 def test_closed_fleet_windows_leak_nothing(desktop, endpoint, amount, qtbot):
     desktop.attach(endpoint)
     watched = desktop.windows[-1]
-    load_only(watched)
+    load_only_views(watched)
     qtbot.waitUntil(lambda: len(watched.session.overview) >= 1, timeout=120_000)
     gone = open_and_close_fleet(desktop, qtbot)
     wait_until_gone(gone, qtbot)

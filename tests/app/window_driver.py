@@ -25,49 +25,49 @@ from PySide6.QtWidgets import (
 Kind = TypeVar("Kind", bound=QWidget)
 
 
-def lines(widget: QWidget) -> list[str]:
+def visible_texts(widget: QWidget) -> list[str]:
     """Return the texts of all labels and buttons visible in `widget`, including itself."""
     parts = [widget, *widget.findChildren(QWidget)]
     shown = [part for part in parts if part is widget or part.isVisibleTo(widget)]
     return [part.text() for part in shown if isinstance(part, QLabel | QAbstractButton) and part.text()]
 
 
-def text(widget: QWidget) -> str:
+def visible_text(widget: QWidget) -> str:
     """Return all visible texts in `widget`, one per line."""
-    return "\n".join(lines(widget))
+    return "\n".join(visible_texts(widget))
 
 
-def only(widget: QWidget, kind: type[Kind]) -> Kind:
+def only_child(widget: QWidget, kind: type[Kind]) -> Kind:
     """Return the only child of this type."""
     (found,) = widget.findChildren(kind)
     return found
 
 
-def named(widget: QWidget, name: str, kind: type[Kind] = QLabel) -> Kind:  # type: ignore[assignment]
+def child_named(widget: QWidget, name: str, kind: type[Kind] = QLabel) -> Kind:  # type: ignore[assignment]
     """Return the child with this `objectName`."""
     found = widget.findChild(kind, name)
     assert found is not None, f"no {kind.__name__} {name!r} in {widget!r}"
     return found
 
 
-def status(window: QWidget, name: str) -> QLabel:
+def status_label(window: QWidget, name: str) -> QLabel:
     """Return a label of the window's status bar, such as `state` or `frames`."""
-    return named(window.statusBar(), name)
+    return child_named(window.statusBar(), name)
 
 
-def corner(window: QWidget) -> QWidget:
+def menu_bar_corner(window: QWidget) -> QWidget:
     """Return the corner widget of the menu bar."""
     return window.menuBar().cornerWidget()
 
 
-def moment_shown(window: QWidget) -> str:
+def current_view_text(window: QWidget) -> str:
     """Return the label at the end of the menu bar that tells the time shown, such as `LIVE`."""
-    labels = corner(window).findChildren(QLabel)
+    labels = menu_bar_corner(window).findChildren(QLabel)
     (found,) = [label for label in labels if label.accessibleName().startswith("Current view")]
     return found.text()
 
 
-def button(widget: QWidget, words: str) -> QAbstractButton:
+def find_button(widget: QWidget, words: str) -> QAbstractButton:
     """Return the button with this text or accessible name."""
     kinds = widget.findChildren(QAbstractButton)
     found = [each for each in kinds if words in (each.text().replace("&", ""), each.accessibleName())]
@@ -75,29 +75,29 @@ def button(widget: QWidget, words: str) -> QAbstractButton:
     return found[0]
 
 
-def press(widget: QWidget, words: str) -> None:
+def click_button(widget: QWidget, words: str) -> None:
     """Click the button with this text or accessible name."""
-    button(widget, words).click()
+    find_button(widget, words).click()
 
 
-def press_default(dialog: QWidget) -> None:
+def click_default_button(dialog: QWidget) -> None:
     """Click the default button of a dialog, as Enter does."""
     (proposed,) = [each for each in dialog.findChildren(QPushButton) if each.isDefault()]
     proposed.click()
 
 
-def choose(box: QComboBox, row: int) -> None:
+def choose_row(box: QComboBox, row: int) -> None:
     """Choose a row of a combo box, as a user does."""
     box.setCurrentIndex(row)
     box.activated.emit(row)
 
 
-def rows(found: QListWidget) -> list[str]:
+def list_texts(found: QListWidget) -> list[str]:
     """Return the texts of a list."""
     return [found.item(row).text() for row in range(found.count())]
 
 
-def load_only(window: QWidget, names: Iterable[str] = ()) -> None:
+def load_only_views(window: QWidget, names: Iterable[str] = ()) -> None:
     """Load only these docked views of a new window, because loading all takes a second."""
     wanted = set(names)
     docked = window.docked
@@ -109,19 +109,19 @@ def has_all_views(window: QWidget) -> bool:
     return set(window.docks) <= set(window.views)
 
 
-def facts(table: QTableView) -> dict[str, str]:
+def table_facts(table: QTableView) -> dict[str, str]:
     """Return the names and values of a two-column table, without headings."""
     model = table.model()
     cells = [[model.index(row, column).data() for column in (0, 1)] for row in range(model.rowCount())]
     return {name: value for name, value in cells if value is not None}
 
 
-def point_at(canvas: QWidget, block: int, qtbot: object) -> None:
+def hover_block(canvas: QWidget, block: int, qtbot: object) -> None:
     """Move the mouse over a block of the page map."""
     qtbot.mouseMove(canvas, canvas.cell_rect(block).center())
 
 
-def drag(widget: QWidget, begin: QPoint, end: QPoint, qtbot: object, which: object) -> None:
+def drag_mouse(widget: QWidget, begin: QPoint, end: QPoint, qtbot: object, which: object) -> None:
     """Press, move and release the mouse."""
     qtbot.mousePress(widget, which, pos=begin)
     qtbot.mouseMove(widget, end)
@@ -140,7 +140,7 @@ def move_dock_edge(window: QMainWindow, name: str, width: int) -> None:
     mouse(QEvent.Type.MouseButtonRelease)
 
 
-def is_at_rest(part: QObject) -> bool:
+def has_no_running_timer(part: QObject) -> bool:
     """Whether no timer inside `part` is running."""
     return not any(timer.isActive() for timer in part.findChildren(QTimer))
 

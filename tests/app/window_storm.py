@@ -25,7 +25,7 @@ WAIT_S = 120.0
 MAX_WINDOWS = 2
 POPUP_MS = 10
 LEAVING = ("close", "quit")
-"""Actions that end windows: these stay open to the end."""
+"""Actions that end windows, which are never triggered."""
 HARMLESS = ("This plugin does not support", "Unhandled key code")
 KEYS = "abcxyz0159 ./:-_,?*()[]"
 

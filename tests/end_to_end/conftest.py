@@ -51,7 +51,7 @@ class Talk:
 
     def wait_for(self, found: Callable[[], bool], timeout_s: float = 240.0) -> None:
         def look() -> bool:
-            self.replies += self.source.take_replies()
+            self.replies += self.source.poll_replies()
             self.source.update_mirror()
             return found()
 

@@ -143,7 +143,7 @@ def serve(folder: Path, _: str) -> None:
 def _answer(source: LiveSource) -> None:
     sampling = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
     source.send(Submit(request_id="one", prompt_token_ids=tuple(range(3, 60)), sampling=sampling))
-    assert source.wait(lambda: any(isinstance(reply, Finished) for reply in source.take_replies()), PATIENCE_S)
+    assert source.wait(lambda: any(isinstance(reply, Finished) for reply in source.poll_replies()), PATIENCE_S)
 
 
 PARTS: dict[str, Callable[[Path, str], None]] = {"window": window, "past": past, "record": record, "serve": serve}

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.end_to_end.desktop_process import DesktopProcess, simulated_engine
 
-from kvscope_telemetry.recordings.left_rings import left_rings
+from kvscope_telemetry.recordings.orphaned_rings import find_orphaned_rings
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.ring_folder import is_held
 from kvscope_telemetry.recordings.save import save
@@ -59,7 +59,7 @@ def kill_once(endpoint: str, home: Path, after_s: float) -> Left:
     assert Recording.open(whole).state_at(1e9).seq == recording.state_at(1e9).seq
     while any(is_held(folder) for folder in desktop.rings.iterdir()):
         time.sleep(0.02)  # the process that writes it ends once it wrote what it was given
-    ring = left_rings(desktop.rings)[0]
+    ring = find_orphaned_rings(desktop.rings)[0]
     ring_recording = Recording.open(ring.folder)
     assert ring_recording.state_at(1e9).hello is not None
     return Left(

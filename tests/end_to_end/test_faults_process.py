@@ -324,7 +324,7 @@ def test_watchers_that_do_not_read_slow_nobody(
         seen: list[int] = []
 
         def look() -> bool:
-            talk.source.take_replies()
+            talk.source.poll_replies()
             update = talk.source.update_mirror()
             if update is not None and update.series:
                 alone = update.series["batch_size"] == 1

@@ -36,12 +36,12 @@ from kvscope_telemetry import LiveSource
 from kvscope_telemetry.exports.comparison.comparison import Run, compare
 from kvscope_telemetry.exports.export import ExportTarget, export
 from kvscope_telemetry.exports.span import span_of
-from kvscope_telemetry.fleet.entries import parse_list
 from kvscope_telemetry.fleet.fleet import Fleet
+from kvscope_telemetry.fleet.fleet_list import parse_list
 from kvscope_telemetry.messages.commands import Abort, Accepted, Command, Control, GetSnapshot, GetStatus, Status
 from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, Snapshot
-from kvscope_telemetry.metrics.page import MetricsPage
+from kvscope_telemetry.metrics.metrics_page import MetricsPage
 from kvscope_telemetry.mirror.coalesce import coalesce
 from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.recordings.keyframes import snapshot_of
@@ -457,7 +457,7 @@ class Watchers:
         self.began_s = time.monotonic()
 
     def take(self) -> None:
-        while (update := self.source.take_update()) is not None:
+        while (update := self.source.poll_update()) is not None:
             assert self.view.apply(update)
 
     def are_there(self) -> bool:

@@ -31,7 +31,7 @@ WAY: Final = (
     "engine/kvscope_telemetry/recordings/columns.py",
     "engine/kvscope_telemetry/recordings/keyframes.py",
     "engine/kvscope_telemetry/mirror/follower.py",
-    "engine/kvscope_telemetry/mirror/continuity.py",
+    "engine/kvscope_telemetry/mirror/state_continuity.py",
     "engine/kvscope_telemetry/playback/playback_source.py",
     "engine/kvscope_telemetry/playback/playback_reader.py",
     "engine/kvscope_telemetry/recordings/reader.py",
@@ -76,12 +76,12 @@ def test_a_frame_goes_through_the_files_of_its_way(tmp_path: Path) -> None:
         mirror = Mirror()
         with PlaybackSource(Recording.open(tmp_path / "recorded.mcap"), is_playing=False) as source:
             _wait(source)
-            while source.take_update() is not None:
+            while source.poll_update() is not None:
                 pass
             trace.begin()
             source.seek(7.3, with_past=False)
             _wait(source)
-            while (update := source.take_update()) is not None:
+            while (update := source.poll_update()) is not None:
                 mirror.apply(update)
             trace.end()
     assert 7.3 - STEP_NS / 1e9 < (mirror.time_ns - snapshot.time_ns) / 1e9 <= 7.3

@@ -12,9 +12,9 @@ import pytest
 from kvscope_engine import Engine
 from kvscope_telemetry.errors import BadInput, EndpointInUse
 from kvscope_telemetry.kv_events.batches import BlockStored
-from kvscope_telemetry.kv_events.config import KvEventsConfig
 from kvscope_telemetry.kv_events.decoding import read_extra_keys
-from kvscope_telemetry.kv_events.stream import KvEventStream
+from kvscope_telemetry.kv_events.event_stream import KvEventStream
+from kvscope_telemetry.kv_events.kv_events_config import KvEventsConfig
 from kvscope_telemetry.kv_events.stream_items import Received, StreamItem, StreamState
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
@@ -63,8 +63,8 @@ def items(engine: Engine, stream: KvEventStream) -> list[StreamItem]:
     while stream.status.seq < last or stream.status.state is not StreamState.LIVE:
         assert time.monotonic() < deadline, stream.status
         time.sleep(0.005)
-        taken += stream.take_items()
-    return taken + stream.take_items()
+        taken += stream.poll_items()
+    return taken + stream.poll_items()
 
 
 def cached(all_items: list[StreamItem]) -> set[int]:

@@ -83,12 +83,12 @@ class Threads:
 
     def __init__(self, num_threads: int | None) -> None:
         self.num_threads = num_threads
-        self.num_looks = 0
+        self.num_checks = 0
         self.is_closed = False
         self.made.append(self)
 
     def look(self) -> None:
-        self.num_looks += 1
+        self.num_checks += 1
 
     def close(self) -> None:
         self.is_closed = True
@@ -104,7 +104,7 @@ def test_threads_are_looked_at_between_steps(
     with Engine(config(tiny_model(), num_threads=num_threads)) as engine:
         run_a_few_steps(engine)
         (threads,) = Threads.made
-        assert threads.num_looks == engine.step_count > 1
+        assert threads.num_checks == engine.step_count > 1
     assert threads.num_threads == num_threads
     assert threads.is_closed
 

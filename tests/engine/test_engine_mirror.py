@@ -61,7 +61,7 @@ class Watcher:
             self.sync.sent(tag, self._now_ns)
             answer: Any = decode_reply(encode(engine.snapshot(tag)))
             self.sync.snapshot(answer, self._now_ns)
-        for run in self.sync.take_runs():
+        for run in self.sync.drain_runs():
             self.mirror.apply(coalesce(run.frames, snapshot=run.snapshot))
 
     def settle(self, engine: Engine) -> None:

@@ -57,8 +57,8 @@ class Person:
         self.wait(lambda: self.mirror.hello is not None)
 
     def look(self) -> None:
-        self.replies += self.source.take_replies()
-        update = self.source.take_update()
+        self.replies += self.source.poll_replies()
+        update = self.source.poll_update()
         if update is not None:
             self.mirror.apply(update)
             self.causes += [event.cause for event in update.events]

@@ -12,9 +12,9 @@ import pytest
 from tests.cut_run import CutRun
 
 from kvscope_engine import Engine
-from kvscope_telemetry.exports.digest import digest
 from kvscope_telemetry.exports.export import ExportTarget, export
 from kvscope_telemetry.exports.phase_spans import read_request_histories
+from kvscope_telemetry.exports.run_summary import summarize_run
 from kvscope_telemetry.exports.span import span_of, timed_messages
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
@@ -80,7 +80,9 @@ def test_no_latency_differs_from_the_run_without_the_pause(paused_run: list[Tele
     pair = recorded(paused_run, tmp_path / "paused.mcap"), recorded(cut.messages, tmp_path / "cut.mcap")
     overviews = [read_overview(recording) for recording in pair]
     found = [
-        digest(recording, overview, span_of(recording)) for recording, overview in zip(pair, overviews, strict=True)
+        summarize_run(recording, overview, span_of(recording))
+        for recording, overview in zip(pair, overviews, strict=True)
+        for recording, overview in zip(pair, overviews, strict=True)
     ]
     for name in FIGURES:
         paused, without = (getattr(each, name) for each in found)
@@ -92,7 +94,7 @@ def test_no_latency_differs_from_the_run_without_the_pause(paused_run: list[Tele
     for history, same in zip(*histories, strict=True):
         for name in ("queue_ns", "ttft_ns", "decode_ns", "total_ns"):
             assert getattr(history.moments, name) == pytest.approx(getattr(same.moments, name), rel=0.01, abs=20_000)
-    assert all(history.stopped_in_all_ns(pair[0].end_ns) for history in histories[0] if history.info.number > 3)
+    assert all(history.total_stopped_ns(pair[0].end_ns) for history in histories[0] if history.info.number > 3)
 
 
 def test_the_pause_is_in_the_events_the_overview_and_the_report(

@@ -79,12 +79,12 @@ def record(path: Path, config: EngineConfig, asked: Sequence[Submit], *, texts: 
 
         with Engine(config, publish=publish) as engine:
             recorder.give(engine.snapshot())
-            recorder.give_requests(engine.drain_ended())
+            recorder.add_requests(engine.drain_ended())
             for submit in asked:
                 engine.submit(submit)
             while engine.has_unfinished:
                 engine.step()
-                recorder.give_requests(engine.drain_ended())
+                recorder.add_requests(engine.drain_ended())
     return path
 
 
@@ -250,7 +250,7 @@ def aborting(config: EngineConfig, path: Path, asked: Sequence[Submit], after: d
         Engine(config, publish=lambda message: recorder.record(message, encode(message))) as engine,
     ):
         recorder.give(engine.snapshot())
-        recorder.give_requests(engine.drain_ended())
+        recorder.add_requests(engine.drain_ended())
         for submit in asked:
             engine.submit(submit)
         step = 0
@@ -259,7 +259,7 @@ def aborting(config: EngineConfig, path: Path, asked: Sequence[Submit], after: d
                 engine.abort(name)
             engine.step()
             step += 1
-        recorder.give_requests(engine.drain_ended())
+        recorder.add_requests(engine.drain_ended())
     return read_run(path)
 
 
@@ -370,7 +370,7 @@ def test_a_service_hands_over_what_is_run_again(config: EngineConfig, tmp_path: 
                 def came(kind: type[Reply], name: str) -> bool:
                     nonlocal replies
                     source.update_mirror()
-                    replies += source.take_replies()
+                    replies += source.poll_replies()
                     return any(isinstance(reply, kind) and reply.request_id == name for reply in replies)  # type: ignore[union-attr]
 
                 assert source.wait(lambda: source.update_mirror() is None and source.mirror.hello is not None, 60)

@@ -176,7 +176,7 @@ def epoch_of(source: LiveSource, mirror: Mirror, other_than: int | None = None) 
     """Of the engine that is seen, once there is one."""
     end_s = time.monotonic() + 30
     while time.monotonic() < end_s:
-        if (update := source.take_update()) is not None:
+        if (update := source.poll_update()) is not None:
             mirror.apply(update)
         if mirror.hello is not None and mirror.hello.epoch != other_than:
             return mirror.hello.epoch

@@ -48,7 +48,7 @@ def test_who_joins_late_has_the_same_as_who_was_there(publish: Any) -> None:
     with late:
         mirror, end_s = Mirror(), time.monotonic() + 10
         while mirror.seq < 3 and time.monotonic() < end_s:
-            if (update := late.take_update()) is not None:
+            if (update := late.poll_update()) is not None:
                 mirror.apply(update)
         assert mirror.ledger.equals(early.mirror.ledger)
         assert mirror.ledger.equals(state.ledger)

@@ -46,8 +46,8 @@ def test_it_is_paused_stepped_and_told_as_a_real_one_is(server: SimulatedServer)
     with LiveSource(server.sockets.telemetry_endpoint) as source:
 
         def look() -> None:
-            replies.extend(reply for reply in source.take_replies() if not isinstance(reply, Status))
-            update = source.take_update()
+            replies.extend(reply for reply in source.poll_replies() if not isinstance(reply, Status))
+            update = source.poll_update()
             if update is not None:
                 mirror.apply(update)
 
@@ -95,7 +95,7 @@ def test_what_a_client_holds_goes_on_when_it_is_gone(server: SimulatedServer) ->
         with LiveSource(server.sockets.telemetry_endpoint) as holder:
             assert holder.wait(lambda: holder.status.state is SourceState.LIVE, 60)
             holder.send(Control(action="pause", tag=1))
-            assert holder.wait(lambda: bool(holder.take_replies()), 60)
+            assert holder.wait(lambda: bool(holder.poll_replies()), 60)
             assert watcher.wait(lambda: watcher.status.state is SourceState.PAUSED, 60)
         step = server.engine.step
         assert watcher.wait(lambda: server.engine.step > step, 60)

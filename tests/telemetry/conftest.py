@@ -274,7 +274,7 @@ class Recorded:
         follower = Follower()
         for message in self.messages[:num_messages]:
             follower.feed(message)
-        follower.settle()
+        follower.apply_pending()
         return follower.mirror
 
 
@@ -329,5 +329,5 @@ def assert_same_state() -> Callable[[Mirror, Mirror], None]:
 
 def _unfinished_requests(mirror: Mirror):  # type: ignore[no-untyped-def]
     requests = mirror.requests
-    requests._keep((requests.state != RequestState.FINISHED).nonzero()[0])
+    requests._select_rows((requests.state != RequestState.FINISHED).nonzero()[0])
     return requests

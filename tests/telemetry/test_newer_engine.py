@@ -79,7 +79,7 @@ def test_an_engine_of_another_protocol_is_said_to_be_one(
     assert source.wait(lambda: "protocol 2" in source.status.reason, WAIT_S), source.status
     assert source.status.reason == "the engine speaks protocol 2, this version up to 1"
     assert source.status.state is SourceState.CONNECTING
-    assert source.take_update() is None or source.mirror.epoch is None
+    assert source.poll_update() is None or source.mirror.epoch is None
 
 
 def test_what_cannot_be_read_is_asked_for_ever_more_seldom() -> None:

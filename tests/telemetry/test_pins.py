@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope_telemetry.pins import most_held, num_missing
+from kvscope_telemetry.pins import max_held_blocks, num_missing
 
 
 @pytest.mark.parametrize(("window", "expected"), [(0, 63), (32, 11), (10_000, 63)])
 def test_a_request_holds_its_whole_text_or_what_a_window_and_a_chunk_need(window: int, expected: int) -> None:
-    assert most_held(1000, window=window, max_chunk=128, block_size=16) == expected
+    assert max_held_blocks(1000, window=window, max_chunk=128, block_size=16) == expected
 
 
 def test_a_request_lacks_what_pins_take_from_it_apart_from_its_own_text() -> None:

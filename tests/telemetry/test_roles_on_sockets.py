@@ -88,7 +88,7 @@ def ask(source: LiveSource, command: Command, kind: tuple[type[Reply], ...]) -> 
     replies: list[Reply] = []
 
     def has_answer() -> bool:
-        replies.extend(source.take_replies())
+        replies.extend(source.poll_replies())
         return any(isinstance(reply, kind) for reply in replies)
 
     assert source.wait(has_answer, WAIT_S), replies

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvscope_telemetry.messages.telemetry import SUSPENDED, Event, EventData, Stop
-from kvscope_telemetry.running_time import RunningTime, stop_words
+from kvscope_telemetry.running_time import RunningTime, stop_text
 
 MOMENTS = st.integers(0, 60)
 STOPS = st.builds(
@@ -39,12 +39,12 @@ def event(kind: str, time_ns: int, **fields: object) -> Event:
 
 def test_a_pause_goes_on_until_it_ends_and_a_single_step_is_running_time() -> None:
     time = RunningTime()
-    time.note(event("engine_paused", 100, by="Ada"))
+    time.record(event("engine_paused", 100, by="Ada"))
     assert time.open == Stop(begin_ns=100, by="Ada")
     assert time.running_ns(50, 1_000) == 50
-    time.note(event("single_step", 300, by="Bob", lasted_ns=20))
+    time.record(event("single_step", 300, by="Bob", lasted_ns=20))
     assert time.running_ns(50, 1_000) == 70
-    time.note(event("engine_resumed", 500, by="Ada", lasted_ns=400))
+    time.record(event("engine_resumed", 500, by="Ada", lasted_ns=400))
     assert time.open is None
     assert [(stop.begin_ns, stop.end_ns, stop.by) for stop in time] == [(100, 280, "Ada"), (300, 500, "Ada")]
     assert time.running_ns(50, 1_000) == 570
@@ -52,10 +52,10 @@ def test_a_pause_goes_on_until_it_ends_and_a_single_step_is_running_time() -> No
 
 def test_a_suspension_is_told_at_its_end_and_a_sleep_takes_no_time_of_the_clock() -> None:
     time = RunningTime()
-    time.note(event("process_suspended", 500, lasted_ns=200))
-    time.note(event("process_suspended", 900, lasted_ns=5_000, slept_ns=5_000))
+    time.record(event("process_suspended", 500, lasted_ns=200))
+    time.record(event("process_suspended", 900, lasted_ns=5_000, slept_ns=5_000))
     assert list(time) == [Stop(begin_ns=300, end_ns=500, kind=SUSPENDED)]
-    assert [stop_words(stop) for stop in (*time, Stop(begin_ns=1, by="Ada"))] == ["process suspended", "paused by Ada"]
+    assert [stop_text(stop) for stop in (*time, Stop(begin_ns=1, by="Ada"))] == ["process suspended", "paused by Ada"]
 
 
 def test_the_same_stop_told_again_and_again_is_one() -> None:

@@ -7,13 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from kvscope_telemetry.delays import Delays
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.latencies import Moments
 from kvscope_telemetry.messages.request_state import WaitsFor
 from kvscope_telemetry.messages.telemetry import Event, EventData, Stop
+from kvscope_telemetry.request_delays import RequestDelays
 from kvscope_telemetry.running_time import RunningTime
-from kvscope_telemetry.slo import goals_text, judge, missed_words, read_goals, took_s
+from kvscope_telemetry.slo import goals_text, judge, missed_goals_text, read_goals, took_s
 
 MS = 1_000_000
 S = 1000 * MS
@@ -52,7 +52,7 @@ def test_what_the_engine_stood_still_is_in_no_latency() -> None:
     running = RunningTime([Stop(kind="paused", begin_ns=100 * MS, end_ns=900 * MS)])
     took = took_s(moments(0, 50, 1000, 2000, running), 11)
     assert took == {"ttft": pytest.approx(0.2), "tpot": pytest.approx(0.1), "e2el": pytest.approx(1.2)}
-    assert missed_words(took, {"ttft": 150.0, "tpot": 150.0}) == ["TTFT 200.0 ms, goal 150 ms"]
+    assert missed_goals_text(took, {"ttft": 150.0, "tpot": 150.0}) == ["TTFT 200.0 ms, goal 150 ms"]
     one = took_s(Moments(0, 1, None, 5), 1)
     assert math.isnan(one["ttft"])
     assert one["tpot"] == 0, "one token has no time between tokens"
@@ -68,13 +68,15 @@ def test_a_wait_names_who_ran_and_that_the_batch_was_full() -> None:
         event("admitted", 900, 4),
         event("finished", 1500, 4),
     ]
-    waited = Delays(events, 2).chain(4, moments(100, 900, 950, 1500), 3)
+    waited = RequestDelays(events, 2).chain(4, moments(100, 900, 950, 1500), 3)
     assert waited[0] == "waited 800.0 ms for a place in the batch behind #1, #3, #2 (2 running)"
     assert waited[1] == "its first token came 50.0 ms after it began"
     assert waited[2] == "wrote 3 tokens, 275.0 ms each on average, with up to 1 other running"
     for limit in (0, 1, 8):  # not known, changed meanwhile, not reached
-        assert Delays(events, limit).chain(4, moments(100, 900, 950, 1500), 3)[0].endswith("#1, #3, #2")
-    assert Delays(events, 2).chain(4, moments(895, 900, 950, 1500), 3)[0] == "waited 5.0 ms", "the step in progress"
+        assert RequestDelays(events, limit).chain(4, moments(100, 900, 950, 1500), 3)[0].endswith("#1, #3, #2")
+    assert RequestDelays(events, 2).chain(4, moments(895, 900, 950, 1500), 3)[0] == "waited 5.0 ms", (
+        "the step in progress"
+    )
 
 
 def test_a_preemption_is_told_with_its_cause_and_what_it_cost() -> None:
@@ -87,24 +89,26 @@ def test_a_preemption_is_told_with_its_cause_and_what_it_cost() -> None:
         event("resumed", 800, 8, num_tokens=16, data=EventData(kind="started", num_known_tokens=25)),
         event("finished", 1000, 8),
     ]
-    chain = Delays(events).chain(8, moments(0, 100, 200, 1000), 9)
+    chain = RequestDelays(events).chain(8, moments(0, 100, 200, 1000), 9)
     assert chain[0] == "waited 100.0 ms behind #7"
     assert chain[1] == "its first token came 100.0 ms after it began, 16 of 20 prompt tokens computed"
     assert chain[2].startswith("preempted for #7, 500.0 ms aside: request #7 needed 3 blocks")
     assert chain[3] == "recomputed 8 tokens"
     assert chain[4].startswith("wrote 9 tokens, 100.0 ms each")
-    behind = Delays(events).chain(9, moments(200, 900, 950, 990), 1)
+    behind = RequestDelays(events).chain(9, moments(200, 900, 950, 990), 1)
     assert behind[0] == "waited 700.0 ms for blocks held by #7, #8 (#8 was preempted meanwhile)"
 
 
 def test_who_ran_before_anybody_looked_is_among_those_ahead() -> None:
-    chain = Delays([event("finished", 500, 3), event("refused", 510, 4)]).chain(5, moments(100, 520, 530, 600), 1)
+    chain = RequestDelays([event("finished", 500, 3), event("refused", 510, 4)]).chain(
+        5, moments(100, 520, 530, 600), 1
+    )
     assert chain[0] == "waited 420.0 ms behind #3"
 
 
 def test_a_wait_says_what_the_engine_reported_it_was_for() -> None:
     events = [event("admitted", 0, 1), event("admitted", 0, 2)]
-    delays, one = Delays(events, 2), moments(100, 900, 950, 1500)
+    delays, one = RequestDelays(events, 2), moments(100, 900, 950, 1500)
 
     def waited(waits_for: WaitsFor) -> str:
         return delays.chain(4, one, 3, waits_for)[0]
@@ -129,7 +133,7 @@ def test_times_of_a_reason_add_up_to_the_total() -> None:
         event("resumed", 700, 2),
         event("finished", 1000, 2),
     ]
-    reason = Delays(events).reason(2, moments(0, 60, 80, 1000), 5, WaitsFor.UNTOLD, 2000)
+    reason = RequestDelays(events).reason(2, moments(0, 60, 80, 1000), 5, WaitsFor.UNTOLD, 2000)
     assert reason == (
         "preempted 3 times for #1, #3, 410.0 ms in total; waited 60.0 ms behind #1; prefill took 10.0 ms; "
         "decoded 5 tokens in 520.0 ms"
@@ -140,6 +144,6 @@ def test_times_of_a_reason_add_up_to_the_total() -> None:
 def test_a_reason_of_a_request_that_still_waits_counts_until_now() -> None:
     events = [event("admitted", 0, 1)]
     waiting = Moments(100_000_000)
-    assert Delays(events).reason(2, waiting, 0, WaitsFor.BLOCKS, 800_000_000) == (
+    assert RequestDelays(events).reason(2, waiting, 0, WaitsFor.BLOCKS, 800_000_000) == (
         "waited 700.0 ms for blocks held by #1"
     )

@@ -37,8 +37,8 @@ from kvscope_app.ui.widget_factories import label, seconds_box, set_look
 from kvscope_app.ui.widgets import ElidedLabel
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.capability_messages import why_not_measured
+from kvscope_telemetry.alarms.alarm_figures import SECOND_FIGURES, SecondFigure, value_text
 from kvscope_telemetry.alarms.expression import Expression
-from kvscope_telemetry.alarms.figures import SECOND_FIGURES, SecondFigure, value_text
 from kvscope_telemetry.alarms.rules import DEFAULT_RULES, MAX_SECONDS, Rule, complaint, parse_rule
 from kvscope_telemetry.alarms.webhook import checked_url
 from kvscope_telemetry.errors import BadInput

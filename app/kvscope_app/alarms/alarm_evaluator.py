@@ -89,7 +89,7 @@ class AlarmEvaluator(QObject):
     def value_of_last_second(self, expression: Expression) -> float:
         """Return the value in the last second that was complete at the time shown; NaN if it is unknown."""
         overview = self._session.overview
-        place = overview.place_at(self._session.timeline.cursor_ns + 1 - SECOND_NS)
+        place = overview.index_at(self._session.timeline.cursor_ns + 1 - SECOND_NS)
         return float(expression.value(overview, slice(place, place + 1))[0]) if place >= 0 else math.nan
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class AlarmEvaluator(QObject):
         if self.rules == self._in_use:
             return
         self._in_use = self.rules
-        standing, self._engine = self._engine.standing, AlarmEngine(self.rules)
+        standing, self._engine = self._engine.active, AlarmEngine(self.rules)
         if self._session.timeline.is_file:
             self._seen_ns = -1
             self._derived.clear()
@@ -132,13 +132,13 @@ class AlarmEvaluator(QObject):
         if self._webhook is not None:
             self._report_failure(self._webhook.failure)
         overview = self._session.overview
-        first = overview.place_at(self._seen_ns) + 1
+        first = overview.index_at(self._seen_ns) + 1
         last = min(first + _SECONDS_PER_STEP, len(overview))
         if first >= last or not self._is_following:
             return
         self._seen_ns = int(overview.time_ns[last - 1])
         changed = self._engine.read(overview, first, last)
-        standing = self._engine.standing
+        standing = self._engine.active
         if self._session.timeline.is_file:
             self._derive([*changed, *standing])
         else:

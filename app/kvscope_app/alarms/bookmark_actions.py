@@ -20,7 +20,7 @@ from kvscope_app.session.session import Session
 from kvscope_app.session_window import SessionWindow
 from kvscope_app.ui.clock_text import wall_text
 from kvscope_app.ui.widget_factories import label
-from kvscope_telemetry.recordings.sample import sample_word
+from kvscope_telemetry.recordings.sample import sample_name
 from kvscope_telemetry.summaries.bookmark import MAX_TEXT, Bookmark
 
 _WIDTH: Final = 440
@@ -110,7 +110,7 @@ def copy_moment(window: SessionWindow) -> None:
         _show_message(window, "Only recordings can be linked to: save recent history first (Ctrl+S)")
         return
     path = player.recording.path
-    file = sample_word(path) or shlex.quote(str(path.absolute()))
+    file = sample_name(path) or shlex.quote(str(path.absolute()))
     at_s = max(timeline.cursor_ns - player.recording.start_ns, 0) / 1e9
     link = f"kvscope --open {file} --at {at_s:.3f}{_selection_text(session)}"
     QGuiApplication.clipboard().setText(link)

@@ -10,9 +10,9 @@ from typing import Any
 from kvscope_app.command_line import FleetOptions, Options
 from kvscope_app.option_values import span
 from kvscope_telemetry.addresses import API_KEY_VARIABLE, read_api_key
-from kvscope_telemetry.collectors.engines import each_engine
+from kvscope_telemetry.collectors.external_engines import each_engine
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.fleet.entries import MAX_ENTRIES, parse_list
+from kvscope_telemetry.fleet.fleet_list import MAX_ENTRIES, parse_list
 from kvscope_telemetry.fleet.list_texts import COMMAND_S, CommandText, FileText, ListText
 
 EVERY_S = 10.0

@@ -17,8 +17,8 @@ from kvscope_telemetry.printable import print_text, printable
 from kvscope_telemetry.recordings.sample import named_recording
 
 if TYPE_CHECKING:
-    from kvscope_telemetry.exports.digest import Digest
-    from kvscope_telemetry.exports.goals_kept import GoalsKept
+    from kvscope_telemetry.exports.goodput import GoodputReport
+    from kvscope_telemetry.exports.run_summary import RunSummary
     from kvscope_telemetry.recordings.reader import Recording
 
 _MAX_IN_TEXT: Final = 5
@@ -47,8 +47,8 @@ def add_info_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argum
 
 def info(args: argparse.Namespace) -> int:
     from kvscope_telemetry.exports.content import Content
-    from kvscope_telemetry.exports.digest import digest
-    from kvscope_telemetry.exports.goals_kept import goals_kept
+    from kvscope_telemetry.exports.goodput import evaluate_goals
+    from kvscope_telemetry.exports.run_summary import summarize_run
     from kvscope_telemetry.exports.span import span_of
     from kvscope_telemetry.recordings.overview import read_overview
     from kvscope_telemetry.recordings.reader import Recording
@@ -61,8 +61,8 @@ def info(args: argparse.Namespace) -> int:
         if goals:
             histories = Content(recording, overview, span, watch=progress.watch).histories()
             max_missed = _MAX_IN_JSON if args.json else _MAX_IN_TEXT
-            goodput = goals_kept(histories, overview, recording, span, goals, max_missed)
-    found = digest(recording, overview, span)
+            goodput = evaluate_goals(histories, overview, recording, span, goals, max_missed)
+    found = summarize_run(recording, overview, span)
     if args.json:
         more = {} if goodput is None else {"goodput": _goals_as_json(goodput)}
         print(json.dumps(_as_json(recording, found) | more))
@@ -71,7 +71,7 @@ def info(args: argparse.Namespace) -> int:
     return 0
 
 
-def _goals_as_json(goodput: GoalsKept) -> dict[str, object]:
+def _goals_as_json(goodput: GoodputReport) -> dict[str, object]:
     return {
         "goals_ms": dict(goodput.goals),
         "share": goodput.judged.goodput,
@@ -92,7 +92,7 @@ def _goals_as_json(goodput: GoalsKept) -> dict[str, object]:
     }
 
 
-def _goals_as_text(goodput: GoalsKept) -> list[str]:
+def _goals_as_text(goodput: GoodputReport) -> list[str]:
     lines = [f"{'goodput':<12} {goodput.share_text} {goodput.of_text}"]
     for each in goodput.missed:
         lines.append(f"{'missed':<12} #{each.history.info.number} {'; '.join(each.missed)}")
@@ -101,7 +101,7 @@ def _goals_as_text(goodput: GoalsKept) -> list[str]:
     return [*lines, *([f"{'':<12} {more:,} more missed a goal; --json lists them"] if more else [])]
 
 
-def _as_json(recording: Recording, digest: Digest) -> dict[str, object]:
+def _as_json(recording: Recording, digest: RunSummary) -> dict[str, object]:
     import msgspec
 
     return {
@@ -115,7 +115,7 @@ def _as_json(recording: Recording, digest: Digest) -> dict[str, object]:
     }
 
 
-def _as_text(recording: Recording, digest: Digest) -> str:
+def _as_text(recording: Recording, digest: RunSummary) -> str:
     info, pool = recording.info, digest.pool
     totals = {name: "unknown" if total is None else f"{total:,}" for name, total in digest.totals.items()}
     when = datetime.fromtimestamp(digest.start_ns / 1e9, UTC)
@@ -161,25 +161,25 @@ def _as_text(recording: Recording, digest: Digest) -> str:
     return "\n".join(f"{name:<12} {printable(text)}" for name, text in rows)
 
 
-def _paused(digest: Digest) -> str:
+def _paused(digest: RunSummary) -> str:
     stopped_s = digest.figures["stopped_s"]
     return f"{seconds(stopped_s)}, excluded from latencies and rates" if stopped_s else "never"
 
 
-def _hit_rate(digest: Digest) -> str:
+def _hit_rate(digest: RunSummary) -> str:
     share, cached, prompts = (digest.figures[key] for key in ("hit_rate", "cached_tokens", "new_prompt_tokens"))
     if share is None:
         return "unknown" if prompts is None else "no request arrived"
     return f"{share:.1%} of new prompts' tokens were in the cache, {cached:,.0f} of {prompts:,.0f}"
 
 
-def _usage(digest: Digest) -> str:
+def _usage(digest: RunSummary) -> str:
     if digest.peak_usage is None or digest.mean_usage is None:
         return "unknown"
     return f"peak {digest.peak_usage:.1%} of the pool at {digest.peak_usage_s:.0f} s; mean {digest.mean_usage:.1%}"
 
 
-def _latency(p50_s: float | None, p95_s: float | None, digest: Digest) -> str:
+def _latency(p50_s: float | None, p95_s: float | None, digest: RunSummary) -> str:
     if p50_s is None and p95_s is None:
         return "unknown"
     at_most = "≤ " if digest.latencies_are_bounds else ""
@@ -187,7 +187,7 @@ def _latency(p50_s: float | None, p95_s: float | None, digest: Digest) -> str:
     return "p50 {}, p95 {}".format(*bounds)
 
 
-def _gaps(digest: Digest) -> str:
+def _gaps(digest: RunSummary) -> str:
     parts = [f"{digest.num_lost_frames:,} frames lost"] if digest.num_lost_frames else []
     if digest.num_silences:
         parts.append(f"{counted(digest.num_silences, 'silence')}, {digest.silent_s:,.0f} s in all")

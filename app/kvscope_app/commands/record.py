@@ -147,7 +147,7 @@ class _RecordingMonitor:
             if self._alarms is not None:
                 self._alarms.poll()
             if self._texts is None:
-                self._source.take_update()  # discard: nothing here shows the mirror
+                self._source.poll_update()  # discard: nothing here shows the mirror
             else:
                 self._texts.poll(len(self._writer.paths))
             status, now_s = self._source.status, time.monotonic()
@@ -240,7 +240,7 @@ class TextRequester:
         update = self._source.update_mirror()
         if update is not None:
             self._collector.changed(None if update.snapshot is not None else update.block_ids)
-        for reply in self._source.take_replies():
+        for reply in self._source.poll_replies():
             if isinstance(reply, BlockText) and reply.tag == self._tag:
                 self._collector.add_contents(reply.contents)
         mirror, now_s = self._source.mirror, time.monotonic()

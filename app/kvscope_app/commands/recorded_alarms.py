@@ -45,7 +45,7 @@ class RecordedAlarms:
             item = overview.popleft()
             if isinstance(item, Summary):
                 self._overview.extend([item])
-        first, last = self._overview.place_at(self._seen_ns) + 1, len(self._overview)
+        first, last = self._overview.index_at(self._seen_ns) + 1, len(self._overview)
         if first < last:
             for alarm in self._engine.read(self._overview, first, last):
                 self._report(alarm)
@@ -68,7 +68,7 @@ class RecordedAlarms:
         if len(self._writer.paths) != self._num_files:
             self._num_files = len(self._writer.paths)
             self._written.clear()
-        standing = {made.bookmark_id: made for made in map(bookmark_of, self._engine.standing)}
+        standing = {made.bookmark_id: made for made in map(bookmark_of, self._engine.active)}
         for key, made in standing.items():
             if self._written.get(key) != made:
                 self._writer.write_bookmark(made)

@@ -19,7 +19,7 @@ from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessa
 from kvscope_telemetry.mirror.follower import Follower
 from kvscope_telemetry.recordings.keyframes import snapshot_of
 from kvscope_telemetry.recordings.layout import PART_SUFFIX
-from kvscope_telemetry.recordings.writer import MAX_TOLD, RecordingWriter
+from kvscope_telemetry.recordings.writer import MAX_PENDING_OVERVIEW, RecordingWriter
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
 
@@ -40,7 +40,9 @@ class SegmentedWriter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.paths: list[Path] = []
-        self.overview: deque[Summary | TimedEvent] | None = deque(maxlen=MAX_TOLD) if reports_overview else None
+        self.overview: deque[Summary | TimedEvent] | None = (
+            deque(maxlen=MAX_PENDING_OVERVIEW) if reports_overview else None
+        )
         """Summaries and events for another thread to pop, oldest first; None unless requested."""
         self.num_frames = 0
         self.recorded_s = 0.0
@@ -90,7 +92,7 @@ class SegmentedWriter:
 
     def write_bookmark(self, bookmark: Bookmark) -> object:
         """Write a revision of a bookmark to the file in progress."""
-        return self._writer.mark(bookmark)
+        return self._writer.add_bookmark(bookmark)
 
     def close(self) -> str:
         """Complete the files, or delete the file if no snapshot arrived. Returns an error text, or ""."""
@@ -131,7 +133,7 @@ class SegmentedWriter:
 
         A thread completes the previous file.
         """
-        self._follower.settle()
+        self._follower.apply_pending()
         try:
             following = self._next_writer()
         except BadInput as error:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_telemetry.addresses import Address, WatchedSource
-from kvscope_telemetry.devices.device_reader import tells_engines_share
+from kvscope_telemetry.devices.device_reader import is_engine_share
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.fleet.own_member import TELLING
 from kvscope_telemetry.messages.model_names import short_name
@@ -27,7 +27,7 @@ from kvscope_telemetry.mirror.follower import Follower
 from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.mirror.request_mirror import RequestMirror
 from kvscope_telemetry.source import SourceState, SourceStatus
-from kvscope_telemetry.summaries.figures import BY_KEY, pool_of, usage_of
+from kvscope_telemetry.summaries.run_figures import BY_KEY, pool_of, usage_of
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summarizer import Summarizer
 from kvscope_telemetry.summaries.summary import SECOND_NS
@@ -146,7 +146,7 @@ class WatchedEngine:
         """
         if self._source is None:
             return EngineStatus(address=self._address.text, state=SourceState.REFUSED, reason=self._refusal)
-        self._source.take_update()  # discard: the figures come from the messages that the sink receives
+        self._source.poll_update()  # discard: the figures come from the messages that the sink receives
         status = self._source.status
         reading = EngineStatus(address=self._source.name, state=status.state, reason=status.reason)
         return self._tracker.enriched(reading, status, ORDERS[order], limit)
@@ -183,7 +183,7 @@ class _RequestTracker:
             if isinstance(message, Snapshot) and message.hello.epoch != self._epoch:
                 self._reset(message.hello.epoch, now_ns)
             summaries = self._summarizer.add_message(message, now_ns)
-            self._summarizer.take_events()
+            self._summarizer.drain_events()
             if summaries:
                 self._overview.extend(msgspec.structs.replace(summary, bins=None) for summary in summaries)
                 self._overview.forget_before(now_ns - (WINDOW_S + 2) * SECOND_NS)
@@ -197,7 +197,7 @@ class _RequestTracker:
     def enriched(self, reading: EngineStatus, status: SourceStatus, order: RequestOrder, limit: int) -> EngineStatus:
         """Return `reading` with the model, device, figures and requests that are known."""
         with self._lock:
-            self._follower.settle()
+            self._follower.apply_pending()
             mirror = self._follower.mirror
             hello = mirror.hello
             if hello is None:
@@ -214,7 +214,7 @@ class _RequestTracker:
                 return reading
             reading = msgspec.structs.replace(
                 reading,
-                device=self._device(reading.device.name, is_engines_share=tells_engines_share(hello)),
+                device=self._device(reading.device.name, is_engines_share=is_engine_share(hello)),
                 is_first_token_bound=not hello.capabilities.latencies,
                 tells_requests=hello.capabilities.requests,
                 **self._requests(mirror, order, limit),

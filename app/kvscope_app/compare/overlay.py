@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from kvscope_app.ui.number_text import NOTHING, percent, short
-from kvscope_telemetry.summaries.figures import fragmentation_of, usage_of
+from kvscope_telemetry.summaries.run_figures import fragmentation_of, usage_of
 from kvscope_telemetry.summaries.session_overview import FloatArray, SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 

@@ -13,7 +13,7 @@ import numpy as np
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import KVGroup
 from kvscope_telemetry.mirror.mirror import Mirror
-from kvscope_telemetry.pins import MAX_PINNED, most_held, num_missing, refusal_beside, refusal_of_many
+from kvscope_telemetry.pins import MAX_PINNED, max_held_blocks, num_missing, refusal_for_request, refusal_of_many
 
 _ONE_GROUP = (KVGroup(kind="full"),)
 
@@ -32,7 +32,7 @@ def why_pins_refused(mirror: Mirror, blocks: Iterable[int], *, with_prefix: bool
     rows = np.flatnonzero(requests.state != RequestState.FINISHED)
     for row in rows[np.argsort(-lengths[rows], kind="stable")].tolist():
         needed = sum(
-            most_held(
+            max_held_blocks(
                 int(lengths[row]),
                 window=group.window,
                 max_chunk=cache.max_num_batched_tokens,
@@ -45,7 +45,7 @@ def why_pins_refused(mirror: Mirror, blocks: Iterable[int], *, with_prefix: bool
             return ""
         own = _max_own_blocks(mirror, row, groups, pinned)
         if num_missing(num_needed=needed, num_own=own, num_usable=num_usable, num_pinned=len(pinned)) > 0:
-            reason = refusal_beside(
+            reason = refusal_for_request(
                 int(requests.number[row]), num_needed=needed, num_usable=num_usable, num_pinned=len(pinned)
             )
             return reason[:1].upper() + reason[1:]

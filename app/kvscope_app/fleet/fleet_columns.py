@@ -10,8 +10,8 @@ from kvscope_app.fleet.map_picture import SIZE
 from kvscope_app.session.state_text import STATE_TEXTS
 from kvscope_app.ui.number_text import NOTHING, count, percent, plural, seconds
 from kvscope_app.views.table import TableColumn
-from kvscope_telemetry.collectors.engines import engine_name
-from kvscope_telemetry.fleet.row import FleetRow
+from kvscope_telemetry.collectors.external_engines import engine_name
+from kvscope_telemetry.fleet.fleet_row import FleetRow
 from kvscope_telemetry.messages.model_names import short_name
 from kvscope_telemetry.source import SourceState
 

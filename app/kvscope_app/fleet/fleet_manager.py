@@ -22,8 +22,8 @@ from kvscope_app.window.window_slots import WindowSlots
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.credentials.api_keys import read_api_keys
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.fleet.entries import MAX_ENTRIES, FleetEntry
 from kvscope_telemetry.fleet.fleet import Fleet
+from kvscope_telemetry.fleet.fleet_list import MAX_ENTRIES, FleetEntry
 from kvscope_telemetry.fleet.list_reader import ListReader
 from kvscope_telemetry.fleet.list_texts import ListText
 from kvscope_telemetry.transport.connections import Connection, read_connections

@@ -47,12 +47,12 @@ from kvscope_app.views.table import Index, OpenableTable, TableHead, TableModel
 from kvscope_app.window.dialogs.attach_dialog import AttachDialog
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.fleet.entries import FleetEntry
 from kvscope_telemetry.fleet.fleet import Fleet
+from kvscope_telemetry.fleet.fleet_list import FleetEntry
+from kvscope_telemetry.fleet.fleet_row import FleetRow
 from kvscope_telemetry.fleet.list_reader import Listed, ListReader
 from kvscope_telemetry.fleet.own_member import TELLING
 from kvscope_telemetry.fleet.pool_bins import PoolBins
-from kvscope_telemetry.fleet.row import FleetRow
 
 _ROOT: Final = QModelIndex()
 _NARROWEST: Final = 56

@@ -281,7 +281,7 @@ class SliderMarks(QWidget):
         for mark in self._bookmarks.shown:
             x = self._x(mark.time_ns)
             if first - 1 <= x <= last + 1 and x - before >= _APART_PX:
-                paint_sign(painter, x, top, _SIGN_HEIGHT, is_note=mark.is_note, theme=self.theme)
+                paint_sign(painter, x, top, _SIGN_HEIGHT, is_note=mark.is_user_note, theme=self.theme)
                 before = x
         painter.end()
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kvscope_app.ui.model_name import model_name
-from kvscope_telemetry.collectors.engines import engine_name
+from kvscope_telemetry.collectors.external_engines import engine_name
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.telemetry import Hello
 from kvscope_telemetry.recordings.layout import PART_SUFFIX, SUFFIX

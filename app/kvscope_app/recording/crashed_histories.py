@@ -16,7 +16,7 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.model_names import short_name
 
 if TYPE_CHECKING:
-    from kvscope_telemetry.recordings.left_rings import LeftRing, TidiedRings
+    from kvscope_telemetry.recordings.orphaned_rings import OrphanedRing, RemovedRings
     from kvscope_telemetry.recordings.reader import Recording
 
 _POLL_MS: Final = 500
@@ -35,7 +35,7 @@ class CrashedHistories(QObject):
     ) -> None:
         super().__init__(parent)
         self._windows, self._show = windows, open_recording
-        self._finding: Background[TidiedRings] | None = None
+        self._finding: Background[RemovedRings] | None = None
         self._opening: Background[Recording] | None = None
         self._window: SessionWindow | None = None
         self._clock = QTimer(self, interval=_POLL_MS)
@@ -63,7 +63,7 @@ class CrashedHistories(QObject):
             else:
                 self._offer(found)
 
-    def _offer(self, tidied: TidiedRings) -> None:
+    def _offer(self, tidied: RemovedRings) -> None:
         """Show the offer once a window shows something and its banner is free.
 
         An offer made earlier would disappear with the banner about the engine's start.
@@ -92,7 +92,7 @@ class CrashedHistories(QObject):
             is_offer=True,
         )
 
-    def open_ring(self, ring: LeftRing) -> None:
+    def open_ring(self, ring: OrphanedRing) -> None:
         from kvscope_telemetry.recordings.reader import Recording
 
         self._hide()
@@ -109,7 +109,7 @@ class CrashedHistories(QObject):
         elif self._window in self._windows() and self._window is not None:
             self._window.banner.show_message("The recovered session cannot be opened", opening.failure)
 
-    def discard_rings(self, rings: list[LeftRing]) -> None:
+    def discard_rings(self, rings: list[OrphanedRing]) -> None:
         self._hide()
 
         def discard(_: object) -> None:
@@ -126,14 +126,14 @@ class CrashedHistories(QObject):
             self._window.banner.hide()
 
 
-def _text(ring: LeftRing, what: str) -> str:
+def _text(ring: OrphanedRing, what: str) -> str:
     """Describe a history, the most important part first, because a small window truncates the text."""
     when = time.strftime("%a %H:%M", time.localtime(ring.start_ns / 1e9))
     return f"{what}: {seconds(round(ring.seconds))} from {when}, {short_name(ring.model)}, {num_bytes(ring.num_bytes)}"
 
 
-def _deleted(rings: Sequence[LeftRing]) -> str:
-    from kvscope_telemetry.recordings.left_rings import MAX_LEFT_BYTES, MAX_LEFT_S
+def _deleted(rings: Sequence[OrphanedRing]) -> str:
+    from kvscope_telemetry.recordings.orphaned_rings import MAX_LEFT_BYTES, MAX_LEFT_S
 
     return (
         f"{plural(len(rings), 'crashed session')} deleted "

@@ -47,7 +47,7 @@ def backfill_history(history: History, overview: SessionOverview, start_ns: int)
     wall_ns = history.wall_ns(0)
     first_ns = max(began_ns - round(history.max_seconds * 1e9), start_ns - wall_ns)
     _backfill_events(history, overview, first_ns + wall_ns, began_ns + wall_ns)
-    first, last = max(0, overview.place_at(first_ns + wall_ns)), overview.place_at(began_ns + wall_ns) + 1
+    first, last = max(0, overview.index_at(first_ns + wall_ns)), overview.index_at(began_ns + wall_ns) + 1
     if first >= last:
         return
     starts = (overview.time_ns[first:last] - wall_ns) // BIN_NS

@@ -21,7 +21,7 @@ class LiveLink(Protocol):
     def send(self, command: Command) -> None:
         """Enqueue the command. Never blocks."""
 
-    def take_replies(self) -> list[Reply]:
+    def poll_replies(self) -> list[Reply]:
         """Return and remove the replies received since the last call."""
 
     def resync(self) -> None:
@@ -57,7 +57,7 @@ class Player(Protocol):
         """Short description of what is wrong with the file, empty if no problem is known."""
 
     @property
-    def note_detail(self) -> str:
+    def detail(self) -> str:
         """Full description for `note`, one problem per line."""
 
     @property
@@ -69,7 +69,7 @@ class Player(Protocol):
         """The position on this machine's monotonic clock."""
 
     @property
-    def taken_ns(self) -> int:
+    def consumed_ns(self) -> int:
         """Time of the update returned last, on this machine's monotonic clock."""
 
     @property

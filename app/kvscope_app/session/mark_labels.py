@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvscope_app.ui.clock_text import wall_text
-from kvscope_telemetry.exports.marks import name_of
+from kvscope_telemetry.exports.exported_bookmarks import name_of
 from kvscope_telemetry.summaries.bookmark import Bookmark
 
 __all__ = ["mark_text", "name_of"]

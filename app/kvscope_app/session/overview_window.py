@@ -49,7 +49,7 @@ def overview_window(
         wall_ns: Offset from the monotonic to the wall clock.
         names: Columns, by the names of the history or of the overview.
     """
-    begin, end = overview.place_at(first_ns + wall_ns - SECOND_NS) + 1, overview.place_at(last_ns + wall_ns - 1) + 1
+    begin, end = overview.index_at(first_ns + wall_ns - SECOND_NS) + 1, overview.index_at(last_ns + wall_ns - 1) + 1
     if begin >= end:
         return None
     seconds = overview.time_ns[begin:end] // SECOND_NS

@@ -1,8 +1,8 @@
 """Current rates, shares and latencies: means over the `RECENT_S` seconds before the shown time. Imports no Qt.
 
 They do not depend on the time range of a chart. In a recording, and whenever the cursor is not at the live end, they
-equal the `summaries.figures` over the last whole seconds, as does `kvscope export --from --until` for the same range.
-At the live end they come from the bins of the history, because the overview lags behind by seconds.
+equal the `summaries.run_figures` over the last whole seconds, as does `kvscope export --from --until` for the same
+range. At the live end they come from the bins of the history, because the overview lags behind by seconds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from kvscope_app.session.history import BIN_NS, HISTOGRAMS
 from kvscope_app.session.session import Session
-from kvscope_telemetry.summaries.figures import BY_KEY, covered_s, rows_in
+from kvscope_telemetry.summaries.run_figures import BY_KEY, covered_s, rows_in
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 RECENT_S: Final = 10

@@ -136,7 +136,7 @@ class Session(QObject):
     def poll(self) -> None:
         """Apply what was received and emit the signals. Called by the timer."""
         is_busy = self.timeline.apply_updates()
-        if self._link is not None and (replies := self._link.take_replies()):
+        if self._link is not None and (replies := self._link.poll_replies()):
             is_busy = True
             self.replies.emit(replies)
         if self._contents is not None and (answered := self._contents.pop_replies()):

@@ -315,13 +315,13 @@ class SourceTimeline(QObject):
         """Apply the pending updates of `point`. Returns whether there is activity."""
         player = point.player
         is_busy = player is not None and player.is_playing
-        update = point.source.take_update()
+        update = point.source.poll_update()
         while update is not None:
             is_busy = is_busy or not update.is_sign_of_life
             has_jumped = player is not None and player.has_jumped
             if point.apply(update):
                 self._emit_update(point, update, has_jumped=has_jumped)
-            update = None if player is None else point.source.take_update()  # a recording yields short updates
+            update = None if player is None else point.source.poll_update()  # a recording yields short updates
         return is_busy
 
     def _emit_update(self, point: Viewpoint, update: Update, *, has_jumped: bool) -> None:
@@ -403,7 +403,7 @@ class Viewpoint:
             self.history.restart(update, self.mirror, self.player.now_ns)
             self.backfill()
         else:
-            self.history.add_update(update, self.mirror, self.player.taken_ns)
+            self.history.add_update(update, self.mirror, self.player.consumed_ns)
         self.has_state = True
         return True
 
@@ -537,7 +537,7 @@ class Cursor:
         if source is None or not source.failure:
             return ""
         if self.ready_viewpoint is not None:
-            self.frozen_ns = source.taken_ns
+            self.frozen_ns = source.consumed_ns
         self._source = self.target_seq = None
         source.close()  # its thread has ended
         return source.failure

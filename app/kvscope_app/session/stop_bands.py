@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from kvscope_app.session.session import Session
 from kvscope_app.ui.number_text import seconds
 from kvscope_telemetry.messages.telemetry import PAUSED, SUSPENDED, Stop
-from kvscope_telemetry.running_time import RunningTime, stop_words
+from kvscope_telemetry.running_time import RunningTime, stop_text
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 _OVERVIEW_LATE_NS: Final = 6_000_000_000
@@ -76,4 +76,4 @@ def _stop_text(part: Stop, stops: RunningTime) -> str:
     whole = next(
         (stop for stop in stops if stop.begin_ns <= part.begin_ns < stop.end_ns and stop.kind == part.kind), part
     )
-    return f"{stop_words(whole)}, {seconds((whole.end_ns - whole.begin_ns) / 1e9)}"
+    return f"{stop_text(whole)}, {seconds((whole.end_ns - whole.begin_ns) / 1e9)}"

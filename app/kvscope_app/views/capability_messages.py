@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from kvscope_telemetry.alarms.rules import Rule, unreported_figures
-from kvscope_telemetry.collectors import engines as external
+from kvscope_telemetry.collectors import external_engines as external
 from kvscope_telemetry.messages.capabilities import Capabilities
 
 _OWN: Final = {"kvscope": "This engine", "devices": "This address"}

@@ -120,12 +120,12 @@ class MenuBarCorner(QWidget):
         live = self._live.sizeHint().width() + _SPACING if self._has_live else 0
         more = self._more.sizeHint().width() + _SPACING
         has_more = is_narrow and menus + live + more + _AT_END <= self._bar.width()
-        has_room = not is_narrow or (
+        has_capacity = not is_narrow or (
             menus + live + more + self._state_width(is_narrow=True) + _AT_END <= self._bar.width()
         )
         had_more = not self._more.isHidden()
         self._more.setVisible(has_more)
-        self._state.setFixedWidth(self._state_width(is_narrow) if has_room else 0)
+        self._state.setFixedWidth(self._state_width(is_narrow) if has_capacity else 0)
         if is_narrow is not self._is_narrow:
             self._is_narrow = is_narrow
             for button in self._buttons:

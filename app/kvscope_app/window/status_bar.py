@@ -17,7 +17,7 @@ from kvscope_app.ui.plain_text import PlainLabel, plain_tip
 from kvscope_app.ui.steady_label import SteadyLabel
 from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.ui.zoom import scaled
-from kvscope_telemetry.devices.device_reader import tells_engines_share
+from kvscope_telemetry.devices.device_reader import is_engine_share
 from kvscope_telemetry.messages.telemetry import DeviceSample, Hello
 from kvscope_telemetry.source import SourceState, SourceStatus
 
@@ -219,7 +219,7 @@ class StatusBar(QStatusBar):
         player = self._session.timeline.player if self._session.timeline.is_file else None
         if player is not None:
             note = player.note
-            self._set_frames_tip(player.note_detail or "Frames of the recording")
+            self._set_frames_tip(player.detail or "Frames of the recording")
             self._set("frames", f"{plural(status.frames_received, 'frame')} recorded" + (f", {note}" if note else ""))
             self._color_frames("warn" if note else "muted")
             return
@@ -367,7 +367,7 @@ def device_text(sample: DeviceSample, hello: Hello) -> str:
     name = {"cuda": "GPU", "cpu": "CPU"}.get(hello.device.kind, "Device")
     busy = percent(sample.utilization, 0)
     parts = (
-        (f"Engine {busy} of the CPUs" if tells_engines_share(hello) else f"{name} {busy}")
+        (f"Engine {busy} of the CPUs" if is_engine_share(hello) else f"{name} {busy}")
         if sample.utilization >= 0
         else "",
         f"{sample.power_watts:.0f} W" if sample.power_watts >= 0 else "",

@@ -22,9 +22,9 @@ from kvscope_engine.bench.laboratory.labels import HEADER, cells, headline, heat
 from kvscope_engine.bench.measure import teller
 from kvscope_engine.bench.workloads import sample_text
 from kvscope_engine.text_table import table
-from kvscope_telemetry.about import program_version
 from kvscope_telemetry.engine_config import DEVICES, DTYPES, EngineConfig
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.program_version import program_version
 
 if TYPE_CHECKING:
     from kvscope_engine.bench.laboratory.captured import DenseContext

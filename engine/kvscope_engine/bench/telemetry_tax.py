@@ -21,7 +21,7 @@ from kvscope_telemetry.sources.live_source import LiveSource
 source = LiveSource(sys.argv[1])
 print("watching", flush=True)
 while True:
-    source.take_update()
+    source.poll_update()
     time.sleep(0.016)
 """
 

@@ -16,10 +16,10 @@ from importlib import import_module
 from typing import Final
 
 from kvscope_engine.command_parser import CommandParser
-from kvscope_telemetry.about import program_version
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.home_folder import ensure_home
 from kvscope_telemetry.printable import print_line
+from kvscope_telemetry.program_version import program_version
 from kvscope_telemetry.standard_streams import ready_streams
 from kvscope_telemetry.termination import INTERRUPTED, exiting_on_signals
 

@@ -247,7 +247,7 @@ class EngineClient:
             reply = decode_reply(data)
         except ProtocolError:  # of a later version, or malformed: no request can be identified
             return None
-        self._awaited.heard(reply)
+        self._awaited.record_reply(reply)
         return reply, len(data)
 
     def _post(self, replies: list[tuple[Reply, int]]) -> None:

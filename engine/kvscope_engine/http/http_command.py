@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
     from kvscope_engine.http.api_state import HttpLimits, HttpSettings
     from kvscope_engine.http.http_server import HttpServer
     from kvscope_engine.server.parent_watch import watch_parent
-    from kvscope_telemetry.metrics.page import PATH
+    from kvscope_telemetry.metrics.metrics_page import PATH
 
     if args.exit_with_parent is not None:
         watch_parent(args.exit_with_parent)
@@ -169,7 +169,7 @@ def _pages(args: argparse.Namespace, settings: HttpSettings) -> Iterator[list[Ba
         yield []
         return
     from kvscope_engine.http.http_server import metrics_route
-    from kvscope_telemetry.metrics.page import MetricsPage
+    from kvscope_telemetry.metrics.metrics_page import MetricsPage
 
     page = MetricsPage(settings.endpoint, key=settings.key, served_name=settings.served_name)
     try:

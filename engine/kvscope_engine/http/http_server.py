@@ -33,7 +33,7 @@ from kvscope_engine.http.middleware import AccessMiddleware
 from kvscope_engine.http.openapi import openapi
 from kvscope_engine.http.schemas.api_errors import ApiError, error_response
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.metrics.page import PATH, MetricsPage
+from kvscope_telemetry.metrics.metrics_page import PATH, MetricsPage
 from kvscope_telemetry.termination import handling_signals
 from kvscope_telemetry.transport.file_limit import raise_file_limit
 

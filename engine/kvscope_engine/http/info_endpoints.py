@@ -17,8 +17,8 @@ from kvscope_engine.http.schemas.api_errors import ApiError
 from kvscope_engine.http.schemas.request_bodies import DetokenizeBody, TokenizeBody
 from kvscope_engine.http.schemas.responses import Detokenized, Health, Model, ModelList, Tokenized, Version
 from kvscope_engine.tokenization.tokenizer import Tokenizer
-from kvscope_telemetry.about import program_version
 from kvscope_telemetry.messages.commands import LoadedAdapter, Status
+from kvscope_telemetry.program_version import program_version
 from kvscope_telemetry.transport.client_sockets import NO_ENGINE
 
 SILENT_S: Final = 30.0

@@ -29,7 +29,7 @@ from kvscope_engine.http.schemas.responses import (
     Tokenized,
     Version,
 )
-from kvscope_telemetry.about import program_version
+from kvscope_telemetry.program_version import program_version
 
 REFS: Final = "#/components/schemas/{name}"
 POST_ENDPOINTS: Final[dict[str, tuple[type, type, str]]] = {

@@ -40,7 +40,7 @@ class GroupRule:
         """Return the maximum number of blocks that a request of `num_tokens` tokens holds, computed in chunks of
         `max_chunk`.
         """
-        return pins.most_held(num_tokens, window=self.window, max_chunk=max_chunk, block_size=block_size)
+        return pins.max_held_blocks(num_tokens, window=self.window, max_chunk=max_chunk, block_size=block_size)
 
 
 ONE_GROUP: Final = (GroupRule(),)

@@ -15,11 +15,10 @@ from typing import Final, Self
 
 import msgspec
 
-from kvscope_telemetry.about import program_version
 from kvscope_telemetry.credentials.key_ring import KeyRing
 from kvscope_telemetry.devices.device_reader import device_sample
 from kvscope_telemetry.devices.device_watch import SAMPLE_S, SampledDevices
-from kvscope_telemetry.devices.host import HostReader
+from kvscope_telemetry.devices.host_reader import HostReader
 from kvscope_telemetry.devices.sampler import DevicesSampler
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.commands import Command, GetSnapshot, GetStatus, Status, refuse
@@ -34,6 +33,7 @@ from kvscope_telemetry.messages.telemetry import (
     ModelInfo,
 )
 from kvscope_telemetry.producer.cache_state import CacheState
+from kvscope_telemetry.program_version import program_version
 from kvscope_telemetry.transport.host_id import host_id
 from kvscope_telemetry.transport.server_sockets import ServerSockets
 

@@ -184,11 +184,11 @@ class EngineService:
 
     def _record_state(self) -> None:
         if self._recorder is not None and self._engine is not None and self._recorder.wants_snapshot:
-            self._recorder.give(self._engine.snapshot(0))
+            self._recorder.add_snapshot(self._engine.snapshot(0))
         if self._recorder is not None and self._engine is not None and (blocks := self._recorder.wants_texts):
-            self._recorder.give_texts(self._engine.block_text(blocks))
+            self._recorder.add_texts(self._engine.block_text(blocks))
         if self._recorder is not None and self._engine is not None and self._recorder.texts is not None:
-            self._recorder.give_requests(self._engine.drain_ended())
+            self._recorder.add_requests(self._engine.drain_ended())
 
     def _fail(self, reason: str) -> None:
         """Refuse all queued and future commands with the reason."""

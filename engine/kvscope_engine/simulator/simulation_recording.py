@@ -18,7 +18,6 @@ from kvscope_engine.policy.state_pool import max_recorded_tokens
 from kvscope_engine.policy.step_plan import StepPlan, StepResult
 from kvscope_engine.simulator.simulation import Setup, Simulation
 from kvscope_engine.step_recorder import StepRecorder
-from kvscope_telemetry.about import program_version
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import (
     CacheInfo,
@@ -31,6 +30,7 @@ from kvscope_telemetry.messages.telemetry import (
     ModelInfo,
     Timings,
 )
+from kvscope_telemetry.program_version import program_version
 from kvscope_telemetry.recordings.writer import RecordingWriter
 
 

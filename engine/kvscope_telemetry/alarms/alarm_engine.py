@@ -15,8 +15,8 @@ from typing import Final
 
 import numpy as np
 
+from kvscope_telemetry.alarms.alarm_figures import value_text
 from kvscope_telemetry.alarms.expression import expression_of
-from kvscope_telemetry.alarms.figures import value_text
 from kvscope_telemetry.alarms.rules import Rule, complaint
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.session_overview import SessionOverview
@@ -63,7 +63,7 @@ class AlarmEngine:
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self._rules = [rule for rule in rules if rule.is_on and not complaint(rule)]
-        self._watches = [_Watch(rule) for rule in self._rules]
+        self._watches = [_RuleState(rule) for rule in self._rules]
         self._epoch: int | None = None
         self._last_ns = 0
 
@@ -73,7 +73,7 @@ class AlarmEngine:
         return not self._rules
 
     @property
-    def standing(self) -> list[Alarm]:
+    def active(self) -> list[Alarm]:
         """Active alarms: those that fired and are not resolved."""
         return [watch.alarm for watch in self._watches if watch.alarm is not None]
 
@@ -92,20 +92,20 @@ class AlarmEngine:
         is_stopped = overview.stops.running_between(begins_ns, begins_ns + SECOND_NS) < SECOND_NS
         seconds = zip(begins_ns.tolist(), overview.epoch[rows].tolist(), is_stopped.tolist(), strict=True)
         for place, (time_ns, epoch, stopped) in enumerate(seconds):
-            changed += self._turn_to(time_ns, epoch)
+            changed += self._advance_to(time_ns, epoch)
             for watch, column in zip(self._watches, columns, strict=True):
                 alarm = watch.feed(time_ns, epoch, column[place], is_stopped=stopped)
                 if alarm is not None:
                     changed.append(alarm)
         return changed
 
-    def _turn_to(self, time_ns: int, epoch: int) -> list[Alarm]:
+    def _advance_to(self, time_ns: int, epoch: int) -> list[Alarm]:
         """Return the alarms that are resolved because the next second belongs to another engine start."""
         ended: list[Alarm] = []
         if epoch != self._epoch:
-            ended = [replace(alarm, until_ns=self._last_ns) for alarm in self.standing]
+            ended = [replace(alarm, until_ns=self._last_ns) for alarm in self.active]
             self._epoch = epoch
-            self._watches = [_Watch(rule) for rule in self._rules]
+            self._watches = [_RuleState(rule) for rule in self._rules]
         elif time_ns - self._last_ns > _LARGEST_GAP_NS:
             for watch in self._watches:
                 watch.lose_track()
@@ -113,7 +113,7 @@ class AlarmEngine:
         return ended
 
 
-class _Watch:
+class _RuleState:
     """State of one rule during one engine start."""
 
     def __init__(self, rule: Rule) -> None:
@@ -130,10 +130,10 @@ class _Watch:
         seconds.
         """
         expression = self._expression
-        holds = expression.holds(overview, rows)
-        if self.alarm is None and not (holds == 1).any():
-            return [(each, 0.0, math.nan) for each in holds.tolist()]
-        parts = holds, expression.holds(overview, rows, SLACK), expression.value(overview, rows)
+        is_true = expression.evaluate(overview, rows)
+        if self.alarm is None and not (is_true == 1).any():
+            return [(each, 0.0, math.nan) for each in is_true.tolist()]
+        parts = is_true, expression.evaluate(overview, rows, SLACK), expression.value(overview, rows)
         return list(zip(*(part.tolist() for part in parts), strict=True))
 
     def lose_track(self) -> None:
@@ -142,21 +142,21 @@ class _Watch:
 
     def feed(self, time_ns: int, epoch: int, second: tuple[float, float, float], *, is_stopped: bool) -> Alarm | None:
         """Evaluate the next second. Returns the alarm if it fired or was resolved with this second, else None."""
-        holds, nearly_holds, value = second
-        if math.isnan(holds):
+        is_true, nearly_holds, value = second
+        if math.isnan(is_true):
             if is_stopped:
                 self.lose_track()
             return None
         end_ns = time_ns + SECOND_NS
-        self._note(time_ns, value, holds=bool(holds), is_calm=nearly_holds == 0)
+        self._record(time_ns, value, is_true=bool(is_true), is_calm=nearly_holds == 0)
         if self.alarm is not None:
-            return self._go_on(self.alarm, value, end_ns)
+            return self._extend(self.alarm, value, end_ns)
         if self._since_ns is None or end_ns - self._since_ns < self._rule.seconds * SECOND_NS:
             return None
         self.alarm = Alarm(self._rule, epoch, self._since_ns, end_ns, self._worst, value)
         return self.alarm
 
-    def _go_on(self, alarm: Alarm, value: float, end_ns: int) -> Alarm | None:
+    def _extend(self, alarm: Alarm, value: float, end_ns: int) -> Alarm | None:
         since_ns = self._calm_since_ns
         self.alarm = alarm = replace(alarm, worst=self._worst, value=value)
         if since_ns is None or end_ns - since_ns < CALM_S * SECOND_NS:
@@ -164,8 +164,8 @@ class _Watch:
         self.alarm = None
         return replace(alarm, until_ns=since_ns)
 
-    def _note(self, time_ns: int, value: float, *, holds: bool, is_calm: bool) -> None:
-        if holds:
+    def _record(self, time_ns: int, value: float, *, is_true: bool, is_calm: bool) -> None:
+        if is_true:
             is_new = self._since_ns is None and self.alarm is None
             worse = np.fmax if self._expression.rises else np.fmin
             self._worst = value if is_new else float(worse(self._worst, value))

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_telemetry.alarms.figures import SECOND_FIGURES, FloatArray, SecondFigure
+from kvscope_telemetry.alarms.alarm_figures import SECOND_FIGURES, FloatArray, SecondFigure
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
@@ -56,7 +56,7 @@ class Expression:
         self._measured, self.rises = _what_is_measured(self._root)
         self._bounded = any(figure.read_low is not None for figure in self.figures)
 
-    def holds(self, overview: SessionOverview, rows: slice, slack: float = 0.0) -> FloatArray:
+    def evaluate(self, overview: SessionOverview, rows: slice, slack: float = 0.0) -> FloatArray:
         """Evaluate the condition for the seconds `rows`.
 
         With `slack`, thresholds are easier to pass by that share of their absolute value (0.05: 5 %); within `not` they
@@ -65,19 +65,19 @@ class Expression:
 
         Returns: shape (n,): 1 where the condition holds, 0 where it does not, NaN where this is unknown.
         """
-        at = _At(overview, rows, slack)
-        high = _condition(self._root, at)
+        context = _EvaluationContext(overview, rows, slack)
+        high = _condition(self._root, context)
         if not self._bounded:
             return high
-        return np.where(high == _condition(self._root, replace(at, is_low=True)), high, np.nan)
+        return np.where(high == _condition(self._root, replace(context, is_low=True)), high, np.nan)
 
     def value(self, overview: SessionOverview, rows: slice) -> FloatArray:
         """Return the value that the first comparison holds against its threshold, shape (n,); NaN where it is unknown.
         Where the upper edge of a histogram bucket is infinite, the lower edge is returned.
         """
-        at = _At(overview, rows)
-        value = _number(self._measured, at)
-        return np.where(np.isinf(value), _number(self._measured, replace(at, is_low=True)), value)
+        context = _EvaluationContext(overview, rows)
+        value = _number(self._measured, context)
+        return np.where(np.isinf(value), _number(self._measured, replace(context, is_low=True)), value)
 
     @property
     def unit(self) -> str:
@@ -106,7 +106,7 @@ def _parsed(text: str) -> ast.expr:
             warnings.simplefilter("error")  # ast warns of a number directly followed by a word, such as `1if`
             return ast.parse(text, mode="eval").body
     except SyntaxError as error:
-        word = _word_at(text, error.offset or len(text) + 1)
+        word = _token_at(text, error.offset or len(text) + 1)
         is_open = "never closed" in error.msg
         where = (
             f"{word!r} is not closed" if is_open else f"{word!r} cannot be read here" if word else "it ends too early"
@@ -116,7 +116,7 @@ def _parsed(text: str) -> ast.expr:
         raise BadInput(f"{text[:40]!r} cannot be read; accepted: {_GRAMMAR}") from None
 
 
-def _word_at(text: str, offset: int) -> str:
+def _token_at(text: str, offset: int) -> str:
     """Return the word or operator that begins at or surrounds the 1-based `offset`."""
     for found in re.finditer(r"[\w.]+|[^\w\s]+", text):
         if found.end() >= offset:
@@ -154,7 +154,7 @@ def _check_number(node: ast.expr, text: str, depth: int) -> None:
             if name in _FUNCTIONS:
                 raise BadInput(f"{name!r} needs brackets, such as {_call_example(name)}")
             if name not in SECOND_FIGURES:
-                raise BadInput(f"{name!r} is not a figure{_meant(name)}; accepted: {', '.join(SECOND_FIGURES)}")
+                raise BadInput(f"{name!r} is not a figure{_suggestion(name)}; accepted: {', '.join(SECOND_FIGURES)}")
         case ast.UnaryOp(op=ast.UAdd() | ast.USub(), operand=operand):
             _check_number(operand, text, depth + 1)
         case ast.BinOp(left=left, op=op, right=right):
@@ -204,7 +204,7 @@ def _sign(op: ast.operator) -> str:
     return signs.get(type(op), {"BitAnd": "&", "BitOr": "|", "BitXor": "^"}.get(type(op).__name__, "<<, >>"))
 
 
-def _meant(name: str) -> str:
+def _suggestion(name: str) -> str:
     near = difflib.get_close_matches(name, SECOND_FIGURES, n=1)
     return f" (did you mean {near[0]}?)" if near else ""
 
@@ -237,7 +237,7 @@ def _has_figure(root: ast.expr) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _At:
+class _EvaluationContext:
     """Rows of the overview on which an expression is evaluated, and the mode of evaluation."""
 
     overview: SessionOverview
@@ -254,19 +254,19 @@ class _At:
         return running < SECOND_NS
 
 
-def _condition(node: ast.expr, at: _At) -> FloatArray:
+def _condition(node: ast.expr, context: _EvaluationContext) -> FloatArray:
     match node:
         case ast.BoolOp(op=op, values=values):
-            parts = np.stack([_condition(value, at) for value in values])
+            parts = np.stack([_condition(value, context) for value in values])
             decides = 0.0 if isinstance(op, ast.And) else 1.0
             unknown = np.where(np.isnan(parts).any(axis=0), np.nan, 1.0 - decides)
             return np.where((parts == decides).any(axis=0), decides, unknown)
         case ast.UnaryOp(operand=operand):
-            return 1.0 - _condition(operand, replace(at, slack=-at.slack))
+            return 1.0 - _condition(operand, replace(context, slack=-context.slack))
         case ast.Compare(left=left, ops=ops, comparators=others):
-            numbers = [_number(each, at) for each in (left, *others)]
+            numbers = [_number(each, context) for each in (left, *others)]
             pairs = zip(ops, numbers, numbers[1:], strict=False)
-            parts = np.stack([_compared(op, one, other, at.slack) for op, one, other in pairs])
+            parts = np.stack([_compared(op, one, other, context.slack) for op, one, other in pairs])
             found: FloatArray = np.where(np.isnan(parts).any(axis=0), np.nan, parts.min(axis=0))
             return found
     raise AssertionError(f"{ast.dump(node)} was checked to be a condition")
@@ -277,38 +277,38 @@ def _compared(op: ast.cmpop, one: FloatArray, other: FloatArray, slack: float) -
         room = slack * np.where(np.isfinite(other), np.abs(other), 0.0)
         match op:
             case ast.Gt():
-                holds = one > other - room
+                evaluate = one > other - room
             case ast.GtE():
-                holds = one >= other - room
+                evaluate = one >= other - room
             case ast.Lt():
-                holds = one < other + room
+                evaluate = one < other + room
             case ast.LtE():
-                holds = one <= other + room
+                evaluate = one <= other + room
             case ast.Eq():
-                holds = one == other
+                evaluate = one == other
             case _:
-                holds = one != other
-    return np.where(np.isnan(one) | np.isnan(other), np.nan, holds)
+                evaluate = one != other
+    return np.where(np.isnan(one) | np.isnan(other), np.nan, evaluate)
 
 
-def _number(node: ast.expr, at: _At) -> FloatArray:
+def _number(node: ast.expr, context: _EvaluationContext) -> FloatArray:
     match node:
         case ast.Constant():
-            return np.full(at.rows.stop - at.rows.start, _literal(node))
+            return np.full(context.rows.stop - context.rows.start, _literal(node))
         case ast.Name(id=name):
-            return _figure(SECOND_FIGURES[name], at)
+            return _figure(SECOND_FIGURES[name], context)
         case ast.UnaryOp(op=op, operand=operand):
-            number = _number(operand, at)
+            number = _number(operand, context)
             return -number if isinstance(op, ast.USub) else number
         case ast.BinOp(left=left, op=op, right=right):
             with np.errstate(all="ignore"):
-                made: FloatArray = _ARITHMETIC[type(op)](_number(left, at), _number(right, at))
-            is_by_zero = isinstance(op, ast.Div) & (_number(right, at) == 0)
+                made: FloatArray = _ARITHMETIC[type(op)](_number(left, context), _number(right, context))
+            is_by_zero = isinstance(op, ast.Div) & (_number(right, context) == 0)
             return np.where(is_by_zero, np.nan, made)
         case ast.Call(func=ast.Name(id=name), args=args):
             if name in _OVER_TIME:
-                return _over_time(name, args[0], _literal(args[1]), at)
-            numbers = np.stack([_number(each, at) for each in args])
+                return _over_time(name, args[0], _literal(args[1]), context)
+            numbers = np.stack([_number(each, context) for each in args])
             if name == "abs":
                 numbers = np.abs(numbers)
             reduced: FloatArray = numbers.min(axis=0) if name == "min" else numbers.max(axis=0)
@@ -316,27 +316,27 @@ def _number(node: ast.expr, at: _At) -> FloatArray:
     raise AssertionError(f"{ast.dump(node)} was checked to be a number")
 
 
-def _figure(figure: SecondFigure, at: _At) -> FloatArray:
-    read = figure.read_low if at.is_low and figure.read_low is not None else figure.read
-    values = read(at.overview, at.rows)
-    has_stops = len(at.overview.stops) > 0  # rare, and `stopped` takes longer than all the rest
-    return np.where(at.stopped, np.nan, values) if has_stops and not figure.outlives_stops else values
+def _figure(figure: SecondFigure, context: _EvaluationContext) -> FloatArray:
+    read = figure.read_low if context.is_low and figure.read_low is not None else figure.read
+    values = read(context.overview, context.rows)
+    has_stops = len(context.overview.stops) > 0  # rare, and `stopped` takes longer than all the rest
+    return np.where(context.stopped, np.nan, values) if has_stops and not figure.outlives_stops else values
 
 
-def _over_time(name: str, node: ast.expr, seconds: float, at: _At) -> FloatArray:
+def _over_time(name: str, node: ast.expr, seconds: float, context: _EvaluationContext) -> FloatArray:
     """Return the mean or sum of `node` over the last `seconds` seconds, shape (n,).
 
     Only seconds of the same engine start in which the value is known count. A mean is NaN until the engine start is
     `seconds` old. Both are NaN in a second in which the engine was paused and the value is unknown.
     """
-    times, epochs = at.overview.time_ns, at.overview.epoch[: at.rows.stop]
+    times, epochs = context.overview.time_ns, context.overview.epoch[: context.rows.stop]
     starts = np.concatenate(([0], np.flatnonzero(epochs[1:] != epochs[:-1]) + 1))
-    begins_ns = times[at.rows] - round(seconds * 1e9) + SECOND_NS
-    first = int(np.searchsorted(times, begins_ns[0])) if begins_ns.size else at.rows.start
-    values = _number(node, replace(at, rows=slice(first, at.rows.stop)))
-    found = np.full(at.rows.stop - at.rows.start, np.nan)
+    begins_ns = times[context.rows] - round(seconds * 1e9) + SECOND_NS
+    first = int(np.searchsorted(times, begins_ns[0])) if begins_ns.size else context.rows.start
+    values = _number(node, replace(context, rows=slice(first, context.rows.stop)))
+    found = np.full(context.rows.stop - context.rows.start, np.nan)
     for place, begin_ns in enumerate(begins_ns.tolist()):
-        row = at.rows.start + place
+        row = context.rows.start + place
         start = int(starts[np.searchsorted(starts, row, "right") - 1])
         since = max(int(np.searchsorted(times, begin_ns)), start)
         inside = values[since - first : row - first + 1]
@@ -344,7 +344,7 @@ def _over_time(name: str, node: ast.expr, seconds: float, at: _At) -> FloatArray
         is_whole = name == "sum" or times[start] <= begin_ns
         if known.size and is_whole:
             found[place] = known.mean() if name == "mean" else known.sum()
-    if not len(at.overview.stops):
+    if not len(context.overview.stops):
         return found
-    is_now_unknown = np.isnan(values[at.rows.start - first :])
-    return np.where(at.stopped & is_now_unknown, np.nan, found)
+    is_now_unknown = np.isnan(values[context.rows.start - first :])
+    return np.where(context.stopped & is_now_unknown, np.nan, found)

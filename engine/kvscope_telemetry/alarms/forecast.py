@@ -26,7 +26,7 @@ fall that has ended.
 _LARGEST_GAP_S: Final = 2.5
 
 
-def seconds_left(time_s: FloatArray, room: FloatArray, num_blocks: float) -> float | None:
+def seconds_left(time_s: FloatArray, free_blocks: FloatArray, num_blocks: float) -> float | None:
     """Return the seconds until no block is available, or None if the number does not fall, or not clearly.
 
     The slope is the median of the slopes between all pairs of samples (Theil 1950, Sen 1968), so that a request that
@@ -37,25 +37,28 @@ def seconds_left(time_s: FloatArray, room: FloatArray, num_blocks: float) -> flo
         room: Free and cached blocks at these times, shape (n,).
         num_blocks: Total number of blocks in the pool.
     """
-    time_s, room = time_s[-WINDOW_S:], room[-WINDOW_S:]
-    if time_s.size < LEAST_S or np.diff(time_s).max() > _LARGEST_GAP_S or not np.isfinite(room).all():
+    time_s, free_blocks = time_s[-WINDOW_S:], free_blocks[-WINDOW_S:]
+    if time_s.size < LEAST_S or np.diff(time_s).max() > _LARGEST_GAP_S or not np.isfinite(free_blocks).all():
         return None
-    if (room == room[0]).all():
+    if (free_blocks == free_blocks[0]).all():
         return None
-    slope, half = _slope(time_s, room), time_s.size // 2
-    if room[-1] <= 0 or slope >= 0:
+    slope, half = _slope(time_s, free_blocks), time_s.size // 2
+    if free_blocks[-1] <= 0 or slope >= 0:
         return None
-    if max(_slope(time_s[:half], room[:half]), _slope(time_s[half:], room[half:])) > _LEAST_OF_A_HALF * slope:
+    if (
+        max(_slope(time_s[:half], free_blocks[:half]), _slope(time_s[half:], free_blocks[half:]))
+        > _LEAST_OF_A_HALF * slope
+    ):
         return None
     fall = -slope * float(time_s[-1] - time_s[0])
-    rest = room - slope * time_s
+    rest = free_blocks - slope * time_s
     noise = float(np.std(rest))
     if fall < max(_LEAST_SHARE * num_blocks, 1.0) or fall < _CLEARER_THAN_NOISE * noise:
         return None
-    left_s = float(room[-1]) / -slope
+    left_s = float(free_blocks[-1]) / -slope
     return left_s if left_s <= LONGEST_S else None
 
 
-def _slope(time_s: FloatArray, room: FloatArray) -> float:
+def _slope(time_s: FloatArray, free_blocks: FloatArray) -> float:
     first, second = np.triu_indices(time_s.size, 1)
-    return float(np.median((room[second] - room[first]) / (time_s[second] - time_s[first])))
+    return float(np.median((free_blocks[second] - free_blocks[first]) / (time_s[second] - time_s[first])))

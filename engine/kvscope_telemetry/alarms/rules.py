@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
+from kvscope_telemetry.alarms.alarm_figures import SECOND_FIGURES, value_text
 from kvscope_telemetry.alarms.expression import expression_of
-from kvscope_telemetry.alarms.figures import SECOND_FIGURES, value_text
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.summaries.bookmark import NOTE
@@ -102,12 +102,12 @@ def rule_text(rule: Rule) -> str:
     return f"{name}{rule.expression}" + (f" for {rule.seconds:g} s" if rule.seconds else "")
 
 
-def rule_words(rule: Rule) -> str:
+def rule_text_in_words(rule: Rule) -> str:
     """Describe the condition of a valid rule with the figures' labels: `longest wait of a request for its first step >
     10 s`.
     """
     expression = expression_of(rule.expression)
-    words = _FIGURE.sub(_words_of, expression.text)
+    words = _FIGURE.sub(_figure_name, expression.text)
     plain = _PLAIN.fullmatch(expression.text)
     if plain is not None:
         unit = "" if expression.unit in ("blocks", "requests", "frames") else expression.unit
@@ -115,7 +115,7 @@ def rule_words(rule: Rule) -> str:
     return words + (f" for {rule.seconds:g} s" if rule.seconds else "")
 
 
-def _words_of(name: re.Match[str]) -> str:
+def _figure_name(name: re.Match[str]) -> str:
     figure = SECOND_FIGURES.get(name[0])
     return name[0] if figure is None else f"{figure.words[0].lower()}{figure.words[1:]}".removesuffix(", 0 to 1")
 

@@ -52,8 +52,8 @@ def payload(alarm: Alarm, engine: str, instance: str) -> dict[str, Any]:
         "expression": alarm.rule.expression,
         "for_s": alarm.rule.seconds,
         "state": "resolved" if alarm.until_ns else "firing",
-        "value": _known(alarm.value),
-        "worst": _known(alarm.worst),
+        "value": _finite(alarm.value),
+        "worst": _finite(alarm.worst),
         "summary": f"{alarm.name}: {alarm_text(alarm)}".removesuffix(": "),
         "time": _time_text(alarm.until_ns or alarm.rang_ns),
         "startsAt": _time_text(alarm.begin_ns),
@@ -134,7 +134,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _known(value: float) -> float | None:
+def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 

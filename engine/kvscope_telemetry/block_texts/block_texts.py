@@ -78,7 +78,7 @@ class RecordedText(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class BlockTextLookup:
     """State of a block whose text is looked up."""
 
     epoch: int
@@ -139,7 +139,7 @@ class TextIndex:
                 self._thin_out()
         return newest_ns
 
-    def find(self, asked: Asked, at_ns: int) -> BlockContent | None:
+    def find(self, asked: BlockTextLookup, at_ns: int) -> BlockContent | None:
         """Return what the block held at `at_ns`, or None if it is not known.
 
         A block with a hash is found by the hash alone, because moving to another tier does not change its content. For
@@ -160,11 +160,11 @@ class TextIndex:
         before = [text for text in written if text.time_ns <= at_ns]
         return before[-1].content if before else None
 
-    def containing(self, words: str, limit: int) -> list[RecordedText]:
-        """Return the earliest `limit` texts that contain `words` (case-insensitive), without duplicates, in the order
+    def search(self, query: str, limit: int) -> list[RecordedText]:
+        """Return the earliest `limit` texts that contain `query` (case-insensitive), without duplicates, in the order
         of time.
         """
-        needle = words.casefold()
+        needle = query.casefold()
         found: dict[tuple[int, str, int], RecordedText] = {}
         for text in (text for texts in self._by_block.values() for text in texts):
             key = (text.epoch, text.hash, -1) if text.hash else (text.epoch, f"of {text.owner}", text.block)

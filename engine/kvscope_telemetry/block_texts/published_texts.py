@@ -1,7 +1,7 @@
 """Records block texts in an engine that writes its own recording: requests a few blocks at a time, between steps.
 
-Owns a copy of the ledger as published, and the pending requests. Thread-safe: the publishing thread calls `follow`, the
-engine's thread calls the rest.
+Owns a copy of the ledger as published, and the pending requests. Thread-safe: the publishing thread calls
+`add_message`, the engine's thread calls the rest.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PublishedTexts:
         self._epoch = 0
         self._next_s = 0.0
 
-    def follow(self, message: Frame | Snapshot) -> None:
+    def add_message(self, message: Frame | Snapshot) -> None:
         """Apply a published message to the ledger copy, and mark the changed rows."""
         rows = message.blocks
         ids = np.frombuffer(rows.ids, "<u4") if isinstance(message, Frame) else None

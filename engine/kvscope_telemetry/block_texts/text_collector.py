@@ -35,7 +35,7 @@ class TextCollector:
         self._epoch: int | None = None
         self._dirty: list[IdArray] = []
         self._is_all_dirty = True
-        self._turn = 0
+        self._next_row = 0
         self._owner = np.empty(0, np.int64)  # owner of the recorded text; -2: not recorded
         self._filled = np.empty(0, np.int64)
         self._hash = np.empty(0, np.uint64)
@@ -71,17 +71,17 @@ class TextCollector:
         """Return at most `max_blocks` blocks to request now, and mark them as requested. Returns none while requests
         are pending.
         """
-        self._follow(ledger, epoch)
+        self._track_changes(ledger, epoch)
         if self._asked:
             return ()
-        self._turn += 1
-        ids = self._take_dirty(ledger.num_blocks)
+        self._next_row += 1
+        ids = self._drain_dirty(ledger.num_blocks)
         ids = ids[
             ~np.isin(ledger.tier[ids], STATE_TIERS) | (ledger.hash[ids] != 0)
         ]  # a state without a hash has no text
         ids = ids[np.isin(ledger.state[ids], _HOLDING) & (ledger.filled[ids] > 0) & ~self._is_written(ledger, ids)]
         is_full = ledger.hash[ids] != 0
-        wanted = ids if self._turn % PARTIAL_EVERY == 0 else ids[is_full]
+        wanted = ids if self._next_row % PARTIAL_EVERY == 0 else ids[is_full]
         later = ids[~is_full] if wanted is not ids else ids[:0]
         self.changed(np.concatenate((later, wanted[max_blocks:])))
         asked: list[int] = wanted[:max_blocks].tolist()
@@ -96,13 +96,13 @@ class TextCollector:
         """Return and clear the replies whose block still has the owner, and the hash if any, that it had when it was
         requested.
         """
-        self._follow(ledger, epoch)
+        self._track_changes(ledger, epoch)
         answers, self._answers = self._answers, []
-        texts = [text for content in answers if (text := self._believed(ledger, epoch, content)) is not None]
+        texts = [text for content in answers if (text := self._is_consistent(ledger, epoch, content)) is not None]
         self.num_confirmed += len(texts)
         return texts
 
-    def _believed(self, ledger: Ledger, epoch: int, content: BlockContent) -> RecordedText | None:
+    def _is_consistent(self, ledger: Ledger, epoch: int, content: BlockContent) -> RecordedText | None:
         block = content.block
         asked = self._asked.pop(block, None)
         if asked is None:
@@ -134,7 +134,7 @@ class TextCollector:
             notes=content.notes,
         )
 
-    def _follow(self, ledger: Ledger, epoch: int) -> None:
+    def _track_changes(self, ledger: Ledger, epoch: int) -> None:
         if epoch == self._epoch and ledger.num_blocks == self._owner.size:
             return
         self._epoch = epoch
@@ -145,7 +145,7 @@ class TextCollector:
         self._answers.clear()
         self.changed(None)
 
-    def _take_dirty(self, num_rows: int) -> IdArray:
+    def _drain_dirty(self, num_rows: int) -> IdArray:
         dirty, self._dirty = self._dirty, []
         if self._is_all_dirty:
             self._is_all_dirty = False

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
-from kvscope_telemetry.collectors.engine import ExternalEngine
-from kvscope_telemetry.collectors.engines import each_engine, find_engine
+from kvscope_telemetry.collectors.external_engine import ExternalEngine
+from kvscope_telemetry.collectors.external_engines import each_engine, find_engine
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.kv_events.addresses import check_endpoint, of_rank
+from kvscope_telemetry.kv_events.event_endpoints import check_endpoint, of_rank
 
 MAX_RANK: Final = 4095
 MAX_RANKS: Final = 64

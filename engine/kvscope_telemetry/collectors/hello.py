@@ -6,10 +6,10 @@ import time
 
 from msgspec.structs import replace
 
-from kvscope_telemetry.collectors.engine import ExternalEngine
+from kvscope_telemetry.collectors.cached_rows import CachedRows
+from kvscope_telemetry.collectors.external_engine import ExternalEngine
 from kvscope_telemetry.collectors.readings import EngineReading
 from kvscope_telemetry.collectors.server_facts import ServerFacts
-from kvscope_telemetry.collectors.slots import Slots
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Hello, ModelInfo
 from kvscope_telemetry.transport.host_id import host_id
@@ -22,7 +22,7 @@ def hello_of(
     epoch: int,
     now_ns: int,
     *,
-    slots: Slots,
+    slots: CachedRows,
     block_size: int,
     reading: EngineReading,
     facts: ServerFacts,

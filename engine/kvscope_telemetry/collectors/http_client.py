@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from kvscope_telemetry.about import program_version
 from kvscope_telemetry.collectors.address import ExternalAddress
 from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.program_version import program_version
 
 if TYPE_CHECKING:
     import httpx
@@ -57,22 +57,22 @@ class HttpClient:
         self.timeout_s, self._max_bytes = timeout_s, max_bytes
         self._tls = _tls_of(address)
         self._lock = threading.Lock()
-        self._questions: set[HttpQuestion] = set()
+        self._questions: set[HttpExchange] = set()
         self._is_cancelled = False
 
     def get(self, path: str, body: bytes | None = None) -> tuple[str, bytes]:
         """Return the content type and body at `path`, by GET, or POST if there is a JSON `body`. Raises NoAnswer."""
         url = self.address.url(path)
-        question = HttpQuestion(self)
+        question = HttpExchange(self)
         with self._lock:
             self._questions.add(question)
             if self._is_cancelled:
-                question.cut()
-        deadline = threading.Timer(self.timeout_s, question.give_up)
+                question.abort()
+        deadline = threading.Timer(self.timeout_s, question.abandon)
         deadline.daemon = True
         deadline.start()
         try:
-            with question.ask(path, body, accept="text/plain, application/json") as answer:
+            with question.send(path, body, accept="text/plain, application/json") as answer:
                 if answer.status_code != OK:
                     why = why_refused(url, answer.status_code, self.address.refusal)
                     raise NoAnswer(why, answer.status_code)
@@ -87,7 +87,7 @@ class HttpClient:
         with self._lock:
             self._is_cancelled = True
             for question in self._questions:
-                question.cut()
+                question.abort()
 
     @cached_property
     def httpx_client(self) -> httpx.Client:
@@ -118,8 +118,8 @@ class HttpClient:
         return b"".join(parts)
 
 
-class HttpQuestion:
-    """One request. Call `ask` once; `cut` and `give_up` are thread-safe."""
+class HttpExchange:
+    """One request. Call `send` once; `abort` and `abandon` are thread-safe."""
 
     def __init__(self, client: HttpClient) -> None:
         self._client = client
@@ -129,7 +129,7 @@ class HttpQuestion:
         self._is_cut = self._is_late = False
 
     @contextlib.contextmanager
-    def ask(
+    def send(
         self,
         path: str,
         body: bytes | None = None,
@@ -173,16 +173,16 @@ class HttpQuestion:
             with self._lock:
                 self._socket = None
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Shut down the connection; all waits for it end with an error."""
         with self._lock:
             self._is_cut = True
             self._shut_down()
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         """Cut the connection because the deadline has passed."""
         self._is_late = True
-        self.cut()
+        self.abort()
 
     @property
     def _proxy(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kvscope_telemetry.collectors.engine import ExternalEngine, Fields
+from kvscope_telemetry.collectors.external_engine import ExternalEngine, Fields
 from kvscope_telemetry.collectors.readings import EngineReading, count
 from kvscope_telemetry.collectors.server_facts import Ask, ServerFacts, mapping, text
 from kvscope_telemetry.errors import BadInput
@@ -12,7 +12,7 @@ from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.structured import Structured
 
 if TYPE_CHECKING:
-    from kvscope_telemetry.collectors.page import ScrapedPage
+    from kvscope_telemetry.collectors.scraped_page import ScrapedPage
 
 _NAME: Final = "llama.cpp"
 
@@ -50,7 +50,7 @@ LLAMA_CPP: Final = ExternalEngine(
     "wait if it was started with metrics.",
     metrics_prefix="llamacpp:",
     rank_label="rank",
-    read=_read,
+    read_metrics=_read,
     without_metrics="start llama-server with --metrics",
     ask_facts=_ask_facts,
     capabilities=Capabilities(
@@ -65,5 +65,5 @@ LLAMA_CPP: Final = ExternalEngine(
         aborts=False,
     ),
     form_fields=_form_fields,
-    tells_slots=True,
+    publishes_slots=True,
 )

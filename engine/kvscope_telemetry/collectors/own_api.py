@@ -36,10 +36,10 @@ class OwnApi:
         """LoRA adapters, as `Prompter.adapters`; None before the server has answered."""
         return None if self._prompter is None else self._prompter.adapters
 
-    def ask(self, command: Submit | GetStatus, announced: str, *, is_same_machine: bool) -> None:
+    def send(self, command: Submit | GetStatus, announced: str, *, is_same_machine: bool) -> None:
         """Send a prompt or a status query to the API that the engine's hello announced.
 
-        Replies are returned by `take_replies`. Raises BadInput for a prompt that is too large.
+        Replies are returned by `poll_replies`. Raises BadInput for a prompt that is too large.
         """
         with self._lock:
             try:
@@ -58,11 +58,11 @@ class OwnApi:
         prompter.send(abort)
         return True
 
-    def take_replies(self) -> list[Reply]:
+    def poll_replies(self) -> list[Reply]:
         """Return and clear the replies since the last call, oldest first."""
         with self._lock:
             refused, self._refused = self._refused, []
-            return refused + (self._prompter.take_replies() if self._prompter is not None else [])
+            return refused + (self._prompter.poll_replies() if self._prompter is not None else [])
 
     def close(self) -> None:
         """Abort all requests; takes up to two seconds."""
@@ -73,7 +73,7 @@ class OwnApi:
     def _prompter_of(self, announced: str, is_same_machine: bool) -> Prompter:
         """Return the prompter of an address, replacing that of the engine's previous address."""
         if self._prompter is None or self._announced != (announced, is_same_machine):
-            address = seen_from_here(announced, self._endpoint, is_same_machine=is_same_machine)
+            address = reachable_address(announced, self._endpoint, is_same_machine=is_same_machine)
             ca = "" if self._ca is None else str(self._ca.expanduser())
             if self._prompter is not None:
                 self._prompter.close()
@@ -82,7 +82,7 @@ class OwnApi:
         return self._prompter
 
 
-def seen_from_here(announced: str, endpoint: str, *, is_same_machine: bool) -> ExternalAddress:
+def reachable_address(announced: str, endpoint: str, *, is_same_machine: bool) -> ExternalAddress:
     """Return the address of the API at the `announced` address as reachable by a client attached at `endpoint`.
 
     Other options in `announced`, such as a local file, are ignored, because they are not trusted. Raises BadInput with

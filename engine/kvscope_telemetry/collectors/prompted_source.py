@@ -28,8 +28,8 @@ class PromptedSource(MirroredSource):
         self._prompter = Prompter(address)
         self._thread: threading.Thread
 
-    def take_update(self) -> Update | None:
-        return self._hand_over.take_update()
+    def poll_update(self) -> Update | None:
+        return self._hand_over.poll_update()
 
     def resync(self) -> None:
         """Discard pending updates and send a snapshot, after a reader could not apply an update."""
@@ -47,9 +47,9 @@ class PromptedSource(MirroredSource):
         """
         self._prompter.send(command)
 
-    def take_replies(self) -> list[Reply]:
+    def poll_replies(self) -> list[Reply]:
         """Return and clear the replies since the last call, oldest first."""
-        return self._prompter.take_replies()
+        return self._prompter.poll_replies()
 
     def close(self) -> None:
         """Stop the threads and close the connections. Idempotent."""

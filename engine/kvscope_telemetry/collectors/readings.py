@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from kvscope_telemetry.collectors.page import MAX_COUNT, ScrapedPage
+from kvscope_telemetry.collectors.scraped_page import MAX_COUNT, ScrapedPage
 from kvscope_telemetry.messages.telemetry import Histogram, MetricFigure
 
 MAX_BOUNDS: Final = 512

@@ -14,14 +14,14 @@ from typing import Any, Final
 
 import msgspec
 
-from kvscope_telemetry.collectors import engines
+from kvscope_telemetry.collectors import external_engines
 from kvscope_telemetry.collectors.address import ExternalAddress
 from kvscope_telemetry.collectors.http_client import NOT_FOUND, HttpClient, NoAnswer
-from kvscope_telemetry.collectors.page import ScrapedPage
 from kvscope_telemetry.collectors.readings import EngineReading
+from kvscope_telemetry.collectors.scraped_page import ScrapedPage
 from kvscope_telemetry.collectors.server_facts import ServerFacts
 from kvscope_telemetry.errors import BadInput, ProtocolError
-from kvscope_telemetry.kv_events.addresses import check_endpoint
+from kvscope_telemetry.kv_events.event_endpoints import check_endpoint
 
 EVERY_S: Final = 1.0
 PAUSES_S: Final = (1.0, 30.0)
@@ -45,7 +45,7 @@ class Scraped:
 
 
 class Scraper:
-    """Polls one rank's metrics. `take_scraped`, `why` and `close` may be used by another thread.
+    """Polls one rank's metrics. `poll_result`, `why` and `close` may be used by another thread.
 
     Raises BadInput if the certificate file of `address` cannot be used.
     """
@@ -75,7 +75,7 @@ class Scraper:
         self._thread = threading.Thread(target=self._run, name="kvscope-scraper", daemon=True)
         self._thread.start()
 
-    def take_scraped(self) -> Scraped | None:
+    def poll_result(self) -> Scraped | None:
         """Return and clear the newest result; None if there is none since the last call."""
         taken, self._taken = self._taken, None
         return taken
@@ -135,7 +135,7 @@ class Scraper:
             raise ProtocolError("it is a web page, not metrics")
         page = ScrapedPage(
             body.decode("utf-8", errors="replace"),
-            (*[each.metrics_prefix for each in engines.ENGINES], *engine.other_prefixes, _OF_ALL, _INSIDE),
+            (*[each.metrics_prefix for each in external_engines.ENGINES], *engine.other_prefixes, _OF_ALL, _INSIDE),
             rank=(engine.rank_label, address.rank),
             replicas=engine.replica_labels,
             model=address.model,
@@ -143,10 +143,10 @@ class Scraper:
         if not page.has(engine.metrics_prefix):
             raise ProtocolError(self._why_none(page))
         said = page.label("endpoint", _INSIDE)
-        return replace(engine.read(page), inside=said if _ENDPOINT.fullmatch(said) else "")
+        return replace(engine.read_metrics(page), inside=said if _ENDPOINT.fullmatch(said) else "")
 
     def _why_none(self, page: ScrapedPage) -> str:
-        other = next((each for each in engines.ENGINES if page.has(each.metrics_prefix)), None)
+        other = next((each for each in external_engines.ENGINES if page.has(each.metrics_prefix)), None)
         if other is not None:
             return f"these are metrics of {other.name}: attach {other.scheme}://{self._address.authority}"
         of_what = f" of rank {self._address.rank}" if self._address.rank else ""
@@ -158,11 +158,11 @@ class Scraper:
         now_s = time.monotonic()
         restarted = self._before is not None and reading.is_restart_of(self._before)
         if self._facts is None or restarted or now_s >= self._facts_s:
-            self._facts = reachable(self._address.engine.ask_facts(self._ask), self._address)
+            self._facts = reachable(self._address.engine.ask_facts(self._get), self._address)
             self._facts_s = now_s + ASK_FACTS_AGAIN_S
         return self._facts
 
-    def _ask(self, path: str) -> Any:
+    def _get(self, path: str) -> Any:
         """Return the JSON at a path; None if there is none. Raises NoAnswer if the server refuses access."""
         try:
             return msgspec.json.decode(self._http.get(path)[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from kvscope_telemetry.collectors.engine import ExternalEngine, Fields, watched_capabilities
+from kvscope_telemetry.collectors.external_engine import ExternalEngine, Fields, watched_capabilities
 from kvscope_telemetry.collectors.lmcache import LMCACHE_FIGURES, LMCACHE_PREFIX
 from kvscope_telemetry.collectors.readings import (
     EngineReading,
@@ -22,7 +22,7 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.structured import Structured
 
 if TYPE_CHECKING:
-    from kvscope_telemetry.collectors.page import ScrapedPage
+    from kvscope_telemetry.collectors.scraped_page import ScrapedPage
 
 _SCHEME: Final = "sglang"
 _NAME: Final = "SGLang"
@@ -138,7 +138,7 @@ SGLANG: Final = ExternalEngine(
     other_prefixes=(LMCACHE_PREFIX,),
     rank_label="dp_rank",
     replica_labels=("tp_rank", "pp_rank", "moe_ep_rank"),
-    read=_read,
+    read_metrics=_read,
     without_metrics="start SGLang with --enable-metrics",
     ask_facts=_ask_facts,
     capabilities=watched_capabilities(_SCHEME),

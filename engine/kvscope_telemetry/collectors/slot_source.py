@@ -3,7 +3,7 @@
 Owns the polling thread. Slots are polled once a second, and metrics once in 10 s, because each scrape resets the
 averages in them. A server that sleeps, or a router that only forwards requests, gets one request for `/props` per 10 s.
 Polling `/slots` wakes a sleeping server and keeps an idle one from falling asleep. An idle server is therefore first
-asked for `/props`, whether it sleeps. After `IDLE_LOOKS` consecutive idle polls only its metrics are read, which
+asked for `/props`, whether it sleeps. After `MAX_IDLE_POLLS` consecutive idle polls only its metrics are read, which
 neither wake it nor keep it awake, and `/slots` is read again when they change.
 """
 
@@ -20,9 +20,9 @@ import msgspec
 
 from kvscope_telemetry.collectors.address import ExternalAddress
 from kvscope_telemetry.collectors.http_client import NOT_FOUND, HttpClient, NoAnswer
-from kvscope_telemetry.collectors.page import ScrapedPage
 from kvscope_telemetry.collectors.prompted_source import PromptedSource
 from kvscope_telemetry.collectors.readings import EngineReading
+from kvscope_telemetry.collectors.scraped_page import ScrapedPage
 from kvscope_telemetry.collectors.server_facts import mapping, text, whole
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
@@ -44,7 +44,7 @@ MAX_SLOTS: Final = 1024
 MAX_CONTEXT: Final = 1 << 24
 MAX_CELL_TOKENS: Final = 1 << 15
 MAX_COUNT: Final = 1 << 31
-IDLE_LOOKS: Final = 10
+MAX_IDLE_POLLS: Final = 10
 """Number of consecutive polls of `/slots` without a running task, after which only metrics are polled."""
 _NOT_ENABLED: Final = (404, 501)
 _SLEEPS: Final = "it sleeps: nothing is asked until a request wakes it"
@@ -73,38 +73,38 @@ def read_slots(answer: object) -> list[SlotReading]:
     """Parse an answer to `/slots`. Raises ProtocolError if it is malformed."""
     if not isinstance(answer, list) or not 0 < len(answer) <= MAX_SLOTS:
         raise ProtocolError("/slots is no list of slots")
-    slots = [_slot(place, mapping(each)) for place, each in enumerate(answer)]
+    slots = [_slot(index, mapping(each)) for index, each in enumerate(answer)]
     if len(slots) * slots[0].num_ctx > MAX_CELLS * MAX_CELL_TOKENS:
         raise ProtocolError(f"{len(slots)} slots of {slots[0].num_ctx} tokens are more than can be drawn")
     return slots
 
 
-def _slot(place: int, said: Mapping[str, Any]) -> SlotReading:
-    num_ctx, task = whole(said.get("n_ctx")), said.get("id_task")
+def _slot(index: int, fields: Mapping[str, Any]) -> SlotReading:
+    num_ctx, task = whole(fields.get("n_ctx")), fields.get("id_task")
     if not 0 < num_ctx <= MAX_CONTEXT:
-        raise ProtocolError(f"slot {place}: n_ctx={said.get('n_ctx')!r:.40} is not from 1 to {MAX_CONTEXT}")
-    listed = said.get("next_token")
+        raise ProtocolError(f"slot {index}: n_ctx={fields.get('n_ctx')!r:.40} is not from 1 to {MAX_CONTEXT}")
+    listed = fields.get("next_token")
     token = mapping(listed[0] if isinstance(listed, list) and listed else listed)
     is_task = isinstance(task, int) and not isinstance(task, bool) and 0 <= task < 1 << 62
-    if is_task and "n_prompt_tokens" not in said:
-        raise ProtocolError(f"slot {place} does not say how many tokens it holds (n_prompt_tokens): newer servers do")
+    if is_task and "n_prompt_tokens" not in fields:
+        raise ProtocolError(f"slot {index} does not say how many tokens it holds (n_prompt_tokens): newer servers do")
     return SlotReading(
-        slot=place,
+        slot=index,
         num_ctx=num_ctx,
-        is_processing=said.get("is_processing") is True,
+        is_processing=fields.get("is_processing") is True,
         task=int(task or 0) if is_task else -1,
-        num_tokens=min(whole(said.get("n_prompt_tokens")), num_ctx),
-        num_processed=_count(place, said, "n_prompt_tokens_processed", MAX_CONTEXT),
-        num_cached=_count(place, said, "n_prompt_tokens_cache", MAX_CONTEXT),
-        num_decoded=_count(place, token, "n_decoded", MAX_COUNT),
-        is_speculative=said.get("speculative") is True,
+        num_tokens=min(whole(fields.get("n_prompt_tokens")), num_ctx),
+        num_processed=_count(index, fields, "n_prompt_tokens_processed", MAX_CONTEXT),
+        num_cached=_count(index, fields, "n_prompt_tokens_cache", MAX_CONTEXT),
+        num_decoded=_count(index, token, "n_decoded", MAX_COUNT),
+        is_speculative=fields.get("speculative") is True,
     )
 
 
-def _count(place: int, said: Mapping[str, Any], name: str, most: int) -> int:
-    number = whole(said.get(name))
-    if number > most:
-        raise ProtocolError(f"slot {place}: {name}={number} is more than {most}")
+def _count(index: int, fields: Mapping[str, Any], name: str, maximum: int) -> int:
+    number = whole(fields.get(name))
+    if number > maximum:
+        raise ProtocolError(f"slot {index}: {name}={number} is more than {maximum}")
     return number
 
 
@@ -186,7 +186,7 @@ class SlotState:
             self._follow_cells(slot)
             self._seen[slot.slot] = slot.task
         self.state.totals["num_running"] = sum(slot.is_processing for slot in slots)
-        self._tell_totals()
+        self._publish_totals()
 
     def correct(self, reading: EngineReading) -> None:
         """Apply the server's own counters. Call it right after `apply`."""
@@ -197,20 +197,20 @@ class SlotState:
         for total, counter in zip(self._speculation, (reading.draft_tokens, reading.accepted_tokens), strict=True):
             total.correct(counter)
         self.state.totals["num_waiting"] = reading.num_waiting or 0
-        self._tell_totals()
+        self._publish_totals()
 
-    def forget(self, now_ns: int) -> None:
+    def reset(self, now_ns: int) -> None:
         """Finish all requests and free all rows, because the server has dropped the contents of its slots."""
         empty = (-1, 0, 0, 0, 0)
-        for place, request in enumerate(self._requests):
+        for index, request in enumerate(self._requests):
             if request is not None:
-                self._finish(place, request, now_ns)
-            self._tasks[place] = self._seen[place] = -1
-            self._owners[place] = NO_OWNER
-            self._follow_cells(SlotReading(place, self.num_ctx, False, *empty))
+                self._finish(index, request, now_ns)
+            self._tasks[index] = self._seen[index] = -1
+            self._owners[index] = NO_OWNER
+            self._follow_cells(SlotReading(index, self.num_ctx, False, *empty))
         self.state.totals["num_running"] = 0
 
-    def _tell_totals(self) -> None:
+    def _publish_totals(self) -> None:
         drafts, accepted = self._speculation
         self.state.totals |= {
             "prompt_tokens": self._prompt.value,
@@ -284,10 +284,10 @@ class SlotState:
         if end > start:
             places = range(start, end)
             self.state.set_blocks(
-                [first + place for place in places],
+                [first + index for index in places],
                 state=BlockState.ACTIVE if slot.is_processing else BlockState.CACHED,
                 ref_count=int(slot.is_processing),
-                filled=[min(self.cell, slot.num_tokens - place * self.cell) for place in places],
+                filled=[min(self.cell, slot.num_tokens - index * self.cell) for index in places],
                 owner=owner,
             )
         gone = range(first + end, first + -(-before // self.cell))
@@ -307,7 +307,7 @@ class SlotSource(PromptedSource):
         self._slots: SlotState | None = None
         self._why = f"{address.url('/slots')} has not answered yet"
         self._is_refused = self._is_quiet = self._is_busy = False
-        self._num_frames = self._num_restarts = self._heard_ns = self._num_idle_looks = 0
+        self._num_frames = self._num_restarts = self._last_sign_ns = self._num_idle_polls = 0
         self._rarely_s = every_s / EVERY_S * RARELY_S
         self._metrics_s = 0.0  # time of the next scrape of the metrics, monotonic seconds
         self._has_metrics = True
@@ -341,7 +341,7 @@ class SlotSource(PromptedSource):
             resyncs=self._num_restarts,
             messages_rejected=0,
             num_skipped=0,
-            last_message_ns=self._heard_ns,
+            last_message_ns=self._last_sign_ns,
             adapters=self._prompter.adapters,
         )
 
@@ -372,36 +372,36 @@ class SlotSource(PromptedSource):
         try:
             props = {} if self._is_busy else self._props()
             if props.get("is_sleeping") is True or props.get("role") == "router":
-                self._leave_alone(_ROUTES if props.get("role") == "router" else _SLEEPS, now_ns)
+                self._back_off(_ROUTES if props.get("role") == "router" else _SLEEPS, now_ns)
                 return
-            reading = self._metrics() if self._num_idle_looks >= IDLE_LOOKS else None
+            reading = self._metrics() if self._num_idle_polls >= MAX_IDLE_POLLS else None
             is_known = reading is not None and not reading.num_running and reading == self._reading
-            slots = None if is_known else read_slots(self._ask("/slots"))
+            slots = None if is_known else read_slots(self._get("/slots"))
             if slots is not None and (self._slots is None or not self._is_same(slots, props)):
                 self._begin(slots, props or self._props())
             if slots is not None and reading is None and now_ns / 1e9 >= self._metrics_s:
                 self._metrics_s = now_ns / 1e9 + self._rarely_s
                 reading = self._metrics()
         except NoAnswer as error:
-            self._fail(self._in_words(error), is_refused=error.is_refusal)
+            self._fail(self._error_text(error), is_refused=error.is_refusal)
             return
         except ProtocolError as error:
             self._fail(f"{self._address.url('/slots')}: {error}")
             return
-        self._why, self._is_refused, self._is_quiet, self._heard_ns = "", False, False, now_ns
-        self._tell(slots, reading, now_ns)
+        self._why, self._is_refused, self._is_quiet, self._last_sign_ns = "", False, False, now_ns
+        self._publish(slots, reading, now_ns)
 
     def _fail(self, why: str, *, is_refused: bool = False) -> None:
         self._why, self._is_refused, self._is_quiet = why, is_refused, False
         # The server that answers next may be another one: ask for its /props first.
-        self._is_busy, self._num_idle_looks = False, 0
+        self._is_busy, self._num_idle_polls = False, 0
 
-    def _leave_alone(self, why: str, now_ns: int) -> None:
-        self._why, self._is_quiet, self._is_refused, self._heard_ns = why, True, False, now_ns
-        self._num_idle_looks = 0
+    def _back_off(self, why: str, now_ns: int) -> None:
+        self._why, self._is_quiet, self._is_refused, self._last_sign_ns = why, True, False, now_ns
+        self._num_idle_polls = 0
         if self._slots is not None:
-            self._slots.forget(now_ns)
-            self._give(now_ns)
+            self._slots.reset(now_ns)
+            self._publish_frame(now_ns)
 
     def _is_same(self, slots: list[SlotReading], props: Mapping[str, Any]) -> bool:
         """Whether the answers come from the server process that was polled before."""
@@ -416,19 +416,19 @@ class SlotSource(PromptedSource):
         self._has_metrics, self._reading, self._metrics_s = True, None, 0.0
         self._resync_wanted = True
 
-    def _tell(self, slots: list[SlotReading] | None, reading: EngineReading | None, now_ns: int) -> None:
+    def _publish(self, slots: list[SlotReading] | None, reading: EngineReading | None, now_ns: int) -> None:
         assert self._slots is not None, "there is a state once slots were read"
         before = self._slots.state.counters()
         if slots is not None:
             self._slots.apply(slots, now_ns)
             self._is_busy = any(slot.is_processing for slot in slots)
-            self._num_idle_looks = 0 if self._is_busy else self._num_idle_looks + 1
+            self._num_idle_polls = 0 if self._is_busy else self._num_idle_polls + 1
         if reading is not None:
             self._reading = reading
             self._slots.correct(reading)
-        self._give(now_ns, before)
+        self._publish_frame(now_ns, before)
 
-    def _give(self, now_ns: int, before: Counters | None = None) -> None:
+    def _publish_frame(self, now_ns: int, before: Counters | None = None) -> None:
         assert self._slots is not None, "there is something to give"
         state = self._slots.state
         after = state.counters()
@@ -453,7 +453,7 @@ class SlotSource(PromptedSource):
                 num_unfinished=len(state.requests),
             )
         )
-        self._hand_over.give(messages)
+        self._hand_over.enqueue(messages)
         with self._changed:
             self._changed.notify_all()
 
@@ -472,19 +472,19 @@ class SlotSource(PromptedSource):
             self._has_metrics = False
             return None
         self._has_metrics = page.has(engine.metrics_prefix)
-        return engine.read(page) if self._has_metrics else None
+        return engine.read_metrics(page) if self._has_metrics else None
 
     def _props(self) -> Mapping[str, Any]:
-        return mapping(self._ask("/props"))
+        return mapping(self._get("/props"))
 
-    def _ask(self, path: str) -> Any:
+    def _get(self, path: str) -> Any:
         _, body = self._http.get(path)
         try:
             return msgspec.json.decode(body)
         except (msgspec.DecodeError, ValueError, RecursionError):
             raise ProtocolError(f"{path} is not JSON") from None
 
-    def _in_words(self, error: NoAnswer) -> str:
+    def _error_text(self, error: NoAnswer) -> str:
         if error.status in _NOT_ENABLED and error.status != NOT_FOUND:
             return f"{error}: start llama-server without --no-slots"
         return str(error)

@@ -23,8 +23,8 @@ from kvscope_telemetry.sources.sink import Sink, SinkFeed
 
 
 class UpdateQueue:
-    """Passes messages to a sink and coalesces them to updates. `give` must be called from one thread only;
-    `take_update` and `set_sink` are thread-safe."""
+    """Passes messages to a sink and coalesces them to updates. `enqueue` must be called from one thread only;
+    `poll_update` and `set_sink` are thread-safe."""
 
     def __init__(self, sink: Sink | None = None) -> None:
         self._feed = SinkFeed(sink)
@@ -45,31 +45,31 @@ class UpdateQueue:
     def wants_snapshot(self, now_ns: int) -> bool:
         """Whether a snapshot is needed: pending frames were dropped, or a new sink has not received one."""
         self._feed.begin_pass()
-        return self._pending.take_overflow() or self._feed.wants_snapshot(now_ns)
+        return self._pending.pop_overflow() or self._feed.wants_snapshot(now_ns)
 
-    def give(self, messages: Iterable[TelemetryMessage]) -> None:
+    def enqueue(self, messages: Iterable[TelemetryMessage]) -> None:
         for message in messages:
             if isinstance(message, Snapshot | Frame):
-                self._feed.passed(message, None)
+                self._feed.add_accepted(message, None)
                 if isinstance(message, Snapshot):
                     self._flush()
                     self._snapshot = message
                 else:
                     self._frames.append(message)
             else:
-                self._feed.other(message, None)
-                self._keep(message)
+                self._feed.add_other(message, None)
+                self._enqueue(message)
         self._flush()
 
-    def take_update(self) -> Update | None:
+    def poll_update(self) -> Update | None:
         """Return and clear what was received since the last call; None if nothing was."""
-        return self._pending.take_update()
+        return self._pending.poll_update()
 
     def discard(self) -> None:
         """Drop pending messages. Updates resume with the next snapshot."""
         self._pending.discard()
 
-    def _keep(self, message: TelemetryMessage) -> None:
+    def _enqueue(self, message: TelemetryMessage) -> None:
         extras = self._extras
         if isinstance(message, Reading):
             extras.readings.append(message)

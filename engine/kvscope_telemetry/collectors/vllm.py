@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from kvscope_telemetry.collectors.engine import ExternalEngine, Fields, Version, watched_capabilities
+from kvscope_telemetry.collectors.external_engine import ExternalEngine, Fields, Version, watched_capabilities
 from kvscope_telemetry.collectors.lmcache import LMCACHE_FIGURES, LMCACHE_PREFIX
 from kvscope_telemetry.collectors.readings import (
     EngineReading,
@@ -20,7 +20,7 @@ from kvscope_telemetry.collectors.server_facts import Ask, ServerFacts, mapping,
 from kvscope_telemetry.messages.structured import Structured
 
 if TYPE_CHECKING:
-    from kvscope_telemetry.collectors.page import ScrapedPage
+    from kvscope_telemetry.collectors.scraped_page import ScrapedPage
 
 _SCHEME: Final = "vllm"
 _FORMS: Final = "structured_outputs"
@@ -135,7 +135,7 @@ VLLM: Final = ExternalEngine(
     metrics_prefix="vllm:",
     other_prefixes=(LMCACHE_PREFIX,),
     rank_label="engine",
-    read=_read,
+    read_metrics=_read,
     ask_facts=_ask_facts,
     capabilities=watched_capabilities(_SCHEME),
     form_fields=_form_fields,

@@ -42,7 +42,7 @@ LOCAL: Final = "local"
 LOCAL_KEY: Final = f"{LOCAL}.key"
 """Name of that key's file in the directory."""
 MAX_CLIENTS: Final = 1000
-LOOK_AGAIN_S: Final = 0.2
+RECHECK_INTERVAL_S: Final = 0.2
 _WHAT: Final = "keys folder"
 _LIST: Final = "allow-list"
 _HEADER: Final = (
@@ -112,7 +112,7 @@ class KeyRing:
 
     def caller(self, public: str) -> Caller | None:
         """Return the client with this public key (Z85); None if the key is not on the list now."""
-        if public not in self._callers or time.monotonic() - self._looked_s >= LOOK_AGAIN_S:
+        if public not in self._callers or time.monotonic() - self._looked_s >= RECHECK_INTERVAL_S:
             self.refresh()
         return self._callers.get(public)
 

@@ -19,11 +19,11 @@ def device_sample(devices: Devices, hello: Hello, pid: int | None = None) -> Dev
     """
     pid = os.getpid() if pid is None else pid
     if hello.device.kind != "cuda":
-        return _of_host(devices, devices.host or Host(), pid if tells_engines_share(hello) else None)
+        return _of_host(devices, devices.host or Host(), pid if is_engine_share(hello) else None)
     return _of_gpu(devices, used_gpu(devices) or Gpu(index=0), pid)
 
 
-def tells_engines_share(hello: Hello) -> bool:
+def is_engine_share(hello: Hello) -> bool:
     """Whether `DeviceSample.utilization` is the engine's share of all CPUs, instead of how busy the device is."""
     return hello.device.kind != "cuda" and hello.capabilities.blocks
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvscope_telemetry.devices.gpu_questions import GpuQuestions, words_of
+from kvscope_telemetry.devices.nvml_queries import GpuQuestions, fault_text
 from kvscope_telemetry.messages.devices import MAX_GPUS, Gpu
 
 _GPU, _MIG = "GPU-", "MIG-"
@@ -50,17 +50,17 @@ class Gpus:
     def sample(self) -> tuple[Gpu, ...]:
         """Sample every GPU, in the driver's order."""
         if self._nvml is None and not self._open():
-            return tuple(_lost(facts, self.fault) for facts in self._in_order())
+            return tuple(_failed_gpu(facts, self.fault) for facts in self._in_order())
         try:
             count = min(int(self._nvml.nvmlDeviceGetCount()), MAX_GPUS)
         except Exception as error:
-            self._give_up(error)
-            return tuple(_lost(facts, self.fault) for facts in self._in_order())
+            self._disable(error)
+            return tuple(_failed_gpu(facts, self.fault) for facts in self._in_order())
         self.fault = ""
         there = [self._sample(index) for index in range(count)]
         there += self._sample_instances(count)
         answering = {_key(gpu) for gpu in there}
-        gone = [_lost(facts, "fell off the bus: the driver no longer knows it") for facts in self._in_order()]
+        gone = [_failed_gpu(facts, "fell off the bus: the driver no longer knows it") for facts in self._in_order()]
         return tuple(sorted([*there, *(gpu for gpu in gone if _key(gpu) not in answering)], key=lambda gpu: gpu.index))
 
     def _sample(self, index: int) -> Gpu:
@@ -73,7 +73,7 @@ class Gpus:
         except Exception as error:
             self._asked.pop(index, None)
             facts = next((facts for facts in self._seen.values() if facts.index == index), Gpu(index=index))
-            return _lost(facts, words_of(error))
+            return _failed_gpu(facts, fault_text(error))
         self._asked[index] = questions
         self._seen[_key(gpu)] = questions.facts
         return gpu
@@ -99,13 +99,13 @@ class Gpus:
             nvml = self._import_module("pynvml")
             nvml.nvmlInit()
         except Exception as error:
-            self.fault = words_of(error)
+            self.fault = fault_text(error)
             return False
         self._nvml = nvml
         return True
 
-    def _give_up(self, error: Exception) -> None:
-        self.fault = words_of(error)
+    def _disable(self, error: Exception) -> None:
+        self.fault = fault_text(error)
         self._nvml, self._asked, self._tried_ns = None, {}, self._clock_ns()
 
     def _in_order(self) -> list[Gpu]:
@@ -121,5 +121,5 @@ def _key(gpu: Gpu) -> str:
     return gpu.uuid or f"{gpu.index}"
 
 
-def _lost(facts: Gpu, fault: str) -> Gpu:
+def _failed_gpu(facts: Gpu, fault: str) -> Gpu:
     return msgspec.structs.replace(facts, fault=fault)

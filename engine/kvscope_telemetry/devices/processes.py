@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from kvscope_telemetry.devices.known import known
+from kvscope_telemetry.devices.optional_values import known
 from kvscope_telemetry.messages.devices import HostProcess
 
 KIB: Final = 1024

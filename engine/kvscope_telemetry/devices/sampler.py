@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from kvscope_telemetry.devices.gpus import Gpus, bare_uuid
-from kvscope_telemetry.devices.host import HostReader, own_process
+from kvscope_telemetry.devices.host_reader import HostReader, own_process
 from kvscope_telemetry.messages.devices import Devices
 
 

@@ -18,7 +18,7 @@ _BITS: Final = {
     0x200: "board_limit",
     0x400: "reliability",
 }
-WORDS: Final = {
+REASON_LABELS: Final = {
     "idle": "idle",
     "application_clocks": "clocks set by a user",
     "power_cap": "power limit reached",
@@ -42,9 +42,9 @@ def names_of(bits: int) -> tuple[str, ...]:
     return (*found, f"reason {other:#x}") if other else found
 
 
-def in_words(names: Iterable[str]) -> str:
+def reasons_text(names: Iterable[str]) -> str:
     """Describe the reasons for users; empty if there are none."""
-    return ", ".join(WORDS.get(name, name) for name in names)
+    return ", ".join(REASON_LABELS.get(name, name) for name in names)
 
 
 def is_slowed(names: Iterable[str]) -> bool:

@@ -12,8 +12,8 @@ from typing import Final
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.exports.content import Content
+from kvscope_telemetry.exports.exported_bookmarks import bookmarks_in
 from kvscope_telemetry.exports.kinds import FORMATS, KINDS, TABLES
-from kvscope_telemetry.exports.marks import marks_in
 from kvscope_telemetry.exports.new_file import new_file
 from kvscope_telemetry.exports.perfetto.trace import write_perfetto
 from kvscope_telemetry.exports.report.report import write_report
@@ -81,7 +81,7 @@ def export(
     Raises BadInput and KvscopeError with a one-line message; the file is removed then.
     """
     span = span_of(recording, from_s, until_s)
-    marks = marks_in(recording, span, bookmarks)
+    marks = bookmarks_in(recording, span, bookmarks)
     with new_file(wanted.path) as file:
         overview = read_overview(recording, watch)
         content = Content(recording, overview, span, marks, watch)

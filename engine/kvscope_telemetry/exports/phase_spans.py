@@ -73,7 +73,7 @@ class RequestHistory:
     def is_ended(self) -> bool:
         return bool(self.end)
 
-    def aside_ns(self, until_ns: int) -> int:
+    def preempted_ns(self, until_ns: int) -> int:
         """Return the total time spent preempted, as of `until_ns`."""
         return sum(self.length_ns(phase, until_ns) for phase in self.phases if phase.kind in PREEMPTED_PHASES)
 
@@ -89,7 +89,7 @@ class RequestHistory:
         """Return how the engine was stopped in these phases: `paused`, `suspended`, `paused or suspended`, or ""."""
         return self.moments.running.stopped_text(*(self._on_engine(phase, until_ns) for phase in phases))
 
-    def stopped_in_all_ns(self, until_ns: int) -> int:
+    def total_stopped_ns(self, until_ns: int) -> int:
         """Return how long the engine was stopped between the request's arrival and its end."""
         return self.stopped_ns(PhaseSpan(RequestPhase.QUEUED, self.arrival_ns, self.end_ns), until_ns)
 
@@ -141,10 +141,10 @@ class RequestHistoryReader:
             for info in message.new_requests:
                 self._announce(info).begin(RequestPhase.QUEUED, info.arrival_ns + self._offset_ns)
             for event in message.events:
-                self._running.note(event)
-                self._note_event(event, event.time_ns + self._offset_ns)
+                self._running.record(event)
+                self._apply_event(event, event.time_ns + self._offset_ns)
             if message.requests.number:
-                self._note_rows(message.requests, log_time_ns)
+                self._apply_rows(message.requests, log_time_ns)
 
     def _restate(self, snapshot: Snapshot, log_time_ns: int) -> None:
         is_new = snapshot.hello.epoch != self._epoch
@@ -157,11 +157,11 @@ class RequestHistoryReader:
             self._open.pop(number).finish("ended", log_time_ns, "while nothing was recorded")
         for info in snapshot.requests_info:
             if info.number not in self._open:
-                self._begin_in_the_midst(info, log_time_ns)
+                self._begin_running(info, log_time_ns)
         if snapshot.requests.number:
-            self._note_rows(snapshot.requests, log_time_ns, is_snapshot=True)
+            self._apply_rows(snapshot.requests, log_time_ns, is_snapshot=True)
 
-    def _begin_in_the_midst(self, info: RequestInfo, log_time_ns: int) -> None:
+    def _begin_running(self, info: RequestInfo, log_time_ns: int) -> None:
         """Add a request that arrived before the first message. Its earlier phases are only known from events."""
         history = self._announce(info)
         if self._before is None:
@@ -172,7 +172,7 @@ class RequestHistoryReader:
         if earlier and earlier[0].event.kind == "admitted":
             history.begin(RequestPhase.QUEUED, history.arrival_ns)
         for timed in earlier:
-            self._note_event(timed.event, timed.time_ns)
+            self._apply_event(timed.event, timed.time_ns)
 
     def _announce(self, info: RequestInfo) -> RequestHistory:
         assert self._epoch is not None, "a request without an epoch"
@@ -182,7 +182,7 @@ class RequestHistoryReader:
         self.histories[self._epoch, info.number] = self._open[info.number] = history
         return history
 
-    def _note_event(self, event: Event, time_ns: int) -> None:
+    def _apply_event(self, event: Event, time_ns: int) -> None:
         history = self._open.get(event.number)
         if history is None:
             return
@@ -195,7 +195,7 @@ class RequestHistoryReader:
             other = event.other if phase in PREEMPTED_PHASES else 0
             history.begin(phase, time_ns, cause_text(event), other)
 
-    def _note_rows(self, rows: RequestRows, time_ns: int, *, is_snapshot: bool = False) -> None:
+    def _apply_rows(self, rows: RequestRows, time_ns: int, *, is_snapshot: bool = False) -> None:
         numbers, outputs = np.frombuffer(rows.number, "<u4").tolist(), _column(rows.num_output_tokens, "<u4")
         states, cached = _column(rows.state, "u1"), _column(rows.num_cached_tokens, "<u4")
         preemptions = _column(rows.num_preemptions, "<u2")

@@ -14,7 +14,7 @@ from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
 from kvscope_telemetry.recordings.reader import Recording
 
-_LOOK_EVERY = 256
+_PROGRESS_EVERY = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,6 @@ def timed_messages(
     begin_s = recording.snapshot_before(span.from_s) or 0.0
     length_s = max(span.until_s - begin_s, 1e-9)
     for count, (at_s, message) in enumerate(recording.messages(begin_s, span.until_s, keyframes=True)):
-        if watch is not None and count % _LOOK_EVERY == 0 and not watch(min(1.0, (at_s - begin_s) / length_s)):
+        if watch is not None and count % _PROGRESS_EVERY == 0 and not watch(min(1.0, (at_s - begin_s) / length_s)):
             raise OpeningCancelled
         yield recording.start_ns + round(at_s * 1e9), message

@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Final
 
 from kvscope_telemetry.addresses import WatchedSource
-from kvscope_telemetry.fleet.entries import FleetEntry
+from kvscope_telemetry.fleet.fleet_list import FleetEntry
+from kvscope_telemetry.fleet.fleet_row import FleetRow
 from kvscope_telemetry.fleet.own_member import TELLING
 from kvscope_telemetry.fleet.pool_bins import PoolBins, pool_bins
 from kvscope_telemetry.fleet.rates import WINDOW_NS, Rates
-from kvscope_telemetry.fleet.row import FleetRow
 from kvscope_telemetry.messages.telemetry import Reading
 from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.summaries.histograms import joined
@@ -31,7 +31,7 @@ class ExternalMember:
         self._bins: PoolBins | None = None
         self._bins_version = -1
 
-    def look(self) -> None:
+    def poll(self) -> None:
         update = self._source.update_mirror()
         if update is None:
             return

@@ -15,10 +15,10 @@ from typing import Final, Protocol
 import zmq
 
 from kvscope_telemetry.errors import BadInput, KvscopeError
-from kvscope_telemetry.fleet.entries import MAX_ENTRIES, FleetEntry
 from kvscope_telemetry.fleet.external_member import ExternalMember
+from kvscope_telemetry.fleet.fleet_list import MAX_ENTRIES, FleetEntry
+from kvscope_telemetry.fleet.fleet_row import FleetRow
 from kvscope_telemetry.fleet.own_member import Context, OwnMember
-from kvscope_telemetry.fleet.row import FleetRow
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.transport.file_limit import raise_file_limit
 
@@ -30,7 +30,7 @@ _SOCKETS_EACH: Final = 8
 class FleetMember(Protocol):
     """One engine of a fleet. Used by one thread."""
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Process the pending messages. Never blocks."""
 
     def row(self) -> FleetRow:
@@ -45,7 +45,7 @@ class RefusedMember:
     def __init__(self, entry: FleetEntry, reason: str) -> None:
         self._row = FleetRow(entry, SourceState.REFUSED, reason)
 
-    def look(self) -> None: ...
+    def poll(self) -> None: ...
 
     def row(self) -> FleetRow:
         return self._row
@@ -118,7 +118,7 @@ class Fleet:
             self._news.clear()
             has_changed = self._follow(self._wanted, context)
             for member in self._members.values():
-                member.look()
+                member.poll()
             now_s = time.monotonic()
             if has_changed or now_s - told_s >= ROWS_S:
                 told_s = now_s

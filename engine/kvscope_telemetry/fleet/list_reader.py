@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.fleet.entries import FleetEntry, parse_list
+from kvscope_telemetry.fleet.fleet_list import FleetEntry, parse_list
 from kvscope_telemetry.fleet.list_texts import ListText
 
 

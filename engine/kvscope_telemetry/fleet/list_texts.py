@@ -22,7 +22,7 @@ from kvscope_telemetry.errors import BadInput
 MAX_LIST_BYTES: Final = 1 << 20
 COMMAND_S: Final = 30.0
 """Seconds after which a running command is killed."""
-_LOOK_S: Final = 0.1
+_POLL_INTERVAL_S: Final = 0.1
 _KEPT_ERROR_BYTES: Final = 2_000
 _PIECE_BYTES: Final = 1 << 16
 
@@ -63,10 +63,10 @@ class CommandText:
     def __init__(self, command: str, limit_s: float = COMMAND_S) -> None:
         self._command, self._limit_s = command, limit_s
         try:
-            self._words = shlex.split(command)
+            self._label = shlex.split(command)
         except ValueError as error:
             raise BadInput(f"command {command!r} is not accepted: {error}") from None
-        if not self._words:
+        if not self._label:
             raise BadInput(f"command {command!r} is not accepted: it is empty")
 
     @property
@@ -77,7 +77,7 @@ class CommandText:
         """Run the command once. All processes that it starts are killed when it ends."""
         try:
             process = subprocess.Popen(
-                self._words,
+                self._label,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -85,7 +85,7 @@ class CommandText:
             )
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise BadInput(f"{self._words[0]!r} cannot be run: {reason}") from None
+            raise BadInput(f"{self._label[0]!r} cannot be run: {reason}") from None
         with process:
             try:
                 output, errors = self._output(process, stopped)
@@ -95,8 +95,8 @@ class CommandText:
                     os.killpg(process.pid, signal.SIGKILL)
         if code:
             said = " ".join(errors.decode("utf-8", "replace").split())
-            raise BadInput(f"{self._words[0]!r} failed (exit code {code})" + (f": {said[:300]}" if said else ""))
-        return _decoded(output, f"what {self._words[0]!r} printed")
+            raise BadInput(f"{self._label[0]!r} failed (exit code {code})" + (f": {said[:300]}" if said else ""))
+        return _decoded(output, f"what {self._label[0]!r} printed")
 
     def _output(self, process: subprocess.Popen[bytes], stopped: threading.Event) -> tuple[bytes, bytes]:
         """Return the standard output, and the beginning of the standard error."""
@@ -109,14 +109,14 @@ class CommandText:
                 selector.register(stream, selectors.EVENT_READ)
             while selector.get_map():
                 self._check_time(deadline_s, stopped)
-                for key, _ in selector.select(_LOOK_S):
+                for key, _ in selector.select(_POLL_INTERVAL_S):
                     data = os.read(key.fd, _PIECE_BYTES)
                     if not data:
                         selector.unregister(key.fileobj)
                     elif key.fileobj is process.stdout:
                         kept[process.stdout] += data
                         if len(kept[process.stdout]) > MAX_LIST_BYTES:
-                            raise BadInput(f"{self._words[0]!r} prints more than {MAX_LIST_BYTES >> 20} MiB")
+                            raise BadInput(f"{self._label[0]!r} prints more than {MAX_LIST_BYTES >> 20} MiB")
                     else:
                         room = _KEPT_ERROR_BYTES - len(kept[process.stderr])
                         kept[process.stderr] += data[:room]
@@ -127,14 +127,14 @@ class CommandText:
         deadline_s = time.monotonic() + self._limit_s
         while True:
             with suppress(subprocess.TimeoutExpired):
-                return process.wait(_LOOK_S)
+                return process.wait(_POLL_INTERVAL_S)
             self._check_time(deadline_s, stopped)
 
     def _check_time(self, deadline_s: float, stopped: threading.Event) -> None:
         if stopped.is_set():
             raise BadInput("it was stopped")
         if time.monotonic() > deadline_s:
-            raise BadInput(f"{self._words[0]!r} did not finish within {self._limit_s:g} s")
+            raise BadInput(f"{self._label[0]!r} did not finish within {self._limit_s:g} s")
 
 
 def _decoded(data: bytes, what: str) -> str:

@@ -13,16 +13,16 @@ import numpy as np
 import numpy.typing as npt
 import zmq
 
-from kvscope_telemetry.fleet.entries import FleetEntry
+from kvscope_telemetry.fleet.fleet_list import FleetEntry
+from kvscope_telemetry.fleet.fleet_row import FleetRow
 from kvscope_telemetry.fleet.pool_bins import PoolBins, pool_bins
 from kvscope_telemetry.fleet.rates import Rates
-from kvscope_telemetry.fleet.row import FleetRow
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.telemetry import Counters, Frame, Hello, Snapshot
 from kvscope_telemetry.mirror.sync import FrameRun
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.sources.live_reader import MAX_MESSAGES_A_PASS, LiveReader
-from kvscope_telemetry.summaries.figures import USAGE
+from kvscope_telemetry.summaries.run_figures import USAGE
 from kvscope_telemetry.transport.client_sockets import ClientSockets
 from kvscope_telemetry.transport.connections import key_for
 
@@ -39,7 +39,7 @@ class OwnMember:
         self._entry = entry
         address = entry.address
         sockets = ClientSockets(address.text, key=key_for(address.text, address.key), context=context)
-        self._reader = LiveReader(sockets, taker=self._take)
+        self._reader = LiveReader(sockets, taker=self._apply_runs)
         self._hello: Hello | None = None
         self._state: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         self._counters: Counters | None = None
@@ -48,9 +48,9 @@ class OwnMember:
         self._usage: float | None = None
         self._is_stale = False
 
-    def look(self) -> None:
+    def poll(self) -> None:
         for _ in range(_PASSES_AT_ONCE):
-            if self._reader.look()[0] < MAX_MESSAGES_A_PASS:
+            if self._reader.poll()[0] < MAX_MESSAGES_A_PASS:
                 break
 
     def row(self) -> FleetRow:
@@ -77,11 +77,11 @@ class OwnMember:
     def close(self) -> None:
         self._reader.finish()
 
-    def _take(self, runs: list[FrameRun]) -> None:
+    def _apply_runs(self, runs: list[FrameRun]) -> None:
         now_ns = time.monotonic_ns()
         for run in runs:
             if run.snapshot is not None:
-                self._begin(run.snapshot)
+                self._reset(run.snapshot)
             for frame in run.frames:
                 if not self._apply(frame, now_ns):
                     self._reader.resync()
@@ -89,7 +89,7 @@ class OwnMember:
         if self._counters is not None:
             self._rates.count(self._counters, now_ns)
 
-    def _begin(self, snapshot: Snapshot) -> None:
+    def _reset(self, snapshot: Snapshot) -> None:
         if self._hello is None or self._hello.epoch != snapshot.hello.epoch:
             self._rates.begin()
         self._hello, self._counters = snapshot.hello, snapshot.counters

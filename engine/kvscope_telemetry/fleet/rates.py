@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from kvscope_telemetry.messages.telemetry import Counters
-from kvscope_telemetry.summaries.figures import HIT_RATE
+from kvscope_telemetry.summaries.run_figures import HIT_RATE
 
 WINDOW_NS: Final = 60_000_000_000
 MIN_SPAN_NS: Final = 900_000_000

@@ -1,7 +1,7 @@
 """KV events and batches of them: blocks stored, blocks removed, all blocks cleared.
 
 Independent of publisher and layout: all hashes have one type (`block_key`). Knows neither bytes nor sockets, which are
-in `decoding`, `encoding` and `stream`.
+in `decoding`, `encoding` and `event_stream`.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from kvscope_telemetry.kv_events.batches import (
     KvEvent,
     block_key,
 )
-from kvscope_telemetry.kv_events.wire import (
+from kvscope_telemetry.kv_events.event_wire import (
     KNOWN_TYPES,
     MAX_BATCH_BYTES,
     BatchArray,
@@ -137,13 +137,13 @@ def _event(wire: _Wire) -> tuple[KvEvent, int]:
         return _stored(wire)
     if isinstance(wire, RemovedMap | RemovedArray):
         hashes, *rest = astuple(wire)
-        return BlockRemoved(_keys(hashes), *_given(rest)), 1 + _num_given(rest)
+        return BlockRemoved(_keys(hashes), *_present(rest)), 1 + _num_present(rest)
     return AllBlocksCleared(), 0
 
 
 def _stored(wire: _Stored) -> tuple[BlockStored, int]:
     hashes, parent, tokens, size, lora_id, medium, lora_name, extra_keys, *rest = astuple(wire)
-    num_known = 4 + _num_given((lora_id, medium, lora_name, extra_keys)) + _num_given(rest)
+    num_known = 4 + _num_present((lora_id, medium, lora_name, extra_keys)) + _num_present(rest)
     if isinstance(lora_name, Metadata):
         rest[-1], lora_name = lora_name.cache_salt, None
     if isinstance(wire, StoredPairsMap | StoredPairsArray):
@@ -153,9 +153,9 @@ def _stored(wire: _Stored) -> tuple[BlockStored, int]:
         None if parent is None else block_key(parent),
         tokens,
         size,
-        *_given((lora_id, medium, lora_name)),
+        *_present((lora_id, medium, lora_name)),
         _packed(extra_keys),
-        *_given(rest),
+        *_present(rest),
     )
     return BlockStored(*values), num_known
 
@@ -167,11 +167,11 @@ def _keys(hashes: tuple[BlockHash, ...]) -> tuple[int, ...]:
         return tuple([block_key(each) for each in hashes])
 
 
-def _given(values: Iterable[Any]) -> list[Any]:
+def _present(values: Iterable[Any]) -> list[Any]:
     return [None if value is UNSET else value for value in values]
 
 
-def _num_given(values: Iterable[Any]) -> int:
+def _num_present(values: Iterable[Any]) -> int:
     return sum([value is not UNSET for value in values])
 
 

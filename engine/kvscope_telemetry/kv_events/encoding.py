@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from kvscope_telemetry.kv_events.batches import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KvEvent
-from kvscope_telemetry.kv_events.wire import ClearedMap, RemovedMap, StoredMap
+from kvscope_telemetry.kv_events.event_wire import ClearedMap, RemovedMap, StoredMap
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _NUM_ALWAYS: Final = 7

@@ -167,11 +167,11 @@ def _decode(
         tag = tag_of(data)
         if tag and tag not in _TAGS:
             unknowns.messages += 1
-            raise UnknownMessage(f"a {what} {_shown(tag)!r} is unknown to this version") from None
+            raise UnknownMessage(f"a {what} {_shortened(tag)!r} is unknown to this version") from None
         raise ProtocolError(f"a {what} that cannot be read: {_one_line(error)}") from error
 
 
-def _shown(tag: str) -> str:
+def _shortened(tag: str) -> str:
     return tag if len(tag) <= _MAX_TAG_SHOWN else tag[:_MAX_TAG_SHOWN] + "…"
 
 

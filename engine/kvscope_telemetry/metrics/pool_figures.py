@@ -9,7 +9,7 @@ import numpy as np
 from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.mirror.pool_use import PoolUse, pool_use
-from kvscope_telemetry.summaries.figures import USAGE
+from kvscope_telemetry.summaries.run_figures import USAGE
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.metrics.page import PATH, MetricsPage
+from kvscope_telemetry.metrics.metrics_page import PATH, MetricsPage
 from kvscope_telemetry.printable import print_line
 
 _SILENCE_S: Final = 30.0

@@ -167,7 +167,7 @@ class Lives:
         for info in frame.new_requests:
             self._there[info.number] = self._history(info)
         for event in frame.events:
-            self._running.note(event)
+            self._running.record(event)
             if event.kind == "admitted" and event.number in self._there:
                 self._there[event.number].moments.started_ns = event.time_ns
         for number in self._first_tokens.frame(frame):

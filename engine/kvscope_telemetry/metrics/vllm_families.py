@@ -13,7 +13,7 @@ from kvscope_telemetry.messages.telemetry import CacheInfo
 from kvscope_telemetry.metrics.families import Maker
 from kvscope_telemetry.metrics.pool_figures import PoolFigures
 from kvscope_telemetry.metrics.tally import Tally
-from kvscope_telemetry.summaries.figures import PROMPTS
+from kvscope_telemetry.summaries.run_figures import PROMPTS
 
 HISTOGRAMS: Final = {
     "time_to_first_token_seconds": "Time from a request's arrival to its first token.",

@@ -105,7 +105,7 @@ def merge(updates: Sequence[Update]) -> Update:
         block_ids=_concatenated([u.block_ids for u in updates], np.dtype(np.uint32)),
         block_columns=_merged_columns([u.block_columns for u in updates if u.block_columns]),
         new_requests=tuple(chain.from_iterable([u.new_requests for u in updates])),
-        requests=(join_request_rows(request_rows),) if request_rows else (),
+        requests=(merge_request_rows(request_rows),) if request_rows else (),
         request_time_ns=_concatenated([u.request_time_ns for u in updates], np.dtype(np.int64)),
         series=_merged_series([u.series for u in framed]),
         first_token_ns=_concatenated([u.first_token_ns for u in updates], np.dtype(np.int64)),
@@ -125,7 +125,7 @@ def merge(updates: Sequence[Update]) -> Update:
     )
 
 
-def join_request_rows(rows: Sequence[RequestRows]) -> RequestRows:
+def merge_request_rows(rows: Sequence[RequestRows]) -> RequestRows:
     """Return the same changes in the same order as one message; a request may occur more than once."""
     if len(rows) == 1:
         return rows[0]
@@ -174,7 +174,7 @@ def _block_rows(frames: Sequence[Frame]) -> tuple[npt.NDArray[np.uint32], Mappin
 
 def _request_rows(frames: Sequence[Frame]) -> tuple[RequestRows, ...]:
     rows = [f.requests for f in frames if f.requests.number]
-    return (join_request_rows(rows),) if rows else ()
+    return (merge_request_rows(rows),) if rows else ()
 
 
 def _request_times(frames: Sequence[Frame]) -> npt.NDArray[np.int64]:
@@ -283,7 +283,7 @@ class Pending:
                 self._discard()
                 self._overflowed = True
 
-    def take_update(self) -> Update | None:
+    def poll_update(self) -> Update | None:
         """Return and remove all updates up to the next snapshot, merged. The snapshot starts the following update."""
         with self._lock:
             ready: list[Update] = []
@@ -298,7 +298,7 @@ class Pending:
         with self._lock:
             self._discard()
 
-    def take_overflow(self) -> bool:
+    def pop_overflow(self) -> bool:
         """Return whether an overflow requires a snapshot to be requested. Returns True once per overflow."""
         with self._lock:
             overflowed, self._overflowed = self._overflowed, False

@@ -17,13 +17,13 @@ class EngineClock:
 
     def __init__(self) -> None:
         self._epoch: int | None = None
-        self._time_ns = self._heard_ns = 0
+        self._time_ns = self._last_sign_ns = 0
 
     def start(self, epoch: int, time_ns: int, now_ns: int) -> None:
         """Record that the engine's clock reads `time_ns` now."""
-        self._epoch, self._time_ns, self._heard_ns = epoch, time_ns, now_ns
+        self._epoch, self._time_ns, self._last_sign_ns = epoch, time_ns, now_ns
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Accept any time next, because the machine may have slept before the connection came back."""
         self._epoch = None
 
@@ -33,5 +33,5 @@ class EngineClock:
         """
         if self._epoch is None:
             self.start(epoch, time_ns, now_ns)
-        expected_ns = self._time_ns + now_ns - self._heard_ns
+        expected_ns = self._time_ns + now_ns - self._last_sign_ns
         return epoch != self._epoch or abs(time_ns - expected_ns) <= MAX_JUMP_NS

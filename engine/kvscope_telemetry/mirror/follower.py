@@ -10,14 +10,14 @@ from typing import Final
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessage
 from kvscope_telemetry.mirror.coalesce import state_after
-from kvscope_telemetry.mirror.continuity import Continuity
 from kvscope_telemetry.mirror.mirror import Mirror
+from kvscope_telemetry.mirror.state_continuity import Continuity
 
 MAX_PENDING: Final = 256
 
 
 class Follower:
-    """Applies snapshots and frames to a mirror, which is up to date after `settle`.
+    """Applies snapshots and frames to a mirror, which is up to date after `apply_pending`.
 
     If frames are missing, the mirror does not change until the next snapshot.
     """
@@ -36,24 +36,24 @@ class Follower:
         """Process the next message. All but snapshots and frames are ignored."""
         if isinstance(message, Snapshot):
             self._reset(message)
-        elif isinstance(message, Frame) and self._continuity.takes(message):
+        elif isinstance(message, Frame) and self._continuity.accepts(message):
             self._pending.append(message)
             if len(self._pending) >= MAX_PENDING:
-                self.settle()
+                self.apply_pending()
 
-    def settle(self) -> None:
+    def apply_pending(self) -> None:
         """Apply all pending frames to the mirror."""
         pending, self._pending = self._pending, []
         if pending:
             try:
                 self.mirror.apply(state_after(pending))
             except ProtocolError:
-                self._continuity.lose()
+                self._continuity.mark_lost()
 
     def _reset(self, snapshot: Snapshot) -> None:
-        self.settle()
-        if self._continuity.takes(snapshot):
+        self.apply_pending()
+        if self._continuity.accepts(snapshot):
             try:
                 self.mirror.reset(snapshot)
             except ProtocolError:
-                self._continuity.lose()
+                self._continuity.mark_lost()

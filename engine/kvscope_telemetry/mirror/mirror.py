@@ -18,7 +18,7 @@ from kvscope_telemetry.ledger import COLUMNS, BlockState, Column, Ledger, Tier
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Counters, Heartbeat, Hello, MetricFigure, RequestRows, Snapshot
-from kvscope_telemetry.mirror.coalesce import join_request_rows
+from kvscope_telemetry.mirror.coalesce import merge_request_rows
 from kvscope_telemetry.mirror.request_mirror import MAX_FINISHED, RequestMirror
 from kvscope_telemetry.mirror.whole_blocks import COUNTS_SHAPE, WholeBlocks, check_rows, count_kinds
 from kvscope_telemetry.running_time import RunningTime
@@ -119,7 +119,7 @@ class Mirror:
             self.reset(update.snapshot, update.blocks)
         request_rows = self._checked(update)
         time_ns = int(update.series["time_ns"][-1]) if update.series else self.time_ns
-        self._note_last_hashes(request_rows)
+        self._record_last_hashes(request_rows)
         self.requests.apply(update.new_requests, request_rows, time_ns=time_ns)
         self._write_blocks(update.block_ids, update.block_columns)
         if update.series:
@@ -129,14 +129,14 @@ class Mirror:
         if update.counters is not None:
             self.counters = update.counters
         for event in update.events:
-            self.stops.note(event)
+            self.stops.record(event)
         if update.heartbeat is not None:
-            self._hear(update.heartbeat)
+            self._apply_heartbeat(update.heartbeat)
         if update.readings:
             self.used_share, self.figures = update.readings[-1].used_share, update.readings[-1].figures
         self.version += 1
 
-    def _note_last_hashes(self, rows: RequestRows) -> None:
+    def _record_last_hashes(self, rows: RequestRows) -> None:
         """Record the last hash of each request that ends with this change, because its block tables are empty
         afterwards.
         """
@@ -148,7 +148,7 @@ class Mirror:
         while len(self.last_hashes) > self.requests.max_finished:
             del self.last_hashes[next(iter(self.last_hashes))]
 
-    def _hear(self, beat: Heartbeat) -> None:
+    def _apply_heartbeat(self, beat: Heartbeat) -> None:
         if beat.pinned or self.pinned:
             self.pinned, self.pinned_by = frozenset(np.frombuffer(beat.pinned, "<u4").tolist()), beat.pinned_by
         self.limits = (beat.max_num_seqs, beat.max_num_batched_tokens)
@@ -162,7 +162,7 @@ class Mirror:
             blocks = WholeBlocks(snapshot)
         same_epoch = self.epoch == snapshot.hello.epoch
         self.requests.reset(snapshot.requests_info, snapshot.requests, time_ns=snapshot.time_ns, same_epoch=same_epoch)
-        self._take_over(blocks)
+        self._replace_ledger(blocks)
         if not same_epoch:
             self.pinned, self.pinned_by, self.limits = frozenset(), "", (0, 0)
             self.used_share, self.figures = -1.0, ()
@@ -185,7 +185,7 @@ class Mirror:
             if highest >= self.num_rows:
                 raise ProtocolError(f"block {highest} changed, but the pool has {self.num_rows} blocks")
             check_rows(update.block_columns, max(self.hello.cache.block_sizes))
-        rows = join_request_rows(update.requests) if update.requests else RequestRows()
+        rows = merge_request_rows(update.requests) if update.requests else RequestRows()
         _check_table_blocks(rows, self.num_rows)
         return rows
 
@@ -209,12 +209,12 @@ class Mirror:
         last: npt.NDArray[np.intp] = (self._order[at] == order).nonzero()[0]
         return last
 
-    def _take_over(self, blocks: WholeBlocks) -> None:
+    def _replace_ledger(self, blocks: WholeBlocks) -> None:
         """Write in place if the number of rows is unchanged, so that views of the columns remain valid."""
         if blocks.num_rows == self.num_rows:
             blocks.write_to(self.ledger)
         else:
-            self.ledger, self._order = blocks.take_ledger(), np.empty(blocks.num_rows, np.int32)
+            self.ledger, self._order = blocks.release_ledger(), np.empty(blocks.num_rows, np.int32)
         self._num_by_state = blocks.counts.copy()
 
 

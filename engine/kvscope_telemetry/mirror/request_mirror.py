@@ -22,7 +22,7 @@ from kvscope_telemetry.messages.telemetry import RequestInfo, RequestRows
 
 Ints = npt.NDArray[np.int64]
 
-_LEAST_ROOM: Final = 8
+_MIN_CAPACITY: Final = 8
 _FIRST_ENTRIES: Final = 1024
 MAX_FINISHED: Final = 10_000
 """Maximum number of finished requests retained; the oldest are dropped."""
@@ -47,8 +47,8 @@ REQUEST_COLUMNS: Final[dict[str, np.dtype[np.generic]]] = {
     "num_blocks": np.dtype(np.int32),  # length of the block table
     "waits_for": np.dtype(np.uint8),  # WaitsFor
 }
-_TOLD_COLUMNS: Final = ("number", "priority", "index", "client", "arrival_ns", "num_prompt_tokens", "max_tokens")
-_TOLD: Final = attrgetter(*_TOLD_COLUMNS)
+_SENT_COLUMNS: Final = ("number", "priority", "index", "client", "arrival_ns", "num_prompt_tokens", "max_tokens")
+_SENT: Final = attrgetter(*_SENT_COLUMNS)
 """Returns the values of a `RequestInfo`, which are sent once, when a request is new."""
 _FIRST_CAPACITY: Final = 64
 _SEARCHED: Final = 2_000
@@ -213,7 +213,7 @@ class RequestMirror:
                 found.append(int(self.number[candidate]))
         return sorted(found)
 
-    def place_in_tables(self, number: int, block: int) -> tuple[int, int] | None:
+    def index_in_tables(self, number: int, block: int) -> tuple[int, int] | None:
         """Return the KV group and the index of a block in the tables of request `number`; None if it is in none."""
         row = self.row_of(number)
         if row is None:
@@ -279,7 +279,7 @@ class RequestMirror:
         self._grow_to(start + len(fresh))
         self._fill(start, fresh, time_ns)
         if not is_append:
-            self._keep(np.argsort(self.number, kind="stable"))
+            self._select_rows(np.argsort(self.number, kind="stable"))
 
     def _unknown(self, infos: Sequence[RequestInfo]) -> list[RequestInfo]:
         """Return the requests that are not known yet, once each, in order of number. Snapshots repeat known ones."""
@@ -291,8 +291,8 @@ class RequestMirror:
         return [by_number[number] for number in numbers.tolist()]
 
     def _fill(self, start: int, infos: Sequence[RequestInfo], time_ns: int) -> None:
-        columns = zip(*map(_TOLD, infos), strict=True)
-        for name, column in zip(_TOLD_COLUMNS, columns, strict=True):
+        columns = zip(*map(_SENT, infos), strict=True)
+        for name, column in zip(_SENT_COLUMNS, columns, strict=True):
             self._data[name][start : start + len(infos)] = column
         self.first_seen_ns[start:] = time_ns
         self.finished_ns[start:] = -1
@@ -338,11 +338,11 @@ class RequestMirror:
         finished = np.flatnonzero(self.state == RequestState.FINISHED)
         if len(finished) <= self.max_finished + max(16, self.max_finished // 4):
             return
-        keep = np.ones(len(self), np.bool_)
-        keep[finished[: len(finished) - self.max_finished]] = False
-        self._keep(np.flatnonzero(keep))
+        select_rows = np.ones(len(self), np.bool_)
+        select_rows[finished[: len(finished) - self.max_finished]] = False
+        self._select_rows(np.flatnonzero(select_rows))
 
-    def _keep(self, order: npt.NDArray[np.intp]) -> None:
+    def _select_rows(self, order: npt.NDArray[np.intp]) -> None:
         """Keep only the rows in `order`, in that order."""
         for name, column in self._data.items():
             self._data[name][: len(order)] = column[: len(self)][order]
@@ -350,7 +350,7 @@ class RequestMirror:
         self.request_ids = [self.request_ids[row] for row in rows]
         self.adapters = [self.adapters[row] for row in rows]
         for tables in self._tables.values():
-            tables.keep(order)
+            tables.select_rows(order)
         self.layout += 1
         self._expose(len(rows))
 
@@ -505,7 +505,7 @@ class BlockTableBuffer:
         self._entries = np.empty(0, np.int32)
         self._end = 0  # end of the allocated part of _entries
         self._begin = np.zeros(num_rows, np.int64)
-        self._room = np.zeros(num_rows, np.int64)
+        self._capacity = np.zeros(num_rows, np.int64)
 
     @property
     def num_bytes(self) -> int:
@@ -526,10 +526,10 @@ class BlockTableBuffer:
 
     def append_rows(self, num_rows: int) -> None:
         none = np.zeros(num_rows, np.int64)
-        self._begin, self._room = np.concatenate((self._begin, none)), np.concatenate((self._room, none))
+        self._begin, self._capacity = np.concatenate((self._begin, none)), np.concatenate((self._capacity, none))
 
-    def keep(self, order: npt.NDArray[np.intp]) -> None:
-        self._begin, self._room = self._begin[order], self._room[order]
+    def select_rows(self, order: npt.NDArray[np.intp]) -> None:
+        self._begin, self._capacity = self._begin[order], self._capacity[order]
 
     def write(
         self,
@@ -544,32 +544,32 @@ class BlockTableBuffer:
         `rows`, `starts` and `counts` have shape (n,). `lengths` has the number of valid entries of every row before the
         write.
         """
-        self._make_room(lengths, rows, starts + counts)
+        self._reserve(lengths, rows, starts + counts)
         ends = np.cumsum(counts)
         at = np.repeat(self._begin[rows] + starts - (ends - counts), counts)
         self._entries[at + np.arange(at.size)] = blocks
 
-    def _make_room(self, lengths: npt.NDArray[np.int32], rows: npt.NDArray[np.intp], ends: Ints) -> None:
-        if not (ends > self._room[rows]).any():
+    def _reserve(self, lengths: npt.NDArray[np.int32], rows: npt.NDArray[np.intp], ends: Ints) -> None:
+        if not (ends > self._capacity[rows]).any():
             return
-        needed = np.zeros(self._room.size, np.int64)
+        needed = np.zeros(self._capacity.size, np.int64)
         np.maximum.at(needed, rows, ends)
-        growing = np.flatnonzero(needed > self._room)
-        room = self._more_room(needed, growing)
+        growing = np.flatnonzero(needed > self._capacity)
+        room = self._grown_capacity(needed, growing)
         if self._end + int(room.sum()) > self._entries.size:
             changing = needed[needed > 0]
-            self._pack(lengths, int(np.maximum(2 * changing, _LEAST_ROOM).sum()))
+            self._pack(lengths, int(np.maximum(2 * changing, _MIN_CAPACITY).sum()))
             growing = np.flatnonzero(
-                needed > self._room
+                needed > self._capacity
             )  # more rows than before: after compaction, no row has spare capacity
-            room = self._more_room(needed, growing)
+            room = self._grown_capacity(needed, growing)
         begin = self._end + np.cumsum(room) - room
         self._copy(self._entries, growing, lengths[growing], begin)
-        self._begin[growing], self._room[growing] = begin, room
+        self._begin[growing], self._capacity[growing] = begin, room
         self._end += int(room.sum())
 
-    def _more_room(self, needed: Ints, growing: npt.NDArray[np.intp]) -> Ints:
-        return np.maximum(np.maximum(needed[growing], 2 * self._room[growing]), _LEAST_ROOM)
+    def _grown_capacity(self, needed: Ints, growing: npt.NDArray[np.intp]) -> Ints:
+        return np.maximum(np.maximum(needed[growing], 2 * self._capacity[growing]), _MIN_CAPACITY)
 
     def _pack(self, lengths: npt.NDArray[np.int32], num_more: int) -> None:
         """Move all entries to a new buffer without gaps, with twice the capacity for them and `num_more` further
@@ -580,7 +580,7 @@ class BlockTableBuffer:
         entries = np.empty(max(_FIRST_ENTRIES, 2 * (used + num_more)), np.int32)
         begin = np.cumsum(room) - room
         self._copy(entries, np.arange(room.size), room, begin)
-        self._entries, self._begin, self._room, self._end = entries, begin, room, used
+        self._entries, self._begin, self._capacity, self._end = entries, begin, room, used
 
     def _copy(self, target: npt.NDArray[np.int32], rows: Ints, lengths: npt.ArrayLike, begin: Ints) -> None:
         """Copy the first `lengths` entries of `rows` to the offsets `begin` in `target`."""

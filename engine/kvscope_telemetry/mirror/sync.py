@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, Snapshot
-from kvscope_telemetry.mirror.continuity import StatePlace
 from kvscope_telemetry.mirror.engine_clock import EngineClock
+from kvscope_telemetry.mirror.state_continuity import StatePosition
 
 MAX_FRAMES: Final = 20_000
 MAX_BYTES: Final = 64 << 20
@@ -52,7 +52,7 @@ class Sync:
     """
 
     def __init__(self, passed: Passed = lambda message, data: None) -> None:
-        self._place = StatePlace()
+        self._place = StatePosition()
         self._clock = EngineClock()
         self._passed = passed
         self.in_sync = False
@@ -61,7 +61,7 @@ class Sync:
         self.num_resyncs = 0
         """Number of snapshots applied after the first one."""
         self._runs: list[FrameRun] = []
-        self._held = HeldFrames()
+        self._held = BufferedFrames()
         self._last_seen: int | None = None  # highest seq received of the epoch, None before the first frame
         self._last_frame_ns = 0
         self._behind: tuple[int, int] | None = None  # (seq announced by a heartbeat, time of its receipt)
@@ -83,7 +83,7 @@ class Sync:
         return self._place.seq
 
     @property
-    def is_at_rest(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether nothing is missing and no answer is outstanding."""
         return self.in_sync and not self._wants and self._behind is None
 
@@ -97,7 +97,7 @@ class Sync:
     def frame(self, frame: Frame, now_ns: int, data: bytes | None = None) -> None:
         """Process a received frame, encoded as `data`."""
         if frame.epoch != self.epoch:
-            self._held.hold(frame, data)
+            self._held.append(frame, data)
             self.want_snapshot()
             return
         self._last_frame_ns = now_ns
@@ -105,12 +105,12 @@ class Sync:
             self.num_dropped += max(0, frame.seq - self._last_seen - 1)
         self._last_seen = max(self._last_seen or 0, frame.seq)
         if not self.in_sync:
-            self._held.hold(frame, data)
+            self._held.append(frame, data)
         elif self._place.is_before(frame):
             self._pass_on(frame, data)
         elif not self._place.has(frame):
             self.lose()
-            self._held.hold(frame, data)
+            self._held.append(frame, data)
 
     def heartbeat(self, heartbeat: Heartbeat, now_ns: int) -> None:
         """Process a heartbeat, which may show that a frame was missed, or that the engine was restarted."""
@@ -193,12 +193,12 @@ class Sync:
 
     def disconnected(self) -> None:
         """Process the loss of the connection, and with it of all outstanding answers."""
-        self._clock.forget()
+        self._clock.reset()
         self._oldest_tag, self._patience_ns = self._tag + 1, REQUEST_INTERVAL_NS
         self._interval_ns = REQUEST_INTERVAL_NS
         self._wants = self._wants or not self.in_sync
 
-    def take_runs(self) -> list[FrameRun]:
+    def drain_runs(self) -> list[FrameRun]:
         """Return and clear the runs to be applied, in order."""
         runs, self._runs = self._runs, []
         return runs
@@ -218,14 +218,14 @@ class Sync:
         """Replace the state with `snapshot`, and apply the held frames that follow it."""
         is_same = self.epoch == snapshot.hello.epoch
         self.num_resyncs += self.epoch is not None
-        self._place.go_to(snapshot)
+        self._place.move_to(snapshot)
         self.in_sync = True
         self._behind = self._behind if is_same else None
         self._runs.append(FrameRun(snapshot))
         self._passed(snapshot, data)
         held = [
             (frame, its_data)
-            for frame, its_data in self._held.take()
+            for frame, its_data in self._held.drain()
             if frame.epoch == self.epoch and self.accepts_time(frame.epoch, frame.time_ns, now_ns)
         ]
         if not is_same:
@@ -236,7 +236,7 @@ class Sync:
             if self._place.is_before(frame):
                 self._pass_on(frame, its_data)
             else:
-                self._held.hold(frame, its_data)
+                self._held.append(frame, its_data)
         if self._held:
             self.lose()
 
@@ -254,7 +254,7 @@ class Sync:
         self._runs[-1].frames.append(frame)
 
 
-class HeldFrames:
+class BufferedFrames:
     """Frames retained while a snapshot is outstanding, bounded in number and bytes.
 
     If there are too many, the older half is dropped: the snapshot is more likely to contain those.
@@ -267,7 +267,7 @@ class HeldFrames:
     def __bool__(self) -> bool:
         return bool(self._frames)
 
-    def hold(self, frame: Frame, data: bytes | None = None) -> None:
+    def append(self, frame: Frame, data: bytes | None = None) -> None:
         """Add a frame and its encoded bytes."""
         num_bytes = len(data or b"")
         while self._frames and (len(self._frames) >= MAX_FRAMES or self._num_bytes + num_bytes > MAX_BYTES):
@@ -275,7 +275,7 @@ class HeldFrames:
         self._frames.append((frame, data))
         self._num_bytes += num_bytes
 
-    def take(self) -> list[tuple[Frame, bytes | None]]:
+    def drain(self) -> list[tuple[Frame, bytes | None]]:
         """Return and clear all frames."""
         frames = self._frames
         self.clear()

@@ -40,10 +40,10 @@ class WholeBlocks:
         return len(self.columns["state"])
 
     def make_ledger(self) -> None:
-        """Prepare a ledger for `take_ledger`: most of its cost is the first access to its memory."""
+        """Prepare a ledger for `release_ledger`: most of its cost is the first access to its memory."""
         self._ledger = self._made()
 
-    def take_ledger(self) -> Ledger:
+    def release_ledger(self) -> Ledger:
         """Return a ledger that the caller owns."""
         ledger, self._ledger = self._ledger, None
         return self._made() if ledger is None else ledger

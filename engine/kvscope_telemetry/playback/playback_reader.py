@@ -23,14 +23,14 @@ from kvscope_telemetry.messages.telemetry import (
     TelemetryMessage,
 )
 from kvscope_telemetry.mirror.coalesce import coalesce
-from kvscope_telemetry.mirror.continuity import Continuity
+from kvscope_telemetry.mirror.state_continuity import Continuity
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.source import Update
 
 PAST_NS: Final = 60_000_000_000
 """Length of the past that a seek can deliver for charts."""
-_LOOK_EVERY: Final = 64
-_LOOK_BACK_NS: Final = 250_000_000
+_PROGRESS_EVERY: Final = 64
+_DEVICES_LOOKBACK_NS: Final = 250_000_000
 """Initial distance of the backward search for a frame."""
 _TOLD_WITHIN_NS: Final = 10_000_000_000
 """How long after an event the frame that reports it is searched for. An event is reported at the end of its step."""
@@ -68,13 +68,13 @@ class PlaybackReader:
         """
         base_ns = max(0, to_ns - past_ns)
         self._spans = UpdateBuilder(self._memory_before)
-        self._messages = iter(self._recording.run_up(base_ns / 1e9))
+        self._messages = iter(self._recording.state_messages(base_ns / 1e9))
         self._place, self._is_behind = (0, 0), True
         if not self._read(base_ns, is_wanted):
             return None
         # Messages after that state; all messages if there is none.
         has_state = self._spans.continuity.epoch is not None
-        self._tell_devices(base_ns)
+        self._report_devices(base_ns)
         self._messages = self._recording.messages(base_ns / 1e9 if has_state else 0.0, keyframes=True)
         self._is_behind = True
         if not has_state and not self._read(base_ns, is_wanted):
@@ -83,15 +83,15 @@ class PlaybackReader:
         if to_ns > base_ns and not self._read(to_ns, is_wanted):
             return None
         while self._spans.continuity.epoch is None and (ahead := self._next()) is not None:
-            self._take(ahead)
+            self._apply(ahead)
         self._spans.pass_time(to_ns)
-        spans = self._spans.take_spans()
+        spans = self._spans.drain_spans()
         return [replace(spans[0], jumped=True), *spans[1:]] if spans else []
 
     def read_until(self, until_ns: int) -> list[TimedUpdate]:
         self._read(until_ns, lambda: True)
         self._spans.pass_time(until_ns)
-        return self._spans.take_spans()
+        return self._spans.drain_spans()
 
     def frame_near(self, at_ns: int, num_frames: int) -> int:
         """Return the time of the frame `num_frames` after the one shown at `at_ns` (before it if negative), limited to
@@ -105,7 +105,7 @@ class PlaybackReader:
                 if num_frames <= 0:
                     break
             return found
-        back_ns = _LOOK_BACK_NS
+        back_ns = _DEVICES_LOOKBACK_NS
         while True:
             times = [when_ns for when_ns in self._frame_times(at_ns - back_ns, at_ns) if when_ns <= at_ns]
             if len(times) > -num_frames:
@@ -119,7 +119,7 @@ class PlaybackReader:
         one after the event. If no frame reports it, return the time of the first frame at or after `at_ns`.
         """
         after_ns = None
-        from_s, until_s = max(0, at_ns - _LOOK_BACK_NS) / 1e9, (at_ns + _TOLD_WITHIN_NS) / 1e9
+        from_s, until_s = max(0, at_ns - _DEVICES_LOOKBACK_NS) / 1e9, (at_ns + _TOLD_WITHIN_NS) / 1e9
         for at_s, message in self._recording.messages(from_s, until_s):
             if not isinstance(message, Frame):
                 continue
@@ -150,15 +150,15 @@ class PlaybackReader:
 
     def lose(self) -> None:
         """Report that the consumer could not apply an update: skip until the next snapshot."""
-        self._spans.continuity.lose()
+        self._spans.continuity.mark_lost()
 
     def _read(self, until_ns: int, is_wanted: Callable[[], bool]) -> bool:
         """Process messages up to `until_ns`. Returns False if the read was cancelled."""
         num_read = 0
         while (ahead := self._next()) is not None and ahead[0] <= until_ns:
-            self._take(ahead)
+            self._apply(ahead)
             num_read += 1
-            if num_read % _LOOK_EVERY == 0 and not is_wanted():
+            if num_read % _PROGRESS_EVERY == 0 and not is_wanted():
                 return False
         return True
 
@@ -168,7 +168,7 @@ class PlaybackReader:
             self._advance()
         return self._ahead
 
-    def _take(self, ahead: tuple[int, TelemetryMessage]) -> None:
+    def _apply(self, ahead: tuple[int, TelemetryMessage]) -> None:
         at_ns, message = ahead
         if isinstance(message, MemoryBreakdown):
             self._memories[message.epoch] = message
@@ -197,7 +197,7 @@ class PlaybackReader:
                 break
         self._advance()
 
-    def _tell_devices(self, time_ns: int) -> None:
+    def _report_devices(self, time_ns: int) -> None:
         """Add the device readings of that time: the messages that restore a state do not include them."""
         epoch = self._spans.continuity.epoch
         devices = None if epoch is None else self._recording.devices_before(time_ns / 1e9, epoch)
@@ -301,14 +301,14 @@ class UpdateBuilder:
         while not self._has_heartbeats and until_ns - self._handed_out_ns >= BEAT_NS and not self.continuity.is_lost:
             self._beat(self._handed_out_ns + BEAT_NS)
 
-    def take_spans(self) -> list[TimedUpdate]:
+    def drain_spans(self) -> list[TimedUpdate]:
         """Return and clear the spans built since the last call."""
         self.close()
         done, self._done = self._done, []
         return done
 
     def _add_frame(self, at_ns: int, frame: Frame) -> None:
-        if not self.continuity.takes(frame):
+        if not self.continuity.accepts(frame):
             return
         self.pass_time(at_ns - 1)
         self._frames.append(frame)
@@ -318,7 +318,7 @@ class UpdateBuilder:
 
     def _add_snapshot(self, at_ns: int, snapshot: Snapshot) -> None:
         before = self.continuity.epoch
-        if not self.continuity.takes(snapshot):
+        if not self.continuity.accepts(snapshot):
             return
         self.close()
         self._snapshot = snapshot

@@ -63,8 +63,8 @@ class PlaybackSource:
         self._grown_s = time.monotonic()
         self._spans: deque[TimedUpdate] = deque()
         self._position_ns = 0  # updates up to this position are in `_spans`, or were taken
-        self._taken_ns = 0
-        self._wanted: _Seek | None = _Seek(0, with_past=True)  # pending seek
+        self._consumed_ns = 0
+        self._requested: _Seek | None = _Seek(0, with_past=True)  # pending seek
         self._num_steps = 0  # pending steps in frames; negative: backwards
         self._is_refused = False
         self._is_closing = False
@@ -109,7 +109,7 @@ class PlaybackSource:
         return self.recording.note
 
     @property
-    def note_detail(self) -> str:
+    def detail(self) -> str:
         """Text on what was skipped and why, one line per finding."""
         return self.recording.detail
 
@@ -122,7 +122,7 @@ class PlaybackSource:
     def position(self) -> float:
         """Position in seconds up to which updates were queued, or the target of a pending seek."""
         with self._changed:
-            return (self._position_ns if self._wanted is None else self._wanted.to_ns) / 1e9
+            return (self._position_ns if self._requested is None else self._requested.to_ns) / 1e9
 
     @property
     def now_ns(self) -> int:
@@ -132,9 +132,9 @@ class PlaybackSource:
         return self._start_ns + round(self.position * 1e9)
 
     @property
-    def taken_ns(self) -> int:
+    def consumed_ns(self) -> int:
         """Recorded wall-clock time of the update taken last, converted to this machine's monotonic clock."""
-        return self._start_ns + self._taken_ns
+        return self._start_ns + self._consumed_ns
 
     @property
     def is_playing(self) -> bool:
@@ -145,7 +145,7 @@ class PlaybackSource:
     def is_seeking(self) -> bool:
         """Whether a seek or step is pending. Queued updates do not yet belong to `position` then."""
         with self._changed:
-            return self._wanted is not None or self._num_steps != 0
+            return self._requested is not None or self._num_steps != 0
 
     @property
     def is_at_end(self) -> bool:
@@ -180,15 +180,15 @@ class PlaybackSource:
 
         `with_past` also delivers the minute before, in short updates, for charts. A seek without it is faster.
         """
-        self._want(seconds, with_past=with_past)
+        self._request(seconds, with_past=with_past)
 
     def seek_event(self, seconds: float, event: Event, *, before: bool = False) -> None:
         """Go to the frame that reports `event`, which occurred at `seconds`; the state is the one after the event.
         With `before`, go to the preceding frame.
         """
-        self._want(seconds, event=event, before=before)
+        self._request(seconds, event=event, before=before)
 
-    def _want(
+    def _request(
         self, seconds: float, *, with_past: bool = False, event: Event | None = None, before: bool = False
     ) -> None:
         to_ns = max(0, min(round(seconds * 1e9), self._duration_ns))
@@ -196,7 +196,7 @@ class PlaybackSource:
             if self._failure:
                 return
             self._num_steps = 0
-            self._wanted = _Seek(to_ns, with_past, event, before)
+            self._requested = _Seek(to_ns, with_past, event, before)
             self._spans.clear()
             self._changed.notify_all()
 
@@ -214,7 +214,7 @@ class PlaybackSource:
         with self._changed:
             self._is_refused = True
 
-    def take_update(self) -> Update | None:
+    def poll_update(self) -> Update | None:
         """Return the next update, or None if there is none yet. Each covers a short time span, so call
         it until None.
         """
@@ -222,7 +222,7 @@ class PlaybackSource:
             if not self._spans:
                 return None
             span = self._spans.popleft()
-            self._taken_ns, self.has_jumped = span.until_ns, span.jumped
+            self._consumed_ns, self.has_jumped = span.until_ns, span.jumped
             return span.update
 
     def wait(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
@@ -249,7 +249,7 @@ class PlaybackSource:
         with self._changed:
             if self._failure:
                 return self._failure
-            if self._clock.is_playing or self._wanted is not None:
+            if self._clock.is_playing or self._requested is not None:
                 return ""
             return "at the end" if self._clock.is_at_end else "paused"
 
@@ -259,25 +259,25 @@ class PlaybackSource:
         try:
             while self._wait_for_work():
                 self._grow_when_due()
-                wanted = self._wanted
+                wanted = self._requested
                 if wanted is not None:
                     self._jump(wanted)
                 elif self._num_steps:
                     self._step()
                 else:
-                    self._go_on()
+                    self._continue()
         except Exception as error:  # shown in the status: a source that failed silently would look idle
             words = str(error) if isinstance(error, BadInput) else f"the file cannot be read: {_why(error)}"
             with self._changed:
                 self._failure = words[:300]
-                self._wanted, self._num_steps = None, 0
+                self._requested, self._num_steps = None, 0
                 self._clock.pause()
                 self._changed.notify_all()
 
     def _wait_for_work(self) -> bool:
         """Wait until the thread has work. Returns False when the source is closing."""
         with self._changed:
-            if self._wanted is None and not self._num_steps and not self._is_closing:
+            if self._requested is None and not self._num_steps and not self._is_closing:
                 pause_s = GROW_S if self._clock.waits_at_end else None
                 self._changed.wait(TICK_S if self._clock.is_playing else pause_s)
             return not self._is_closing
@@ -301,14 +301,14 @@ class PlaybackSource:
         to_ns = self._reader.frame_near(at_ns, num_frames)
         with self._changed:
             self._num_steps -= num_frames
-            if self._wanted is None and to_ns != at_ns:
-                self._wanted = _Seek(to_ns, with_past=False)
+            if self._requested is None and to_ns != at_ns:
+                self._requested = _Seek(to_ns, with_past=False)
                 self._spans.clear()
             self._changed.notify_all()
 
     def _jump(self, wanted: _Seek) -> None:
         def is_wanted() -> bool:
-            return self._wanted is wanted and not self._is_closing
+            return self._requested is wanted and not self._is_closing
 
         to_ns = wanted.to_ns
         if wanted.event is not None:
@@ -320,13 +320,13 @@ class PlaybackSource:
         with self._changed:
             if spans is not None and is_wanted():
                 to_ns = max(to_ns, spans[-1].until_ns) if spans else to_ns
-                self._wanted, self._is_refused = None, False
+                self._requested, self._is_refused = None, False
                 self._spans.extend(spans)
                 self._clock.jump(to_ns)
                 self._position_ns = to_ns
                 self._changed.notify_all()
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         with self._changed:
             if not self._clock.is_playing:
                 return
@@ -339,7 +339,7 @@ class PlaybackSource:
             self._reader.lose()
         spans = self._reader.read_until(until_ns)
         with self._changed:
-            if self._wanted is None:
+            if self._requested is None:
                 self._spans.extend(spans)
                 self._position_ns = until_ns
                 self._changed.notify_all()

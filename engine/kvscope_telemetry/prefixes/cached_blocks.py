@@ -55,8 +55,8 @@ class LedgerCopy:
         """Whether the buffers have the ledger's size."""
         return len(self._columns.get("hash", ())) == ledger.num_blocks
 
-    def make_room(self, num_blocks: int) -> None:
-        """Allocate buffers for `num_blocks` rows and touch their memory. Any thread may call it in advance of `take`.
+    def reserve(self, num_blocks: int) -> None:
+        """Allocate buffers for `num_blocks` rows and touch their memory. Any thread may call it before `copy_from`.
 
         The first use of the memory takes ten times as long as a copy.
         """
@@ -65,10 +65,10 @@ class LedgerCopy:
             column.fill(0)
         self._columns = columns
 
-    def take(self, ledger: Ledger) -> None:
+    def copy_from(self, ledger: Ledger) -> None:
         """Copy the columns that a tree needs."""
         if not self.fits(ledger):
-            self.make_room(ledger.num_blocks)
+            self.reserve(ledger.num_blocks)
         for name, column in self._columns.items():
             np.copyto(column, getattr(ledger, name))
 
@@ -99,5 +99,5 @@ def group_of_tree(cache: CacheInfo) -> int | None:
 def blocks_of(ledger: Ledger) -> CachedBlocks:
     """Return the rows of `ledger` that hold a prefix now."""
     copied = LedgerCopy()
-    copied.take(ledger)
+    copied.copy_from(ledger)
     return copied.blocks()

@@ -109,7 +109,7 @@ class PrefixTree:
 
 def build(blocks: CachedBlocks) -> PrefixTree:
     """Build the tree of `blocks`. Takes some hundred ns per block. Can run on any thread; retains no state."""
-    joined = join(blocks)
+    joined = merge_chains(blocks)
     chains = fold(joined.parent)
     above = joined.parent[chains.heads]
     parent = np.where(above >= 0, chains.chain[above], ROOT) if len(above) else above
@@ -123,9 +123,9 @@ def build(blocks: CachedBlocks) -> PrefixTree:
     is_cut = chains.heads >= joined.num_there
     num_blocks = length - is_cut
     children = np.argsort(parent, kind="stable")
-    down = _Down(parent, level)
+    down = _Descendants(parent, level)
     before = down.from_above(np.where(is_cut, -1, 0), num_blocks)
-    own = _Own(blocks, entries, ends[first])
+    own = _OwnTotals(blocks, entries, ends[first])
     return PrefixTree(
         key=joined.hash[chains.heads],
         parent=parent,
@@ -155,7 +155,7 @@ def _entries_in(joined: MergedNodes, order: Ints) -> tuple[Ints, Ints]:
     return joined.entries[np.arange(ends[-1]) + offset], ends
 
 
-class _Down:
+class _Descendants:
     """Computes sums and maxima over a tree, level by level."""
 
     def __init__(self, parent: Ints, level: Ints) -> None:
@@ -187,7 +187,7 @@ class _Down:
         return total
 
 
-class _Own:
+class _OwnTotals:
     """Aggregates the entries of each node."""
 
     def __init__(self, blocks: CachedBlocks, entries: Ints, first: Ints) -> None:
@@ -196,7 +196,7 @@ class _Own:
         self._first = first
         self._holds = np.diff(first) > 0
 
-    def most(self, column: npt.NDArray[np.integer], down: _Down) -> Ints:
+    def most(self, column: npt.NDArray[np.integer], down: _Descendants) -> Ints:
         found = np.zeros(len(self._holds), np.int64)
         if self._entries.size:
             found[self._holds] = np.maximum.reduceat(column[self._entries], self._first[:-1][self._holds])
@@ -247,7 +247,7 @@ class Chains:
     """Position of each block in its chain, shape (blocks,)."""
 
 
-def join(blocks: CachedBlocks) -> MergedNodes:
+def merge_chains(blocks: CachedBlocks) -> MergedNodes:
     """Merge entries with the same hash, and find the predecessor of each prefix."""
     entries = np.argsort(blocks.hash, kind="stable")
     hashes = blocks.hash[entries]

@@ -19,7 +19,7 @@ from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.summaries.block_changes import LIFE, BlockChanges, ChangeKind, Rows
 from kvscope_telemetry.summaries.block_moments import BlockMoment, BlockMoments, block_moments_of, moments_of
 
-_LOOK_EVERY: Final = 64
+_PROGRESS_EVERY: Final = 64
 _LATE_NS: Final = 1_000_000_000
 """Maximum delay of a frame's time in the file relative to its actual time."""
 
@@ -64,17 +64,17 @@ def read_part(
         OpeningCancelled: `watch` returned False.
     """
     block_history = BlockChanges(block)
-    for _, message in recorded.run_up((from_ns - recorded.start_ns) / 1e9):
-        _look(watch, 0.0)
+    for _, message in recorded.state_messages((from_ns - recorded.start_ns) / 1e9):
+        _report_progress(watch, 0.0)
         block_history.feed(message, from_ns)
     block_history.start_at(from_ns)
     length_ns = max(until_ns - from_ns, 1)
     late_ns = until_ns if last is None else until_ns + _LATE_NS
     for count, (log_time_ns, moments) in enumerate(recorded.messages_about(block, from_ns, late_ns)):
-        if count % _LOOK_EVERY == 0 or isinstance(moments, DeltaCheckpoint):
-            _look(watch, (log_time_ns - from_ns) / length_ns)
+        if count % _PROGRESS_EVERY == 0 or isinstance(moments, DeltaCheckpoint):
+            _report_progress(watch, (log_time_ns - from_ns) / length_ns)
         if log_time_ns <= until_ns or _is_until(moments, last):
-            block_history.feed(_gone_on_from(block_history.seq, moments), min(log_time_ns, until_ns))
+            block_history.feed(_resumed_after(block_history.seq, moments), min(log_time_ns, until_ns))
     return part_of(block_history, from_ns, until_ns, block_size)
 
 
@@ -128,20 +128,20 @@ def joined(older: BlockHistoryPart, newer: BlockHistoryPart) -> BlockHistoryPart
     if newer.begin_ns - older.end_ns > 1 and older.rows["how"][-1] != ChangeKind.LOST:
         middle = np.zeros(1, LIFE)
         middle["time_ns"], middle["how"], middle["epoch"] = older.end_ns, ChangeKind.LOST, older.rows["epoch"][-1]
-    elif _goes_on(older.rows[-1], after[0]):
+    elif _is_consecutive(older.rows[-1], after[0]):
         after, moments = after[1:], moments.after(1)
     rows = np.concatenate((older.rows, middle, after))
     moments, num_forgotten = older.block_moments.followed_by(moments), older.num_forgotten + newer.num_forgotten
     return BlockHistoryPart(older.begin_ns, newer.end_ns, rows, moments, num_forgotten)
 
 
-def _goes_on(last: np.void, first: np.void) -> bool:
+def _is_consecutive(last: np.void, first: np.void) -> bool:
     """Whether `first` only repeats the state of `last`."""
     is_known = first["how"] == ChangeKind.KNOWN and last["how"] != ChangeKind.LOST and first["epoch"] == last["epoch"]
     return bool(is_known and all(first[name] == last[name] for name in LASTING))
 
 
-def _gone_on_from(seq: int, message: TelemetryMessage) -> TelemetryMessage:
+def _resumed_after(seq: int, message: TelemetryMessage) -> TelemetryMessage:
     """Return `message`, shortened if it is a delta checkpoint whose first frames the history already covers up to
     `seq`.
     """
@@ -155,6 +155,6 @@ def _is_until(message: TelemetryMessage, last: tuple[int, int] | None) -> bool:
     return isinstance(message, Frame) and last is not None and message.epoch == last[0] and message.seq <= last[1]
 
 
-def _look(watch: ProgressCallback, share: float) -> None:
+def _report_progress(watch: ProgressCallback, share: float) -> None:
     if not watch(min(max(share, 0.0), 1.0)):
         raise OpeningCancelled

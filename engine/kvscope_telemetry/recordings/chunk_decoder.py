@@ -18,7 +18,7 @@ from kvscope_telemetry.messages.telemetry import DeltaCheckpoint, Frame, Snapsho
 from kvscope_telemetry.messages.unknown import Unknowns
 from kvscope_telemetry.messages.validity import check_delta_checkpoint
 from kvscope_telemetry.messages.wire import accepted, decode_telemetry
-from kvscope_telemetry.mirror.continuity import StatePlace
+from kvscope_telemetry.mirror.state_continuity import StatePosition
 from kvscope_telemetry.recordings.chunks import Chunk, DamagedChunk, RawMessage, read_chunk
 from kvscope_telemetry.recordings.columns import Columns, claimed_bytes
 from kvscope_telemetry.recordings.frame_batch import FrameBatch, TimedFrame
@@ -35,7 +35,7 @@ JOINED_CHECKPOINTS: Final = 16
 """Number of delta checkpoints that are read and merged together."""
 MAX_BAD_MESSAGES: Final = 100_000
 """Maximum number of unreadable messages that are remembered and counted."""
-CAME: Final = (FRAMES, HELLOS, SNAPSHOTS, MESSAGES)
+PUBLISHED: Final = (FRAMES, HELLOS, SNAPSHOTS, MESSAGES)
 """Kinds of messages that the engine published. The writer derives the other kinds from them."""
 
 TimedMessage = tuple[int, TelemetryMessage]
@@ -76,11 +76,11 @@ class ChunkDecoder:
         if FRAMES not in kinds or self._found.channels[FRAMES] not in chunk.counts:
             return self._messages_of_small_chunk(file, chunk, kinds)
         if about is not None:
-            messages = self._read(file, chunk, (*CAME, KEYFRAMES), about)
+            messages = self._read(file, chunk, (*PUBLISHED, KEYFRAMES), about)
         elif self._last_read[0] == chunk.offset:
             messages = self._last_read[1]
         else:
-            messages = self._read(file, chunk, (*CAME, KEYFRAMES))
+            messages = self._read(file, chunk, (*PUBLISHED, KEYFRAMES))
             self._last_read = chunk.offset, messages
         return [timed for kind, timed in messages if kind in kinds]
 
@@ -116,13 +116,13 @@ class ChunkDecoder:
     ) -> list[tuple[int, TimedMessage]]:
         """Decode a chunk's messages of `kinds`, each with its kind."""
         kind_of = {self._found.channels[kind]: kind for kind in kinds}
-        read = [(place, raw, kind_of[raw.channel]) for place, raw in self._raw(file, chunk, kind_of)]
+        read = [(index, raw, kind_of[raw.channel]) for index, raw in self._raw(file, chunk, kind_of)]
         others = [each for each in read if each[2] != FRAMES]
         messages: list[tuple[int, TimedMessage]] = []
         at = 0
-        for place, raw, kind in read:
+        for index, raw, kind in read:
             if kind == FRAMES:
-                for before, timed in self._frames(chunk, place, raw, about):
+                for before, timed in self._frames(chunk, index, raw, about):
                     messages += self._others(chunk, others[at:before])
                     at = max(at, before)
                     messages.append((FRAMES, timed))
@@ -132,40 +132,40 @@ class ChunkDecoder:
         return messages
 
     def _frames(
-        self, chunk: Chunk, place: int, raw: RawMessage, about: int | None
+        self, chunk: Chunk, index: int, raw: RawMessage, about: int | None
     ) -> Iterator[tuple[int, TimedMessage]]:
         """Yield the frames of a batch, each with the number of other messages that precede it."""
         try:
-            batch = FrameBatch(self._columns_data(chunk, place, raw))
+            batch = FrameBatch(self._columns_data(chunk, index, raw))
             befores = batch.messages_before
             found = list(enumerate(batch.frames()) if about is None else batch.about(about))
         except ProtocolError:
-            self._note_bad(chunk, place)
+            self._record_bad(chunk, index)
             return
         for number, (log_time_ns, frame) in found:
-            message = self._accepted(chunk, place, log_time_ns, frame)
+            message = self._accepted(chunk, index, log_time_ns, frame)
             if message is not None:
                 yield befores[number], (log_time_ns, message)
 
     def _others(self, chunk: Chunk, read: Iterable[tuple[int, RawMessage, int]]) -> Iterator[tuple[int, TimedMessage]]:
-        for place, raw, kind in read:
+        for index, raw, kind in read:
             try:
                 if kind in (SNAPSHOTS, KEYFRAMES):
-                    (snapshot,) = Columns(self._columns_data(chunk, place, raw)).records(Snapshot)
-                    message = self._accepted(chunk, place, raw.log_time_ns, snapshot)
+                    (snapshot,) = Columns(self._columns_data(chunk, index, raw)).records(Snapshot)
+                    message = self._accepted(chunk, index, raw.log_time_ns, snapshot)
                 else:
                     self._check_time(chunk, raw.log_time_ns)
                     message = decode_telemetry(raw.data, self.unknowns)
             except UnknownMessage:
                 continue
             except (ProtocolError, ValueError):
-                self._note_bad(chunk, place)
+                self._record_bad(chunk, index)
                 continue
             if message is not None:
                 yield kind, (raw.log_time_ns, message)
 
     def _accepted(
-        self, chunk: Chunk, place: int, log_time_ns: int, message: TelemetryMessage
+        self, chunk: Chunk, index: int, log_time_ns: int, message: TelemetryMessage
     ) -> TelemetryMessage | None:
         """Return the message with unknown values replaced, or None if a check fails; the message is then counted as
         bad.
@@ -174,7 +174,7 @@ class ChunkDecoder:
             self._check_time(chunk, log_time_ns)
             return accepted(message, self.unknowns)
         except ProtocolError:
-            self._note_bad(chunk, place)
+            self._record_bad(chunk, index)
             return None
 
     def items(
@@ -183,11 +183,11 @@ class ChunkDecoder:
         """Return the items that `decoders` (kind -> function) produce from the messages of their kinds."""
         by_channel = {self._found.channels[kind]: decode for kind, decode in decoders.items()}
         items: list[_Item] = []
-        for place, raw in self._raw(file, chunk, by_channel):
+        for index, raw in self._raw(file, chunk, by_channel):
             try:
                 items += by_channel[raw.channel](raw.data)
             except ProtocolError:
-                self._note_bad(chunk, place)
+                self._record_bad(chunk, index)
         return items
 
     def joined_frames(self, file: BinaryIO, chunk: Chunk, until_ns: int | None) -> list[TimedFrame] | None:
@@ -199,7 +199,7 @@ class ChunkDecoder:
             return None
         raws = list(self._raw(file, chunk, self.channels((FRAMES,))))
         try:
-            batches = [FrameBatch(self._columns_data(chunk, place, raw)) for place, raw in raws]
+            batches = [FrameBatch(self._columns_data(chunk, index, raw)) for index, raw in raws]
             if [batch.num_frames for batch in batches] != [chunk.num_frames]:
                 return None
             joined = batches[0].joined(until_ns)
@@ -215,21 +215,21 @@ class ChunkDecoder:
             return None
 
     def checkpoints(
-        self, file: BinaryIO, chunks: Sequence[Chunk], place: StatePlace
+        self, file: BinaryIO, chunks: Sequence[Chunk], index: StatePosition
     ) -> Iterator[tuple[Chunk, int, DeltaCheckpoint | None]]:
         """Yield for each chunk its end time and its delta checkpoint, or None if that is unreadable.
 
-        Up to `JOINED_CHECKPOINTS` checkpoints that continue from `place` and from one another are merged into one.
+        Up to `JOINED_CHECKPOINTS` checkpoints that continue from `index` and from one another are merged into one.
         """
         for begin in range(0, len(chunks), JOINED_CHECKPOINTS):
             some = chunks[begin : begin + JOINED_CHECKPOINTS]
             is_full = len(some) == JOINED_CHECKPOINTS
             kept = self._kept_state(some[0]) if is_full else None
-            if kept is not None and isinstance(kept[1], DeltaCheckpoint) and place.is_before(kept[1]):
+            if kept is not None and isinstance(kept[1], DeltaCheckpoint) and index.is_before(kept[1]):
                 yield some[-1], kept[0], kept[1]
                 continue
             read = [self._checkpoint_columns(file, chunk) for chunk in some]
-            joined = _joined_on(place, [columns for columns in read if columns is not None])
+            joined = _joined_on(index, [columns for columns in read if columns is not None])
             if joined is not None and len(read) > 1 and None not in read:
                 if is_full:
                     self._keep_state(some[0], some[-1].start_ns, joined)
@@ -244,7 +244,7 @@ class ChunkDecoder:
                 self._check_time(chunk, raw.log_time_ns)
                 return Columns(self._columns_data(chunk, number, raw))
             except ProtocolError:
-                self._note_bad(chunk, number)
+                self._record_bad(chunk, number)
         return None
 
     def _checkpoint(self, chunk: Chunk, columns: Columns) -> DeltaCheckpoint | None:
@@ -252,15 +252,15 @@ class ChunkDecoder:
             (checkpoint,) = columns.records(DeltaCheckpoint)
             check_delta_checkpoint(checkpoint)
         except (ProtocolError, ValueError):
-            self._note_bad(chunk, 0)
+            self._record_bad(chunk, 0)
             return None
         return checkpoint
 
-    def _columns_data(self, chunk: Chunk, place: int, raw: RawMessage) -> bytes:
+    def _columns_data(self, chunk: Chunk, index: int, raw: RawMessage) -> bytes:
         """Return the data of a message of columns. Raises ProtocolError once the file's columns claim too much in
         total.
         """
-        key = chunk.offset, place
+        key = chunk.offset, index
         if key not in self._claimed:
             claimed = claimed_bytes(raw.data)
             if self._num_claimed + claimed > self._found.max_inflated:
@@ -278,33 +278,33 @@ class ChunkDecoder:
         except DamagedChunk:
             self._found.damages.append(chunk.where)
             return
-        for place, message in enumerate(read):
+        for index, message in enumerate(read):
             if message.channel in channels:
-                yield place, message
+                yield index, message
 
     @staticmethod
     def _check_time(chunk: Chunk, log_time_ns: int) -> None:
         if not chunk.start_ns <= log_time_ns <= chunk.end_ns:
             raise ProtocolError("a message of another time than its chunk")
 
-    def _note_bad(self, chunk: Chunk, place: int) -> None:
+    def _record_bad(self, chunk: Chunk, index: int) -> None:
         if len(self._bad_messages) < MAX_BAD_MESSAGES:
-            self._bad_messages.add((chunk.offset, place))
+            self._bad_messages.add((chunk.offset, index))
 
 
-def _joined_on(place: StatePlace, parts: Sequence[Columns]) -> DeltaCheckpoint | None:
-    """Merge delta checkpoints into one. Returns None if they do not continue from `place` and from one another, or
+def _joined_on(index: StatePosition, parts: Sequence[Columns]) -> DeltaCheckpoint | None:
+    """Merge delta checkpoints into one. Returns None if they do not continue from `index` and from one another, or
     cannot be merged.
     """
-    seq, leading = place.seq, list[Columns]()
+    seq, leading = index.seq, list[Columns]()
     try:
         for part in parts:
             if part.num_records != 1:
                 return None
             since_seq, next_seq, epoch = (part.number(name) for name in ("since_seq", "seq", "epoch"))
-            if not leading and epoch == place.epoch and next_seq <= seq:
+            if not leading and epoch == index.epoch and next_seq <= seq:
                 continue  # already contained in the keyframe
-            if since_seq != seq or epoch != place.epoch:
+            if since_seq != seq or epoch != index.epoch:
                 return None
             leading.append(part)
             seq = next_seq

@@ -78,7 +78,7 @@ class Chunk:
     is_read: bool = False
     """Whether `counts` holds the actual numbers of messages."""
 
-    def note_indexed(self, first_ns: int, last_ns: int) -> None:
+    def extend_index(self, first_ns: int, last_ns: int) -> None:
         """Extend `indexed_ns` by the times of one more index record."""
         before = self.indexed_ns or (first_ns, last_ns)
         self.indexed_ns = min(before[0], first_ns), max(before[1], last_ns)
@@ -259,7 +259,7 @@ class ChunkWalk:
 
     def __init__(self, at: int) -> None:
         self.found = ChunkList()
-        self._at = at  # where the next record begins
+        self._offset = at  # where the next record begins
         self._sound_at = at  # end of the last valid chunk
         self._chunk: Chunk | None = None  # the chunk that the next index records belong to
         self._num_inflated = 0
@@ -275,23 +275,23 @@ class ChunkWalk:
                 found = self._next_chunk()
                 if found is None:  # truncated, or still being written
                     return
-                self._note_damage(f"{found - self._sound_at} bytes that make no sense")
-                self._at = self._sound_at = found
+                self._record_damage(f"{found - self._sound_at} bytes that make no sense")
+                self._offset = self._sound_at = found
         except ReadBudgetSpent as spent:
             self.found.limit = str(spent)
 
     def _walk(self, end: int) -> bool:
         """Walk from record to record. Returns whether all records up to the end were valid."""
-        self._file.seek(self._at)
+        self._file.seek(self._offset)
         while len(head := self._file.read(RECORD.size)) == RECORD.size:
             opcode, length = RECORD.unpack(head)
-            body = self._at + RECORD.size
+            body = self._offset + RECORD.size
             if body + length > end:
                 return False
             self._budget.is_at(body / end)
             self._budget.spend(RECORD_BYTES)
             try:
-                self._note(opcode, body, length)
+                self._process_record(opcode, body, length)
             except _Nonsense:
                 return False
             self._file.seek(body + length)
@@ -299,10 +299,10 @@ class ChunkWalk:
                 end_bytes = self._file.read(len(MAGIC))
                 self.found.is_complete = end_bytes == MAGIC
                 return MAGIC.startswith(end_bytes)
-            self._at = body + length
+            self._offset = body + length
         return True
 
-    def _note(self, opcode: int, body: int, length: int) -> None:
+    def _process_record(self, opcode: int, body: int, length: int) -> None:
         if not 0 < opcode <= _LAST_OPCODE and opcode < _FIRST_PRIVATE_OPCODE:  # a hole in the file reads as zeros
             raise _Nonsense
         if opcode == CHUNK:
@@ -311,13 +311,13 @@ class ChunkWalk:
             if self._chunk.inflated_bytes:
                 self._add(self._chunk)
         elif opcode == MESSAGE_INDEX:
-            self._note_index(length)
+            self._read_index(length)
         elif opcode == METADATA and length <= _MAX_METADATA_BYTES:
-            _note_metadata(self._file.read(length), self._chunk)
+            _read_metadata(self._file.read(length), self._chunk)
         elif opcode == HEADER and length <= _MAX_CHANNEL_BYTES:
             _check_profile(self._file.read(length))
         elif opcode == CHANNEL and length <= _MAX_CHANNEL_BYTES:
-            _note_channel(self._file.read(length), self.found.declared_topics)
+            _read_channel(self._file.read(length), self.found.declared_topics)
         elif opcode == FOOTER and length != _FOOTER_BYTES:
             raise _Nonsense
         if opcode not in (CHUNK, MESSAGE_INDEX):
@@ -340,7 +340,7 @@ class ChunkWalk:
             at, data = at + len(data) - len(kept), kept
         return None
 
-    def _note_damage(self, what: str) -> None:
+    def _record_damage(self, what: str) -> None:
         """Record damage after the last valid chunk, at most once per position."""
         where = f"behind byte {self._sound_at}, "
         if not (self.found.damages and self.found.damages[-1].startswith(where)):
@@ -382,7 +382,7 @@ class ChunkWalk:
             raise _Nonsense
         return Chunk(offset, stored, inflated, crc, name, start_ns, end_ns)
 
-    def _note_index(self, length: int) -> None:
+    def _read_index(self, length: int) -> None:
         """Store the number of messages and the first and last log time of one channel. Index entries are sorted by
         time.
         """
@@ -392,7 +392,7 @@ class ChunkWalk:
         if num_bytes != length - _INDEX.size:
             raise _Nonsense
         if self._chunk is None:
-            self._note_damage("an index without its chunk")
+            self._record_damage("an index without its chunk")
             return
         count = num_bytes // _INDEX_ENTRY.size
         self._chunk.counts[channel] = count
@@ -401,16 +401,16 @@ class ChunkWalk:
             first_ns, _ = self._unpack(_INDEX_ENTRY)
             self._file.seek((count - 2) * _INDEX_ENTRY.size, os.SEEK_CUR)
             last_ns, _ = self._unpack(_INDEX_ENTRY)
-            self._chunk.note_indexed(first_ns, last_ns)
+            self._chunk.extend_index(first_ns, last_ns)
 
-    def _unpack(self, form: struct.Struct) -> tuple[int, ...]:
-        data = self._file.read(form.size)
-        if len(data) < form.size:
+    def _unpack(self, record_format: struct.Struct) -> tuple[int, ...]:
+        data = self._file.read(record_format.size)
+        if len(data) < record_format.size:
             raise ReadBudgetSpent("it became shorter while it was opened")
-        return form.unpack(data)
+        return record_format.unpack(data)
 
 
-def _note_metadata(data: bytes, chunk: Chunk | None) -> None:
+def _read_metadata(data: bytes, chunk: Chunk | None) -> None:
     """Store the number and times of the frames in the preceding chunk. Ignored if the record's checksum does not
     match.
     """
@@ -441,7 +441,7 @@ def _check_profile(data: bytes) -> None:
         raise OtherFormat(version or "0")
 
 
-def _note_channel(data: bytes, declared_topics: dict[str, int]) -> None:
+def _read_channel(data: bytes, declared_topics: dict[str, int]) -> None:
     """Store the channel of a known topic from a channel record (id, schema, topic; the rest is ignored)."""
     if len(data) >= 8:
         channel, _, size = struct.unpack_from("<HHI", data)

@@ -78,7 +78,7 @@ def readable(what: str) -> Iterator[None]:
         raise ProtocolError(f"{what} cannot be read: {reason}") from None
 
 
-def pack(records: Sequence[msgspec.Struct], beside: Mapping[str, Sequence[int]] | None = None) -> bytes:
+def pack(records: Sequence[msgspec.Struct], extra: Mapping[str, Sequence[int]] | None = None) -> bytes:
     """Encode `records`, all of one type, as columns.
 
     Args:
@@ -91,9 +91,9 @@ def pack(records: Sequence[msgspec.Struct], beside: Mapping[str, Sequence[int]] 
     """
     packer = _Packer()
     packer.add(type(records[0]), records, "")
-    for name, numbers in (beside or {}).items():
-        packer.put(name, np.array(numbers, _I8))
-    packer.put_hashes()
+    for name, numbers in (extra or {}).items():
+        packer.add_column(name, np.array(numbers, _I8))
+    packer.add_hashes()
     stored = _Stored(type(records[0]).__name__, len(records), packer.columns)
     data = _ENCODER.encode(stored)
     return zstandard.ZstdCompressor(level=LEVEL if len(data) <= LARGE_BYTES else LARGE_LEVEL).compress(data)
@@ -114,15 +114,15 @@ class _Packer:
         for field in fields:
             name, values_of_field = path + field.name, values[field.name]
             if field.is_number:
-                self.put(name, np.array(values_of_field, _I8))
+                self.add_column(name, np.array(values_of_field, _I8))
             elif field.table is not None:
                 self.add(field.table, values_of_field, name + ".")
             elif field.packing is None:
-                self._put_objects(name, values_of_field, field)
+                self._add_objects(name, values_of_field, field)
             elif not field.packing.is_row:
                 numbers, counts = _joined(values_of_field, field.packing.dtype)
-                self.put(name + "#", counts.astype(U4))
-                self.put(name, numbers)
+                self.add_column(name + "#", counts.astype(U4))
+                self.add_column(name, numbers)
         rows = _rows_of(kind)
         if rows:
             self._add_rows(path, {name: (packing, values[name]) for name, packing in rows.items()})
@@ -131,12 +131,12 @@ class _Packer:
         joined = {name: _joined(objects, packing.dtype) for name, (packing, objects) in rows.items()}
         key = next(name for name, (packing, _) in rows.items() if packing.is_key)
         counts = next(joined[name][1] for name, (packing, _) in rows.items() if not packing.is_key)
-        self.put(path.rstrip(".") + "#", counts.astype(U4))
+        self.add_column(path.rstrip(".") + "#", counts.astype(U4))
         order: Numbers | slice | None = None
         if joined[key][0].size:
             _check_counts(joined[key][1], counts)
             order = _order(joined[key][0])
-            self.put(path + key, joined[key][0], always=True)
+            self.add_column(path + key, joined[key][0], always=True)
         order = slice(None) if order is None else order
         for name, (packing, _) in rows.items():
             numbers, own = joined[name]
@@ -155,9 +155,9 @@ class _Packer:
             if packing.is_hash:
                 self._hashed.append((path + name, numbers[order]))
             else:
-                self.put(path + name, numbers[order])
+                self.add_column(path + name, numbers[order])
 
-    def put(self, name: str, numbers: Numbers, *, always: bool = False, as_they_are: bool = False) -> None:
+    def add_column(self, name: str, numbers: Numbers, *, always: bool = False, as_they_are: bool = False) -> None:
         if always or numbers.any():
             differences = np.array(numbers)
             if not as_they_are:
@@ -165,7 +165,7 @@ class _Packer:
             shuffled = differences.view(_BYTE).reshape(-1, differences.dtype.itemsize).T
             self.columns[name] = (as_they_are * _AS_THEY_ARE + numbers.dtype.str, shuffled.tobytes())
 
-    def put_hashes(self) -> None:
+    def add_hashes(self) -> None:
         """Store each distinct hash once, in order of first occurrence, and references to them in the columns.
 
         A reference is 0 for no hash, 1 for a hash that occurs for the first time, 2 for the most recently introduced
@@ -179,15 +179,15 @@ class _Packer:
         numbers = np.empty(len(found), np.int64)
         numbers[in_order] = np.arange(len(found))
         numbers = numbers[places]
-        self.put(_HASHES, found[in_order][1:], as_they_are=True)
+        self.add_column(_HASHES, found[in_order][1:], as_they_are=True)
         newest = np.maximum.accumulate(numbers)[:-1]
         back = np.where(numbers[1:] == 0, 0, newest + 2 - numbers[1:]).astype(U4)
         at = 0
         for name, hashes in self._hashed:
-            self.put(name, back[at : at + len(hashes)], as_they_are=True)
+            self.add_column(name, back[at : at + len(hashes)], as_they_are=True)
             at += len(hashes)
 
-    def _put_objects(self, name: str, objects: Sequence[Any], field: _Field) -> None:
+    def _add_objects(self, name: str, objects: Sequence[Any], field: _Field) -> None:
         absent = field.info.default
         if not all(each is absent or each == absent for each in objects):
             self.columns[name] = (_OBJECTS, _ENCODER.encode(objects))
@@ -221,8 +221,8 @@ class Columns:
 
     def number(self, name: str) -> int:
         """Return the number of the only message. Fast path for `num_records == 1`."""
-        said, data = self._columns.get(name, _ZERO)
-        if said != _I8.str or len(data) != _I8.itemsize:
+        stored_dtype, data = self._columns.get(name, _ZERO)
+        if stored_dtype != _I8.str or len(data) != _I8.itemsize:
             raise ProtocolError(f"column {name:.40} is no number")
         return int.from_bytes(data, "little", signed=True)
 
@@ -396,10 +396,12 @@ class Columns:
         return count
 
 
-def _checked(name: str, said: str, data: bytes, dtype: np.dtype[Any], count: int) -> bytes:
+def _checked(name: str, stored_dtype: str, data: bytes, dtype: np.dtype[Any], count: int) -> bytes:
     """Return `data` if it has the type and length of `count` numbers, otherwise raise ProtocolError."""
-    if said not in (dtype.str, _AS_THEY_ARE + dtype.str) or len(data) != count * dtype.itemsize:
-        raise ProtocolError(f"column {name:.40} has {len(data)} bytes of {said:.10}, not {count} of {dtype.str}")
+    if stored_dtype not in (dtype.str, _AS_THEY_ARE + dtype.str) or len(data) != count * dtype.itemsize:
+        raise ProtocolError(
+            f"column {name:.40} has {len(data)} bytes of {stored_dtype:.10}, not {count} of {dtype.str}"
+        )
     return data
 
 

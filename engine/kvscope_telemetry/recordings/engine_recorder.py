@@ -19,7 +19,7 @@ from kvscope_telemetry.block_texts.published_texts import PublishedTexts
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.messages.telemetry import Frame, Hello, Snapshot, TelemetryMessage
-from kvscope_telemetry.mirror.continuity import Continuity
+from kvscope_telemetry.mirror.state_continuity import Continuity
 from kvscope_telemetry.recordings.writer import RecordingWriter
 
 MIN_PAUSE_S: Final = 1.0
@@ -32,55 +32,57 @@ the cost of snapshots when the disk is too slow.
 class EngineRecorder:
     """Records published messages to `path`. Raises BadInput if the path is not usable.
 
-    `tell` receives a text if recording stops early. With `texts`, block contents (prompts and answers) are recorded
-    too.
+    `on_problem` receives a text if recording stops early. With `texts`, block contents (prompts and answers) are
+    recorded too.
 
-    Threads: `record` belongs to the publishing thread, `wants_snapshot` and `give` to the engine's thread.
+    Threads: `record` belongs to the publishing thread, `wants_snapshot` and `add_snapshot` to the engine's thread.
     """
 
-    def __init__(self, path: Path, tell: Callable[[str], None] = lambda line: None, *, texts: bool = False) -> None:
+    def __init__(
+        self, path: Path, on_problem: Callable[[str], None] = lambda line: None, *, texts: bool = False
+    ) -> None:
         self.writer = RecordingWriter(path)
         self.texts = PublishedTexts(self.writer.write_texts) if texts else None
-        self._tell = tell
-        self._has_told = self._has_begun = False
+        self._on_problem = on_problem
+        self._has_reported = self._has_started = False
         self._sequence = Continuity()
         self._given: deque[Snapshot] = deque()
         self._pause_s = MIN_PAUSE_S
         self._ask_s = 0.0
-        self._begun_s = 0.0
+        self._started_s = 0.0
 
     def record(self, message: TelemetryMessage, data: bytes) -> None:
         """Record a published `message`, encoded as `data`."""
-        if self._has_told:
+        if self._has_reported:
             return
         while self._given:  # the snapshot precedes every frame published after it
-            self._begin(self._given.popleft())
+            self._start(self._given.popleft())
         if isinstance(message, Frame):
             self._frame(message, data)
-        elif self._has_begun and not isinstance(message, Hello):  # the snapshot contains the hello
+        elif self._has_started and not isinstance(message, Hello):  # the snapshot contains the hello
             self.writer.write(message, data)
-        self._look()
+        self._check_writer()
 
     @property
     def wants_texts(self) -> tuple[int, ...]:
-        """Blocks whose contents should be passed to `give_texts` when no step runs; empty if none are due."""
-        return () if self.texts is None or self._has_told else self.texts.due()
+        """Blocks whose contents should be passed to `add_texts` when no step runs; empty if none are due."""
+        return () if self.texts is None or self._has_reported else self.texts.due()
 
-    def give_texts(self, contents: Iterable[BlockContent]) -> None:
+    def add_texts(self, contents: Iterable[BlockContent]) -> None:
         """Add the current contents of blocks."""
         if self.texts is not None:
             self.texts.add_contents(contents)
 
-    def give_requests(self, requests: Iterable[RecordedText]) -> None:
-        if self.texts is not None and not self._has_told:
+    def add_requests(self, requests: Iterable[RecordedText]) -> None:
+        if self.texts is not None and not self._has_reported:
             self.writer.write_texts(requests)
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether `give` should be called when no step runs."""
-        return self._sequence.is_lost and not self._given and not self._has_told and time.monotonic() >= self._ask_s
+        """Whether `add_snapshot` should be called when no step runs."""
+        return self._sequence.is_lost and not self._given and not self._has_reported and time.monotonic() >= self._ask_s
 
-    def give(self, snapshot: Snapshot) -> None:
+    def add_snapshot(self, snapshot: Snapshot) -> None:
         """Pass in the complete state after the newest frame."""
         self._given.append(snapshot)
 
@@ -90,9 +92,9 @@ class EngineRecorder:
             self.texts.write()
         with contextlib.suppress(KvscopeError):
             self.writer.close()
-            if not self._has_begun:
+            if not self._has_started:
                 self.writer.path.unlink(missing_ok=True)
-        self._look()
+        self._check_writer()
 
     def __enter__(self) -> Self:
         return self
@@ -102,21 +104,21 @@ class EngineRecorder:
     ) -> None:
         self.close()
 
-    def _begin(self, snapshot: Snapshot) -> None:
-        self._sequence.takes(snapshot)
-        self._begun_s = time.monotonic()
+    def _start(self, snapshot: Snapshot) -> None:
+        self._sequence.accepts(snapshot)
+        self._started_s = time.monotonic()
         if self.texts is not None:
-            self.texts.follow(snapshot)
+            self.texts.add_message(snapshot)
         if self.writer.write(snapshot):
-            self._has_begun = True
+            self._has_started = True
         else:
             self._lose()
 
     def _frame(self, frame: Frame, data: bytes) -> None:
         was_lost = self._sequence.is_lost
-        if self._sequence.takes(frame):
+        if self._sequence.accepts(frame):
             if self.texts is not None:
-                self.texts.follow(frame)
+                self.texts.add_message(frame)
             if not self.writer.write(frame, data):
                 self._lose()
         elif self._sequence.is_lost and not was_lost:
@@ -124,14 +126,14 @@ class EngineRecorder:
 
     def _lose(self) -> None:
         now_s = time.monotonic()
-        lasted_long = now_s - self._begun_s > MAX_PAUSE_S
+        lasted_long = now_s - self._started_s > MAX_PAUSE_S
         self._pause_s = MIN_PAUSE_S if lasted_long else min(2 * self._pause_s, MAX_PAUSE_S)
         self._ask_s = now_s + self._pause_s
-        self._sequence.lose()
+        self._sequence.mark_lost()
 
-    def _look(self) -> None:
-        if self.writer.failure and not self._has_told:
-            self._has_told = True
-            self._tell(
+    def _check_writer(self) -> None:
+        if self.writer.failure and not self._has_reported:
+            self._has_reported = True
+            self._on_problem(
                 f"recording {str(self.writer.path)!r} stopped early: {self.writer.failure}; the engine continues"
             )

@@ -80,7 +80,7 @@ class Keyframes:
 
     def keyframe(self, log_time_ns: int) -> Snapshot | None:
         """Return a keyframe, due or not; None if the state is unknown."""
-        self._follower.settle()
+        self._follower.apply_pending()
         if self._follower.is_lost:
             return None
         state = snapshot_of(self._follower.mirror)
@@ -92,7 +92,7 @@ class Keyframes:
         """Return the changes since the last checkpoint, due or not; None if there are none or the state is unknown."""
         if not self._frames or self._is_lost:
             return None
-        self._follower.settle()
+        self._follower.apply_pending()
         self._is_lost = self._follower.is_lost
         if self._is_lost:
             return None

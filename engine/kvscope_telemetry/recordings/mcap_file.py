@@ -80,15 +80,15 @@ class RecordingFile(Protocol):
         """Path while the file is incomplete."""
 
     def wants_state(self, log_time_ns: int) -> bool:
-        """Whether a new file should start before a message of `log_time_ns`. If so, call `begin_anew` and add the
+        """Whether a new file should start before a message of `log_time_ns`. If so, call `start_segment` and add the
         complete state.
         """
 
-    def begin_anew(self) -> None:
+    def start_segment(self) -> None:
         """Complete the current file and start the next."""
 
     @property
-    def holds_back(self) -> bool:
+    def has_unwritten(self) -> bool:
         """Whether added messages have not been written to the operating system yet."""
 
     def add_message(
@@ -107,7 +107,7 @@ class RecordingFile(Protocol):
 
     def finish(self) -> None: ...
 
-    def end_early(self) -> bool:
+    def salvage(self) -> bool:
         """Complete the file after a write error, as far as it was written. Returns whether that succeeded.
 
         An empty file is deleted. If completing fails, the data stays under the temporary name.
@@ -153,10 +153,10 @@ class McapFile:
         return False
 
     @property
-    def holds_back(self) -> bool:
+    def has_unwritten(self) -> bool:
         return bool(self._frames or self._messages)
 
-    def begin_anew(self) -> None:
+    def start_segment(self) -> None:
         raise AssertionError("one file is one file")
 
     def add_message(
@@ -171,7 +171,7 @@ class McapFile:
         if isinstance(message, Snapshot):
             self._add_snapshot(message, log_time_ns, data)
             return
-        if not self.holds_back:
+        if not self.has_unwritten:
             self._begin_ns = log_time_ns
         if isinstance(message, Frame):
             self._frame_times.append(log_time_ns)
@@ -247,7 +247,7 @@ class McapFile:
         self._stream.close()
         self.part.rename(self.path)
 
-    def end_early(self) -> bool:
+    def salvage(self) -> bool:
         """Complete the file after the last fully written chunk, when the disk is full or gone.
 
         The space for the end comes from the truncated data. It does not suffice for the index, which readers do not

@@ -18,7 +18,7 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summarizer import Summarizer
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary, TimedEvent
 
-_LOOK_EVERY: Final = 256
+_PROGRESS_EVERY: Final = 256
 _RUN_IN_NS: Final = 2 * SECOND_NS
 """Missing summaries are computed from this long before the first missing second, so that ongoing prefills and a
 stalled engine are known.
@@ -104,15 +104,15 @@ def computed_parts(
     from_ns -= from_ns % SECOND_NS
     part, follower = OverviewPart(), Follower()
     summarizer = Summarizer(follower)
-    begin_s = _go_on_from(recording, from_ns - _RUN_IN_NS, follower, summarizer)
+    begin_s = _resume_from(recording, from_ns - _RUN_IN_NS, follower, summarizer)
     until_s = ((recording.end_ns if until_ns is None else until_ns) - recording.start_ns) / 1e9
     length_s = max(until_s - begin_s, 1e-9)
     for count, (at_s, message) in enumerate(recording.messages(begin_s, until_s, keyframes=True)):
-        if watch is not None and count % _LOOK_EVERY == 0 and not watch(min(1.0, (at_s - begin_s) / length_s)):
+        if watch is not None and count % _PROGRESS_EVERY == 0 and not watch(min(1.0, (at_s - begin_s) / length_s)):
             raise OpeningCancelled
         done = summarizer.add_message(message, recording.start_ns + round(at_s * 1e9))
         part.summaries += [summary for summary in done if summary.time_ns >= from_ns]
-        part.events += [event for event in summarizer.take_events() if event.time_ns >= from_ns]
+        part.events += [event for event in summarizer.drain_events() if event.time_ns >= from_ns]
         follower.feed(message)
         if part.is_full:
             yield part
@@ -121,19 +121,19 @@ def computed_parts(
     yield part
 
 
-def _go_on_from(recording: Recording, at_ns: int, follower: Follower, summarizer: Summarizer) -> float:
+def _resume_from(recording: Recording, at_ns: int, follower: Follower, summarizer: Summarizer) -> float:
     """Restore both to the state before `at_ns`, if known. Returns the time in seconds from which messages must be fed
     to them.
     """
     newest_s = None
     if at_ns > recording.start_ns:
-        for told_s, message in recording.run_up((at_ns - 1 - recording.start_ns) / 1e9):
+        for told_s, message in recording.state_messages((at_ns - 1 - recording.start_ns) / 1e9):
             newest_s = told_s
             follower.feed(message)
-    follower.settle()
+    follower.apply_pending()
     if newest_s is None or follower.is_lost:
         return 0.0
-    summarizer.go_on_from(bare_snapshot_of(follower.mirror), recording.start_ns + round(newest_s * 1e9))
+    summarizer.resume_from(bare_snapshot_of(follower.mirror), recording.start_ns + round(newest_s * 1e9))
     return max(newest_s, (at_ns - recording.start_ns) / 1e9)
 
 

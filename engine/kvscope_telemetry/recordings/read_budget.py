@@ -22,7 +22,7 @@ Later chunks are skipped.
 """
 RECORD_BYTES: Final = 256
 """Fixed cost of a record, in bytes of the budget."""
-_LOOK_EVERY: Final = 4 << 20
+_PROGRESS_EVERY: Final = 4 << 20
 
 ProgressCallback = Callable[[float], bool]
 """Called with the share done, from 0 to 1. Returns False to cancel."""
@@ -57,9 +57,9 @@ class ReadBudget:
     def begin_step(self, from_share: float, to_share: float) -> None:
         """Start the step that covers these shares of the whole, with a full step budget."""
         self._from, self._to, self._share = from_share, to_share, from_share
-        self._left = self._max_bytes
+        self._bytes_left = self._max_bytes
         self._until_s = self._clock() + self._max_seconds
-        self._unwatched = _LOOK_EVERY  # so that the first `spend` reports progress
+        self._unwatched = _PROGRESS_EVERY  # so that the first `spend` reports progress
 
     def is_at(self, part: float) -> None:
         """Set the progress within the step, from 0 to 1."""
@@ -72,15 +72,15 @@ class ReadBudget:
             ReadBudgetSpent: The bytes or the time of the step are used up.
             OpeningCancelled: The progress callback returned False.
         """
-        self._left -= num_bytes
-        if self._left < 0:
+        self._bytes_left -= num_bytes
+        if self._bytes_left < 0:
             raise ReadBudgetSpent(f"more than {self._max_bytes >> 20} MiB would have to be looked at")
         self._unwatched += num_bytes
-        if self._unwatched >= _LOOK_EVERY:
+        if self._unwatched >= _PROGRESS_EVERY:
             self._unwatched = 0
-            self._look()
+            self._report_progress()
 
-    def _look(self) -> None:
+    def _report_progress(self) -> None:
         if self._watch is not None and not self._watch(self._share):
             raise OpeningCancelled
         if self._clock() > self._until_s:

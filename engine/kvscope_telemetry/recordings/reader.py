@@ -21,10 +21,10 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.devices import Devices
 from kvscope_telemetry.messages.telemetry import Frame, Hello, MemoryBreakdown, Snapshot, TelemetryMessage
 from kvscope_telemetry.messages.unknown import Unknowns
-from kvscope_telemetry.mirror.continuity import StatePlace
 from kvscope_telemetry.mirror.follower import Follower
 from kvscope_telemetry.mirror.mirror import Mirror
-from kvscope_telemetry.recordings.chunk_decoder import CAME, ChunkDecoder, TimedMessage
+from kvscope_telemetry.mirror.state_continuity import StatePosition
+from kvscope_telemetry.recordings.chunk_decoder import PUBLISHED, ChunkDecoder, TimedMessage
 from kvscope_telemetry.recordings.chunks import Chunk
 from kvscope_telemetry.recordings.keyframes import snapshot_of
 from kvscope_telemetry.recordings.layout import (
@@ -83,7 +83,7 @@ class Recording:
         self._segments: dict[int, Segment] = {}  # by number; never modified in place, so that any thread may read it
         self._unreadable: dict[int, str] = {}
         self._is_written = False
-        self._look(watch)
+        self._scan(watch)
         first_ns = self.segments[0].start_ns
         self.start_ns: Final = first_ns if origin_ns is None else min(origin_ns, first_ns)
         """Wall-clock time of position 0, in nanoseconds since 1970."""
@@ -167,7 +167,7 @@ class Recording:
         """Whether `grow` may find more: the recording exists and is being written."""
         if self._is_folder:
             return self._is_written
-        return self.segments[-1].may_grow and not self.segments[-1].is_gone
+        return self.segments[-1].may_grow and not self.segments[-1].is_deleted
 
     def grow(self) -> bool:
         """Read what was written since the last call, and remove deleted segments. Returns whether anything changed.
@@ -195,7 +195,9 @@ class Recording:
         from_ns, until_ns = self._log_time_ns(from_s), self._log_time_ns(until_s)
         start_ns = self.start_ns
         for segment, goes_on in self._from(from_ns, until_ns):
-            timed = segment.past_damage(from_ns, until_ns) if keyframes else segment.messages(CAME, from_ns, until_ns)
+            timed = (
+                segment.past_damage(from_ns, until_ns) if keyframes else segment.messages(PUBLISHED, from_ns, until_ns)
+            )
             timed = _without_head(segment, timed) if goes_on else timed
             for log_time_ns, message in self._unless_dropped(segment, timed):
                 yield (log_time_ns - start_ns) / 1e9, message
@@ -235,11 +237,11 @@ class Recording:
             revisions.extend(self._unless_dropped(segment, segment.bookmarks()))
         return list(revisions)
 
-    def run_up(self, seconds: float) -> Iterator[tuple[float, TelemetryMessage]]:
+    def state_messages(self, seconds: float) -> Iterator[tuple[float, TelemetryMessage]]:
         """Yield (seconds, message) for the messages that determine the state at `seconds`: the newest snapshot, the
         delta checkpoints after it, and the frames after the last checkpoint. Empty before the first snapshot.
         """
-        for log_time_ns, message in self._backwards(seconds, Segment.run_up, until_found=True):
+        for log_time_ns, message in self._backwards(seconds, Segment.state_messages, until_found=True):
             yield (log_time_ns - self.start_ns) / 1e9, message
 
     def state_at(self, seconds: float) -> Mirror:
@@ -248,7 +250,7 @@ class Recording:
 
         Before the first snapshot, the mirror has no blocks. Finished requests are known from the last keyframe on.
         """
-        return _state_after(message for _, message in self.run_up(seconds))
+        return _state_after(message for _, message in self.state_messages(seconds))
 
     def snapshot_before(self, seconds: float) -> float | None:
         """Return the time of the newest snapshot or keyframe not after `seconds`, or None."""
@@ -325,17 +327,17 @@ class Recording:
 
     def _is_dropped(self, segment: Segment) -> bool:
         """Whether `segment` was deleted from the start of the recent history while other segments remain."""
-        if self._is_folder and segment.is_gone:
+        if self._is_folder and segment.is_deleted:
             self._refresh()
         return segment not in self.segments
 
     def _refresh(self) -> bool:
-        has_changed = self._look(None)
+        has_changed = self._scan(None)
         if has_changed:
             self.info = self._info()
         return has_changed
 
-    def _look(self, watch: ProgressCallback | None) -> bool:
+    def _scan(self, watch: ProgressCallback | None) -> bool:
         """Update the list of segments. Returns whether anything changed."""
         if not self._is_folder:
             if self._segments:
@@ -405,7 +407,7 @@ class Segment:
         """Chunks of block texts, in the order they were written."""
         self.end_ns = self.num_frames = 0
         self._is_written = self._file.is_written()  # before scanning: a writer that releases it has written everything
-        self._look(watch)
+        self._scan(watch)
         self._is_written = self._is_written or self._file.is_written()  # writing may have started in between
         if not self.hellos:
             reason = self._found.limit or next(iter(self._found.damages), "")
@@ -434,8 +436,8 @@ class Segment:
         return self._is_written and not (self._found.is_complete or self._found.limit)
 
     @property
-    def is_gone(self) -> bool:
-        return self._file.is_gone
+    def is_deleted(self) -> bool:
+        return self._file.is_deleted
 
     def grow(self) -> bool:
         """Read what was written since the last call. Returns whether there was anything. Raises BadInput if the file
@@ -446,7 +448,7 @@ class Segment:
         self._is_written = self._file.is_written()
         if not self._file.has_grown():
             return False
-        return self._look(None) or self.is_complete
+        return self._scan(None) or self.is_complete
 
     @property
     def num_damaged(self) -> int:
@@ -488,7 +490,7 @@ class Segment:
             for chunk in self._from(from_ns, until_ns):
                 is_whole = from_ns <= chunk.start_ns and chunk.end_ns <= until_ns
                 about = block if is_whole else None
-                for timed in self._decoder.messages(file, chunk, (*CAME, KEYFRAMES), about):
+                for timed in self._decoder.messages(file, chunk, (*PUBLISHED, KEYFRAMES), about):
                     if from_ns <= timed[0] <= until_ns:
                         yield timed
 
@@ -496,17 +498,17 @@ class Segment:
         """Yield the published messages and keyframes in this time range, with an additional snapshot after each
         damaged part that delta checkpoints bridge.
         """
-        place, due_ns = StatePlace(), 0
-        for log_time_ns, message in self.messages((*CAME, KEYFRAMES), from_ns, until_ns):
+        place, due_ns = StatePosition(), 0
+        for log_time_ns, message in self.messages((*PUBLISHED, KEYFRAMES), from_ns, until_ns):
             if isinstance(message, Snapshot) and place.is_newer(message):
-                place.go_to(message)
+                place.move_to(message)
             elif isinstance(message, Frame) and not place.has(message):
                 if place.epoch is None:
                     self._enter(place, message, from_ns)
                 if not place.is_before(message) and log_time_ns >= due_ns:
                     state = self._state_before(message, log_time_ns)
                     if state is not None:
-                        place.go_to(state)
+                        place.move_to(state)
                         yield log_time_ns, state
                     due_ns = 1 + self._checkpoint_from(log_time_ns)
                 if place.is_before(message):
@@ -517,12 +519,12 @@ class Segment:
         with self._file.open() as file:
             yield from self._newest_first(file, kinds, until_ns)
 
-    def run_up(self, until_ns: int) -> Iterator[TimedMessage]:
+    def state_messages(self, until_ns: int) -> Iterator[TimedMessage]:
         with self._file.open() as file:
             for from_ns, snapshot in self._newest_first(file, _STATES, until_ns):
                 if isinstance(snapshot, Snapshot):
-                    place = StatePlace()
-                    place.go_to(snapshot)
+                    place = StatePosition()
+                    place.move_to(snapshot)
                     yield from_ns, snapshot
                     yield from self._state_on(file, place, from_ns, until_ns)
                     return
@@ -554,11 +556,11 @@ class Segment:
     def _is_truncated(self) -> bool:
         return not (self._found.is_complete or self._found.limit or self._is_written)
 
-    def _look(self, watch: ProgressCallback | None) -> bool:
+    def _scan(self, watch: ProgressCallback | None) -> bool:
         """Scan the new part of the file. Returns whether it has more messages."""
         new = survey(self._file, self._surveyor, watch)
         messages, checkpoints, texts = (
-            self._decoder.channels(kinds) for kinds in ((*CAME, KEYFRAMES), (CHECKPOINTS,), (TEXTS,))
+            self._decoder.channels(kinds) for kinds in ((*PUBLISHED, KEYFRAMES), (CHECKPOINTS,), (TEXTS,))
         )
         published = [chunk for chunk in new if messages & chunk.counts.keys()]
         made = [chunk for chunk in new if not messages & chunk.counts.keys()]
@@ -587,7 +589,7 @@ class Segment:
                     if timed[0] <= until_ns:
                         yield timed
 
-    def _state_on(self, file: BinaryIO, place: StatePlace, from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
+    def _state_on(self, file: BinaryIO, place: StatePosition, from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
         """Yield the delta checkpoints from a state's time until about `until_ns`, then the frames that continue from
         there. Unreadable delta checkpoints are replaced by their frames. Advances `place`, the position of the
         state.
@@ -610,7 +612,7 @@ class Segment:
         yield from self._frames_on(file, place, offset, from_ns, until_ns)
 
     def _frames_on(
-        self, file: BinaryIO, place: StatePlace, offset: int, from_ns: int, until_ns: int
+        self, file: BinaryIO, place: StatePosition, offset: int, from_ns: int, until_ns: int
     ) -> Iterator[TimedMessage]:
         """Yield the frames that follow a state, and advance `place`.
 
@@ -639,17 +641,17 @@ class Segment:
         place = bisect_left(self.checkpoints, at_ns, key=_start)
         return self.checkpoints[place].start_ns if place < len(self.checkpoints) else FOREVER_NS
 
-    def _enter(self, place: StatePlace, first: Frame, from_ns: int) -> None:
+    def _enter(self, place: StatePosition, first: Frame, from_ns: int) -> None:
         """Set `place` to the state before `first`, the first frame of a read that starts at `from_ns`."""
         if self.num_damaged:
-            mirror = _state_after(message for _, message in self.run_up(from_ns))
+            mirror = _state_after(message for _, message in self.state_messages(from_ns))
             place.epoch, place.seq = mirror.epoch, mirror.seq
         else:
             place.epoch, place.seq = first.epoch, first.seq - 1
 
     def _state_before(self, frame: Frame, log_time_ns: int) -> Snapshot | None:
         """Return the state that precedes `frame`, or None if it cannot be restored."""
-        mirror = _state_after(message for _, message in self.run_up(log_time_ns - 1))
+        mirror = _state_after(message for _, message in self.state_messages(log_time_ns - 1))
         is_known = mirror.hello is not None and (mirror.epoch, mirror.seq) == (frame.epoch, frame.seq - 1)
         return snapshot_of(mirror) if is_known else None
 
@@ -658,7 +660,7 @@ def _state_after(messages: Iterator[TelemetryMessage]) -> Mirror:
     follower = Follower()
     for message in messages:
         follower.feed(message)
-    follower.settle()
+    follower.apply_pending()
     return follower.mirror
 
 

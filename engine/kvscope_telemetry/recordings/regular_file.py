@@ -71,7 +71,7 @@ class FollowedFile:
         self._num_bytes = 0
 
     @property
-    def is_gone(self) -> bool:
+    def is_deleted(self) -> bool:
         """Whether the file exists under neither name."""
         return not any(name.exists() for name in self._names)
 

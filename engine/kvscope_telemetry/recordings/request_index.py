@@ -71,9 +71,9 @@ class _RequestReader:
         self._announce(message.new_requests if isinstance(message, Frame) else message.requests_info)
         if isinstance(message, Frame):
             if message.first_token_ns and self._unhashed:
-                self._note_prefixes(message.requests)
+                self._record_prefixes(message.requests)
             if _FINISHED in message.requests.state:
-                self._note_ends(message.requests)
+                self._record_ends(message.requests)
 
     def _announce(self, infos: Iterable[RequestInfo]) -> None:
         assert self._epoch is not None, "a request without an epoch"
@@ -93,14 +93,14 @@ class _RequestReader:
                     is_finished=False,
                 )
 
-    def _note_prefixes(self, rows: RequestRows) -> None:
+    def _record_prefixes(self, rows: RequestRows) -> None:
         """Set the prefix hashes of requests with their first output token. At that time the prompt is computed, its
         full blocks are hashed, and none has been freed.
         """
         numbers, outputs = np.frombuffer(rows.number, "<u4"), np.frombuffer(rows.num_output_tokens, "<u4")
         started = self._unhashed.intersection(numbers[outputs > 0].tolist())
         self._unhashed -= started
-        self._follower.settle()
+        self._follower.apply_pending()
         for number in started:
             self._change(number, prefix_hashes=self._prefix_hashes(number))
 
@@ -118,7 +118,7 @@ class _RequestReader:
                 return tuple(hashes) if any(hashes) else ()
         return ()
 
-    def _note_ends(self, rows: RequestRows) -> None:
+    def _record_ends(self, rows: RequestRows) -> None:
         is_end = np.frombuffer(rows.state, "u1") == RequestState.FINISHED
         numbers, outputs = np.frombuffer(rows.number, "<u4"), np.frombuffer(rows.num_output_tokens, "<u4")
         for number, count in zip(numbers[is_end].tolist(), outputs[is_end].tolist(), strict=True):
@@ -126,7 +126,7 @@ class _RequestReader:
 
     def _end_epoch(self) -> None:
         """Set the output tokens of unfinished requests from the mirror."""
-        self._follower.settle()
+        self._follower.apply_pending()
         requests = self._follower.mirror.requests
         for (epoch, number), found in list(self._found.items()):
             row = requests.row_of(number)

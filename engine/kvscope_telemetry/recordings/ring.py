@@ -57,7 +57,7 @@ class Ring:
         try:
             self._folder = RingFolder(Path(folder))
             self._writer = RecordingWriter(
-                self._segments, keyframe_interval_ns=keyframe_interval_ns, tells_overview=True
+                self._segments, keyframe_interval_ns=keyframe_interval_ns, collects_overview=True
             )
         except BadInput as error:
             self._refusal = str(error)
@@ -112,7 +112,7 @@ class Ring:
     def bounds(self) -> Bounds:
         return self._segments.bounds
 
-    def take_overview(self) -> list[Summary | TimedEvent]:
+    def drain_overview(self) -> list[Summary | TimedEvent]:
         """Return and clear the summaries and events created since the last call, oldest first."""
         overview = None if self._writer is None else self._writer.overview
         return [overview.popleft() for _ in range(len(overview))] if overview else []
@@ -127,9 +127,9 @@ class Ring:
         """
         return self._writer is not None and self._writer.write(message, data, wait=wait)
 
-    def mark(self, bookmark: Bookmark) -> bool:
-        """Record a revision of a bookmark, like `RecordingWriter.mark`."""
-        return self._writer is not None and self._writer.mark(bookmark)
+    def add_bookmark(self, bookmark: Bookmark) -> bool:
+        """Record a revision of a bookmark, like `RecordingWriter.add_bookmark`."""
+        return self._writer is not None and self._writer.add_bookmark(bookmark)
 
     def write_texts(self, texts: Iterable[RecordedText]) -> bool:
         """Record block texts. Requires the user's consent."""

@@ -39,12 +39,12 @@ from kvscope_telemetry.recordings.ring_packets import (
 )
 from kvscope_telemetry.recordings.ring_segments import Bounds
 from kvscope_telemetry.recordings.write_queue import Mark, Queued, RecordingQueue
-from kvscope_telemetry.recordings.writer import MAX_TOLD
+from kvscope_telemetry.recordings.writer import MAX_PENDING_OVERVIEW
 from kvscope_telemetry.summaries.bookmark import Bookmark, encode_bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
 
 COMMAND: Final = (sys.executable, "-P", "-m", "kvscope_telemetry.recordings.ring_process")
-_LOOK_S: Final = 1.0
+_POLL_INTERVAL_S: Final = 1.0
 _READ_BYTES: Final = 1 << 18
 _MANY_PARTS: Final = 512
 """Buffers per `writev` call. Systems accept 1,024."""
@@ -69,11 +69,11 @@ class RingClient:
         self._bounds = self._sent_bounds = Bounds(max_bytes, max_seconds)
         self._queue = RecordingQueue()
         self._status = RingStatus()
-        self._overview: deque[Summary | TimedEvent] = deque(maxlen=MAX_TOLD)
+        self._overview: deque[Summary | TimedEvent] = deque(maxlen=MAX_PENDING_OVERVIEW)
         self._marks: dict[int, Mark] = {}
         self._num_marks = 0
         self._ended = ""
-        self._keeps = False
+        self._is_kept = False
         self._process: subprocess.Popen[bytes] | None = None
         self._threads: tuple[threading.Thread, ...] = ()
         try:
@@ -127,7 +127,7 @@ class RingClient:
     def bounds(self) -> Bounds:
         return self._bounds
 
-    def take_overview(self) -> list[Summary | TimedEvent]:
+    def drain_overview(self) -> list[Summary | TimedEvent]:
         """Return and clear the items received since the last call: of each status message the summaries, then the
         events.
         """
@@ -146,7 +146,7 @@ class RingClient:
             return False
         return self._queue.put(message, None, wait=wait) if data is None else self._queue.put_bytes(data, wait=wait)
 
-    def mark(self, bookmark: Bookmark) -> bool:
+    def add_bookmark(self, bookmark: Bookmark) -> bool:
         return not self.failure and self._queue.put_bookmark(bookmark)
 
     def write_texts(self, texts: Iterable[RecordedText]) -> bool:
@@ -156,16 +156,16 @@ class RingClient:
 
     def flush(self, timeout_s: float = FLUSH_WAIT_S) -> bool:
         """Make everything written so far visible to readers. Returns whether that succeeded in time."""
-        mark = _Flush()
-        self._queue.put_mark(mark)
-        return mark.wait(timeout_s) and mark.is_flushed
+        add_bookmark = _Flush()
+        self._queue.put_mark(add_bookmark)
+        return add_bookmark.wait(timeout_s) and add_bookmark.is_flushed
 
     def close(self, *, keep: bool = False) -> None:
         """Release the folder. It is deleted unless `keep`, which writes queued messages first. Idempotent."""
         process, self._process = self._process, None
         if process is None:
             return
-        self._keeps = keep
+        self._is_kept = keep
         is_ours = self._status.is_held
         if is_ours and not keep:
             process.kill()  # the folder is deleted anyway
@@ -191,7 +191,7 @@ class RingClient:
         with contextlib.suppress(OSError, AttributeError):  # AttributeError: a system with a fixed pipe size
             fcntl.fcntl(process.stdin, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         sender = threading.Thread(target=self._send, args=(process.stdin,), name="kvscope-ring", daemon=True)
-        hearer = threading.Thread(target=self._hear, args=(process,), name="kvscope-ring-told", daemon=True)
+        hearer = threading.Thread(target=self._receive_statuses, args=(process,), name="kvscope-ring-told", daemon=True)
         self._threads = (sender, hearer)
         for thread in self._threads:
             thread.start()
@@ -201,13 +201,13 @@ class RingClient:
             with pipe:
                 pipe.write(packet(PacketKind.BEGIN, encoded(BeginRing(str(self.folder), _limits(self._bounds)))))
                 pipe.flush()
-                while (taken := self._queue.take(_LOOK_S)) is not None:
-                    _write_all(pipe.fileno(), list(self._parts(taken)))
-                pipe.write(packet(PacketKind.END, encoded(self._keeps)))
+                while (taken := self._queue.take(_POLL_INTERVAL_S)) is not None:
+                    _write_all(pipe.fileno(), list(self._packets(taken)))
+                pipe.write(packet(PacketKind.END, encoded(self._is_kept)))
         except OSError:  # the process is gone, which the receiving thread reports
-            self._let_go()
+            self._wake_waiters()
 
-    def _parts(self, taken: list[Queued | Mark | Bookmark]) -> Iterator[bytes]:
+    def _packets(self, taken: list[Queued | Mark | Bookmark]) -> Iterator[bytes]:
         if self._bounds is not self._sent_bounds:
             self._sent_bounds = self._bounds
             yield packet(PacketKind.LIMITS, encoded(_limits(self._sent_bounds)))
@@ -225,39 +225,39 @@ class RingClient:
             else:
                 yield from _message_parts(encode(each.message))
 
-    def _hear(self, process: subprocess.Popen[bytes]) -> None:
+    def _receive_statuses(self, process: subprocess.Popen[bytes]) -> None:
         """Main function of the receiving thread. Returns when the process has exited."""
         assert process.stdout is not None, "a pipe"
         packets = PacketReader()
         with process.stdout as pipe:
             while data := os.read(pipe.fileno(), _READ_BYTES):
                 for _, body in packets.feed(data):
-                    self._take(decode_status(body))
+                    self._apply_status(decode_status(body))
         code = process.wait()
         self._end("" if self._process is None else f"the process that writes it stopped ({code})")
 
-    def _take(self, status: RingStatus) -> None:
+    def _apply_status(self, status: RingStatus) -> None:
         self._status = status
         self._overview.extend(status.summaries)
         self._overview.extend(status.events)
-        mark = self._marks.pop(status.mark, None)
-        if isinstance(mark, _Flush):
-            mark.is_flushed = status.is_flushed
-        if mark is not None:
-            mark.set()
+        add_bookmark = self._marks.pop(status.mark, None)
+        if isinstance(add_bookmark, _Flush):
+            add_bookmark.is_flushed = status.is_flushed
+        if add_bookmark is not None:
+            add_bookmark.set()
 
     def _end(self, reason: str) -> None:
         """Refuse further messages, with `reason` as the failure."""
         self._ended = reason and f"ring folder {self.folder} takes no more: {reason}"
-        self._let_go()
+        self._wake_waiters()
 
-    def _let_go(self) -> None:
+    def _wake_waiters(self) -> None:
         """Close the queue and wake all waiters."""
         self._queue.close(discard=True)
         for number in list(self._marks):
-            mark = self._marks.pop(number, None)
-            if mark is not None:
-                mark.set()
+            add_bookmark = self._marks.pop(number, None)
+            if add_bookmark is not None:
+                add_bookmark.set()
 
     def _delete(self) -> None:
         with contextlib.suppress(BadInput):  # already held by another process

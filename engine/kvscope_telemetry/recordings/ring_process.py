@@ -34,7 +34,7 @@ from kvscope_telemetry.summaries.summary import Summary, TimedEvent
 
 NICENESS: Final = 10
 READ_BYTES: Final = 1 << 20
-TELL_S: Final = 0.25
+STATUS_INTERVAL_S: Final = 0.25
 FLUSH_S: Final = 120.0
 """Timeout of a flush, much longer than that of the session which requested it."""
 
@@ -54,40 +54,40 @@ class RingServer:
         """Serve until the input ends or an END packet arrives."""
         keep = True
         while True:
-            if select.select([self._source], [], [], TELL_S)[0]:
+            if select.select([self._source], [], [], STATUS_INTERVAL_S)[0]:
                 data = os.read(self._source, READ_BYTES)
-                ends = self._take_all(data) if data else [True]
+                ends = self._process_all(data) if data else [True]
                 if ends:
                     keep = ends[0]
                     break
-            if time.monotonic() - self._reported_s >= TELL_S:
-                self._tell()
+            if time.monotonic() - self._reported_s >= STATUS_INTERVAL_S:
+                self._send_status()
         if self._ring is not None:
             self._ring.close(keep=keep)
-        self._tell()
+        self._send_status()
 
-    def _take_all(self, data: bytes) -> list[bool]:
+    def _process_all(self, data: bytes) -> list[bool]:
         """Process packets. Returns the body of an END packet if one arrived."""
         for kind, body in self._packets.feed(data):
             if kind is PacketKind.END:
                 return [msgspec.msgpack.decode(body, type=bool)]
-            self._take(kind, body)
+            self._process(kind, body)
         return []
 
-    def _take(self, kind: PacketKind, body: bytes) -> None:
+    def _process(self, kind: PacketKind, body: bytes) -> None:
         if kind is PacketKind.BEGIN:
             begin = msgspec.msgpack.decode(body, type=BeginRing)
             limits = begin.limits
             self._ring = Ring(Path(begin.folder), max_bytes=limits.max_bytes, max_seconds=limits.max_seconds)
             self._is_held = not self._ring.failure
-            self._tell()
+            self._send_status()
         ring = self._ring
         assert ring is not None, "it begins with the ring"
         if kind is PacketKind.MESSAGE:
             with contextlib.suppress(ProtocolError):  # the session decoded and reported it
                 ring.write(decode_accepted(body), body, wait=True)
         elif kind is PacketKind.BOOKMARK:
-            ring.mark(decode_bookmark(body))
+            ring.add_bookmark(decode_bookmark(body))
         elif kind is PacketKind.TEXTS:
             ring.write_texts(decode_texts(body))
         elif kind is PacketKind.LIMITS:
@@ -95,14 +95,14 @@ class RingServer:
             ring.set_bounds(max_bytes=limits.max_bytes, max_seconds=limits.max_seconds)
         elif kind is PacketKind.MARK:
             is_flushed = ring.flush(FLUSH_S)
-            self._tell(msgspec.msgpack.decode(body, type=int), is_flushed=is_flushed)
+            self._send_status(msgspec.msgpack.decode(body, type=int), is_flushed=is_flushed)
 
-    def _tell(self, mark: int = 0, *, is_flushed: bool = False) -> None:
+    def _send_status(self, mark: int = 0, *, is_flushed: bool = False) -> None:
         """Send the ring's status if it has changed."""
         ring = self._ring
         if ring is None:
             return
-        overview = ring.take_overview()
+        overview = ring.drain_overview()
         status = RingStatus(
             is_held=self._is_held,
             failure=ring.failure,
@@ -120,9 +120,9 @@ class RingServer:
         self._reported_s = time.monotonic()
         if status != self._last:
             self._last = status
-            self._say(packet(PacketKind.TOLD, encoded(status)))
+            self._write(packet(PacketKind.TOLD, encoded(status)))
 
-    def _say(self, data: bytes) -> None:
+    def _write(self, data: bytes) -> None:
         rest = memoryview(data)
         with contextlib.suppress(OSError):  # the session is gone: the input will end
             while rest:

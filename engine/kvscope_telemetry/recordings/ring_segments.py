@@ -20,8 +20,8 @@ from kvscope_telemetry.messages.telemetry import DeltaCheckpoint, Frame, Hello, 
 from kvscope_telemetry.recordings.mcap_file import Entry, McapFile
 from kvscope_telemetry.recordings.ring_folder import segment_path
 
-PARTS: Final = 8
-"""A segment is at most 1 / `PARTS` of the limits, so the ring exceeds them by at most one such part."""
+MIN_SEGMENTS: Final = 8
+"""A segment is at most 1 / `MIN_SEGMENTS` of the limits, so the ring exceeds them by at most one such part."""
 RETRY_S: Final = 10.0
 MAX_RETRY_S: Final = 120.0
 """Maximum pause after a write error. Pauses start at `RETRY_S` and double each time, until writing has worked for
@@ -44,7 +44,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class _Whole:
+class _CompleteSegment:
     path: Path
     num_bytes: int
     start_ns: int
@@ -77,14 +77,14 @@ class RingSegments:
         """Why nothing is recorded at present; "" while it works."""
         self.num_missed = 0
         """Number of messages received during pauses."""
-        self._is_resting = False
+        self._is_paused = False
         self._retry_s = self._first_retry_s = retry_seconds
-        self._again_s = self._rested_s = 0.0
+        self._retry_at_s = self._resumed_s = 0.0
         self._segment_ns = round(segment_seconds * 1e9)
-        self._whole: deque[_Whole] = deque()
+        self._complete: deque[_CompleteSegment] = deque()
         self._number = 0
         self._file: McapFile | None = None
-        self._began_ns = 0
+        self._segment_start_ns = 0
         self._num_added = self._head_bytes = 0
         self._has_frames = False
         self._epoch: int | None = None
@@ -98,37 +98,37 @@ class RingSegments:
         A segment ends when it has lasted long enough, or when it reaches its share of `bounds.max_bytes` and at least
         twice the size of the state that it starts with.
         """
-        if self._is_resting:
-            return time.monotonic() >= self._again_s
+        if self._is_paused:
+            return time.monotonic() >= self._retry_at_s
         if self._file is None or self._num_added < 2:
             return False
-        longest_ns = self.bounds.max_seconds * 1e9 / PARTS
+        longest_ns = self.bounds.max_seconds * 1e9 / MIN_SEGMENTS
         if self._has_frames:  # without frames, the next segment would start with the same state
             longest_ns = min(self._segment_ns, longest_ns)
-        if log_time_ns - self._began_ns >= longest_ns:
+        if log_time_ns - self._segment_start_ns >= longest_ns:
             return True
-        return self._file.num_bytes >= max(self.bounds.max_bytes // PARTS, 2 * self._head_bytes)
+        return self._file.num_bytes >= max(self.bounds.max_bytes // MIN_SEGMENTS, 2 * self._head_bytes)
 
-    def begin_anew(self) -> None:
+    def start_segment(self) -> None:
         """Complete the current segment, or end the pause."""
-        if self._is_resting:
-            self._is_resting = False
-            self._rested_s = time.monotonic()
-        with self._resting():
+        if self._is_paused:
+            self._is_paused = False
+            self._resumed_s = time.monotonic()
+        with self._pausing_on_error():
             self._end()
 
     @property
-    def holds_back(self) -> bool:
-        return self._file is not None and self._file.holds_back
+    def has_unwritten(self) -> bool:
+        return self._file is not None and self._file.has_unwritten
 
     def add_message(
         self, message: TelemetryMessage, log_time_ns: int, num_bytes: int, data: bytes | None = None
     ) -> None:
         """Append a message. The first one creates a segment."""
-        if self._is_resting:
+        if self._is_paused:
             self.num_missed += 1
             return
-        with self._resting():
+        with self._pausing_on_error():
             self._writable(log_time_ns).add_message(message, log_time_ns, num_bytes, data)
             self._has_frames |= isinstance(message, Frame)
             hello = message if isinstance(message, Hello) else message.hello if isinstance(message, Snapshot) else None
@@ -138,66 +138,66 @@ class RingSegments:
             self._added(log_time_ns, is_new_epoch=is_new_epoch)
 
     def add_state(self, log_time_ns: int, state: Snapshot | DeltaCheckpoint) -> None:
-        if not self._is_resting:
-            with self._resting():
+        if not self._is_paused:
+            with self._pausing_on_error():
                 self._writable(log_time_ns).add_state(log_time_ns, state)
                 self._added(log_time_ns)
 
     def add_together(self, entries: Sequence[Entry]) -> None:
         """Append summaries, events, bookmarks or texts to the current segment, if there is one."""
         if self._file is not None:
-            with self._resting():
+            with self._pausing_on_error():
                 self._file.add_together(entries)
 
     def flush(self) -> None:
         """Write everything to the operating system, and delete segments above the limits."""
-        with self._resting():
+        with self._pausing_on_error():
             if self._file is not None:
                 self._file.flush()
-                self._went_well()
+                self._clear_pause()
             self._trim()
 
     def finish(self) -> None:
-        with self._resting():
+        with self._pausing_on_error():
             self._end()
 
-    def end_early(self) -> bool:
-        return self._file is None or self._file.end_early()
+    def salvage(self) -> bool:
+        return self._file is None or self._file.salvage()
 
     @contextlib.contextmanager
-    def _resting(self) -> Iterator[None]:
+    def _pausing_on_error(self) -> Iterator[None]:
         """Start a pause if the block raises a write error. The data written so far is completed as a segment."""
         try:
             yield
         except (OSError, BadInput) as error:
-            self._rest(getattr(error, "strerror", None) or str(error))
+            self._start_pause(getattr(error, "strerror", None) or str(error))
 
-    def _rest(self, reason: str) -> None:
+    def _start_pause(self, reason: str) -> None:
         file, self._file = self._file, None
         if file is not None:
-            path = file.path if file.end_early() else file.part
+            path = file.path if file.salvage() else file.part
             with contextlib.suppress(OSError):
-                self._add_whole(path)
-        self._is_resting, self.pause = True, reason
-        self._again_s = time.monotonic() + self._retry_s
+                self._add_complete(path)
+        self._is_paused, self.pause = True, reason
+        self._retry_at_s = time.monotonic() + self._retry_s
         self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
 
-    def _went_well(self) -> None:
+    def _clear_pause(self) -> None:
         """Clear `pause` after a successful write to a segment that contains its state."""
         if self._num_added < 2:
             return
         self.pause = ""
-        if self._retry_s > self._first_retry_s and time.monotonic() - self._rested_s > MAX_RETRY_S:
+        if self._retry_s > self._first_retry_s and time.monotonic() - self._resumed_s > MAX_RETRY_S:
             self._retry_s = self._first_retry_s
 
     def _end(self) -> None:
         if self._file is not None:
             self._file.finish()
             path, self._file = self._file.path, None
-            self._add_whole(path)
+            self._add_complete(path)
 
-    def _add_whole(self, path: Path) -> None:
-        self._whole.append(_Whole(path, path.stat().st_size, self._began_ns, self._run_ns))
+    def _add_complete(self, path: Path) -> None:
+        self._complete.append(_CompleteSegment(path, path.stat().st_size, self._segment_start_ns, self._run_ns))
 
     def _writable(self, log_time_ns: int) -> McapFile:
         if self._file is None:
@@ -218,7 +218,7 @@ class RingSegments:
     def _begin(self, log_time_ns: int) -> McapFile:
         file = McapFile(segment_path(self.path, self._number + 1))
         self._number += 1
-        self._began_ns, self._num_added, self._head_bytes, self._has_frames = log_time_ns, 0, 0, False
+        self._segment_start_ns, self._num_added, self._head_bytes, self._has_frames = log_time_ns, 0, 0, False
         if self.origin_ns is None:
             self.origin_ns = self.start_ns = log_time_ns
         return file
@@ -226,14 +226,14 @@ class RingSegments:
     def _trim(self) -> None:
         bounds = self.bounds
         written = 0 if self._file is None else self._file.num_bytes
-        num_bytes = written + sum(segment.num_bytes for segment in self._whole)
-        while self._whole and self._is_over(bounds, num_bytes, self._run_ns - self._whole[0].end_run_ns):
-            oldest = self._whole.popleft()
+        num_bytes = written + sum(segment.num_bytes for segment in self._complete)
+        while self._complete and self._is_over(bounds, num_bytes, self._run_ns - self._complete[0].end_run_ns):
+            oldest = self._complete.popleft()
             num_bytes -= oldest.num_bytes
             with contextlib.suppress(FileNotFoundError):
                 oldest.path.unlink()
         if self.end_ns is not None:
-            self.start_ns = self._whole[0].start_ns if self._whole else self._began_ns
+            self.start_ns = self._complete[0].start_ns if self._complete else self._segment_start_ns
         self.num_bytes = num_bytes
 
     @staticmethod

@@ -32,10 +32,10 @@ def hybrid_recording() -> Path:
 
 
 def is_sample(path: Path | str) -> bool:
-    return bool(sample_word(path))
+    return bool(sample_name(path))
 
 
-def sample_word(path: Path | str) -> str:
+def sample_name(path: Path | str) -> str:
     """Return the short name of the sample at `path`, or "" if it is not a sample."""
     return next((word for word in SAMPLES if Path(path) == _path(word)), "")
 

@@ -22,14 +22,14 @@ import msgspec
 from kvscope_telemetry.block_texts.block_texts import RecordedText
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot
-from kvscope_telemetry.mirror.continuity import Continuity
+from kvscope_telemetry.mirror.state_continuity import Continuity
 from kvscope_telemetry.recordings.keyframes import snapshot_of
 from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
 from kvscope_telemetry.recordings.reader import FOREVER_NS, Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
-from kvscope_telemetry.summaries.bookmark import Bookmark, in_order, settled
+from kvscope_telemetry.summaries.bookmark import Bookmark, in_order, newest_revisions
 
-_LOOK_EVERY: Final = 256
+_PROGRESS_EVERY: Final = 256
 _MAX_QUEUED_BYTES: Final = 4 << 20
 """Queue limit. Reading is faster than writing, so a longer queue would only take memory, several times this many
 bytes.
@@ -90,18 +90,18 @@ def _copy(
         from_ns = begin_ns
         state = _write_state(recorded, writer, from_s, from_ns)
         if state is not None:
-            continuity.takes(state)
+            continuity.accepts(state)
             from_ns += 1  # the state includes everything up to then
     num_frames = num_without_state = 0
     begin_s = max(from_ns - recorded.start_ns, 0) / 1e9
     for count, (at_s, message) in enumerate(recorded.messages(begin_s, until_s, keyframes=True)):
         log_time_ns = recorded.start_ns + round(at_s * 1e9)
-        if count % _LOOK_EVERY == 0:
-            _tell(watch, (log_time_ns - begin_ns) / length_ns)
+        if count % _PROGRESS_EVERY == 0:
+            _report_progress(watch, (log_time_ns - begin_ns) / length_ns)
         # Keyframes are created again. After damage, the next keyframe, or the state restored from delta checkpoints,
         # continues the recording.
         if isinstance(message, Frame | Snapshot):
-            goes_on = continuity.takes(message)
+            goes_on = continuity.accepts(message)
             if isinstance(message, Frame):
                 num_frames, num_without_state = num_frames + 1, num_without_state + (not goes_on)
             elif not goes_on:
@@ -109,7 +109,7 @@ def _copy(
         if not writer.write(message, wait=True, log_time_ns=log_time_ns):
             break
     for bookmark in _bookmarks_of(recorded, from_ns, until_ns):
-        writer.mark(bookmark)
+        writer.add_bookmark(bookmark)
     texts = _texts_of(recorded, from_ns, until_ns)
     while together := list(islice(texts, _TEXTS_TOGETHER)):
         writer.write_texts(together, wait=True)
@@ -117,7 +117,7 @@ def _copy(
         is_part = from_s > recorded.first_s or until_s is not None
         where = f" from {from_s:g} s to {'its end' if until_s is None else f'{until_s:g} s'}" if is_part else ""
         raise KvscopeError(f"nothing was saved: {str(recorded.path)!r} has no readable state{where}")
-    _tell(watch, 1.0)
+    _report_progress(watch, 1.0)
     return Saved(num_frames, num_without_state, length_ns / 1e9)
 
 
@@ -137,7 +137,7 @@ def _write_state(recorded: Recording, writer: RecordingWriter, from_s: float, fr
 
 def _bookmarks_of(recorded: Recording, from_ns: int, until_ns: int) -> list[Bookmark]:
     """Return the current revision of each bookmark in this time range."""
-    stand = in_order(settled(recorded.bookmarks()).values())
+    stand = in_order(newest_revisions(recorded.bookmarks()).values())
     return [each for each in stand if from_ns <= max(each.time_ns, each.until_ns) and each.time_ns <= until_ns]
 
 
@@ -154,6 +154,6 @@ def _texts_of(recorded: Recording, from_ns: int, until_ns: int) -> Iterator[Reco
             yield msgspec.structs.replace(text, time_ns=min(text.time_ns, until_ns))
 
 
-def _tell(watch: ProgressCallback | None, share: float) -> None:
+def _report_progress(watch: ProgressCallback | None, share: float) -> None:
     if watch is not None and not watch(max(0.0, min(1.0, share))):
         raise OpeningCancelled

@@ -102,7 +102,7 @@ class Surveyor:
         channels = walked.topics
         found.channels = {kind: channels[topic] for kind, topic in TOPICS.items()}
         budget.begin_step(0.5, 0.9)
-        new = self._believed(walked)
+        new = self._plausible_chunks(walked)
         self._num_walked = len(walked.chunks)
         budget.begin_step(0.9, 1.0)
         try:
@@ -112,7 +112,7 @@ class Surveyor:
         found.add(new)
         return new
 
-    def _believed(self, walked: ChunkList) -> list[Chunk]:
+    def _plausible_chunks(self, walked: ChunkList) -> list[Chunk]:
         """Return the chunks with valid times and counts, sorted. Doubtful values are determined from the messages
         themselves.
         """
@@ -126,7 +126,7 @@ class Surveyor:
                 chunk.reach_over_frames()
             else:
                 try:
-                    self._settle(chunk)
+                    self._finish(chunk)
                 except ReadBudgetSpent as spent:
                     self.found.limit = self.found.limit or str(spent)
                     break
@@ -140,7 +140,7 @@ class Surveyor:
         """Whether the chunk has frames but no valid record of their number."""
         return chunk.num_frames is None and self.found.channels[FRAMES] in chunk.counts
 
-    def _settle(self, chunk: Chunk) -> None:
+    def _finish(self, chunk: Chunk) -> None:
         try:
             messages = self._read(chunk)
         except DamagedChunk:

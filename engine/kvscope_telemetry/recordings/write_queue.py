@@ -36,7 +36,7 @@ class Queued(msgspec.Struct, frozen=True, gc=False):
     num_bytes: int
     log_time_ns: int | None
     """Wall-clock time of the message; None: determined by the recording's clock."""
-    given_s: float
+    queued_s: float
     """Monotonic time at which the message was queued."""
 
 
@@ -146,7 +146,7 @@ class RecordingQueue:
     def _gather(self, until_s: float) -> None:
         """Wait for messages to accumulate, at most `GATHER_S` since the oldest message was queued."""
         now_s = time.monotonic()
-        first_s = next((each.given_s for each in self._messages if isinstance(each, Queued)), now_s)
+        first_s = next((each.queued_s for each in self._messages if isinstance(each, Queued)), now_s)
         left_s = min(first_s + GATHER_S, until_s) - now_s
         if left_s > 0:
             self._changed.wait_for(lambda: self._is_urgent or self._is_closed, left_s)

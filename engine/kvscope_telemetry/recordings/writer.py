@@ -42,7 +42,7 @@ from kvscope_telemetry.summaries.summarizer import Summarizer
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent, join_events
 from kvscope_telemetry.summaries.summary import encode as encode_json
 
-MAX_TOLD: Final = 100_000
+MAX_PENDING_OVERVIEW: Final = 100_000
 FLUSH_S: Final = 0.85
 """Longest time that a message waits in the queue and in a partial chunk: including the time for writing, less than a
 second is lost in a crash.
@@ -68,12 +68,14 @@ class RecordingWriter:
         *,
         keyframe_interval_ns: int = INTERVAL_NS,
         max_queued_bytes: int = MAX_QUEUED_BYTES,
-        tells_overview: bool = False,
+        collects_overview: bool = False,
     ) -> None:
         self._file: RecordingFile = McapFile(Path(path)) if isinstance(path, str | Path) else path
         self._clock = LogClock()
         self._annotations = _Annotations(keyframe_interval_ns)
-        self.overview: deque[Summary | TimedEvent] | None = deque(maxlen=MAX_TOLD) if tells_overview else None
+        self.overview: deque[Summary | TimedEvent] | None = (
+            deque(maxlen=MAX_PENDING_OVERVIEW) if collects_overview else None
+        )
         """If requested, the summaries and events created so far, oldest first, for another thread to remove."""
         self._queue = RecordingQueue(max_queued_bytes)
         self.num_written = 0
@@ -129,7 +131,7 @@ class RecordingWriter:
         """
         return self._queue.put(message, data, wait=wait, log_time_ns=log_time_ns)
 
-    def mark(self, bookmark: Bookmark) -> bool:
+    def add_bookmark(self, bookmark: Bookmark) -> bool:
         """Queue a revision of a bookmark. Never blocks. Returns False if the recording has ended."""
         return self._queue.put_bookmark(bookmark)
 
@@ -140,9 +142,9 @@ class RecordingWriter:
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Write everything queued so far to the operating system. Returns whether that succeeded within `timeout_s`."""
-        mark = Mark()
-        self._queue.put_mark(mark)
-        return mark.wait(timeout_s) and not self.failure
+        add_bookmark = Mark()
+        self._queue.put_mark(add_bookmark)
+        return add_bookmark.wait(timeout_s) and not self.failure
 
     def close(self) -> None:
         """Write queued messages and rename the file to `path`. Idempotent.
@@ -174,7 +176,7 @@ class RecordingWriter:
                 self._flush_when_due()
             self._file.add_together(self._annotations.glance(at_end=True))
             self._flush()
-            self._tell()
+            self._collect_overview()
             self._file.finish()
         except OSError as error:
             self._fail(error.strerror or str(error))
@@ -207,9 +209,9 @@ class RecordingWriter:
         given_ns = queued.log_time_ns
         log_time_ns = self._clock.log_time_ns(message) if given_ns is None else given_ns
         if log_time_ns > self._newest_ns and self._file.wants_state(log_time_ns):
-            self._begin_anew()
-        if not self._file.holds_back:
-            self._since_s = queued.given_s
+            self._start_segment()
+        if not self._file.has_unwritten:
+            self._since_s = queued.queued_s
         self._add_hello(message, log_time_ns)
         self._file.add_message(message, log_time_ns, queued.num_bytes, data)
         self._newest_ns = log_time_ns
@@ -219,7 +221,7 @@ class RecordingWriter:
             self._file.add_state(log_time_ns, state)
         if self._annotations.new:  # nothing can be due otherwise
             self._file.add_together(self._annotations.glance())
-            self._tell()
+            self._collect_overview()
         self._write_texts()
 
     def _add_hello(self, message: TelemetryMessage, log_time_ns: int) -> None:
@@ -245,7 +247,7 @@ class RecordingWriter:
         """Write texts between two chunks of frames: they arrive with each step, and would end the current chunk each
         time.
         """
-        if self._texts and not self._file.holds_back:
+        if self._texts and not self._file.has_unwritten:
             texts, self._texts = self._texts, []
             self._file.add_together(texts)
 
@@ -253,7 +255,7 @@ class RecordingWriter:
         self._file.flush()
         self._write_texts()
 
-    def _begin_anew(self) -> None:
+    def _start_segment(self) -> None:
         """Start the next file with the newest state, so that it can be read without the previous files. The current
         file ends with a delta checkpoint: its final state is then known even if its last seconds are damaged.
         """
@@ -265,11 +267,11 @@ class RecordingWriter:
             self._file.add_state(self._newest_ns, checkpoint)
         self._file.add_together(self._annotations.glance(is_due=True))
         self._flush()
-        self._file.begin_anew()
+        self._file.start_segment()
         self._file.add_message(state.hello, self._newest_ns, approximate_bytes(state.hello))
         self._file.add_state(self._newest_ns, state)
 
-    def _tell(self) -> None:
+    def _collect_overview(self) -> None:
         new = self._annotations.new
         if self.overview is not None:
             self.overview.extend(new)
@@ -278,7 +280,7 @@ class RecordingWriter:
     @property
     def _wait_s(self) -> float:
         """Time until the file's unwritten messages have to be flushed, in seconds."""
-        return self._since_s + FLUSH_S - time.monotonic() if self._file.holds_back else FLUSH_S
+        return self._since_s + FLUSH_S - time.monotonic() if self._file.has_unwritten else FLUSH_S
 
     def _flush_when_due(self) -> None:
         if self._wait_s <= 0:
@@ -289,11 +291,11 @@ class RecordingWriter:
             self.left = self._end_early()
             self.failure = reason
         self._queue.close(discard=True)
-        for mark in self._marks:
-            mark.set()
+        for add_bookmark in self._marks:
+            add_bookmark.set()
 
     def _end_early(self) -> str:
-        if self._file.end_early():
+        if self._file.salvage():
             return f"what came before is in {self.path.name}"
         return f"see {self.part.name}" if self.part.exists() else "nothing of it was written"
 
@@ -319,8 +321,8 @@ class _Annotations:
         """Process a written message. Returns the delta checkpoint and keyframe that belong after it, if any."""
         for summary in self._summarizer.add_message(message, log_time_ns):
             self._note_summary(summary)
-        for event in self._summarizer.take_events():
-            self._note_event(event)
+        for event in self._summarizer.drain_events():
+            self._record_event(event)
         self.follower.feed(message)
         return self._keyframes.after(message, log_time_ns)
 
@@ -360,7 +362,7 @@ class _Annotations:
         self._wait(summary.time_ns, len(data))
         self._waiting.append((SUMMARIES, max(summary.time_ns, 0), data))
 
-    def _note_event(self, event: TimedEvent) -> None:
+    def _record_event(self, event: TimedEvent) -> None:
         self.new.append(event)
         data = encode_json(event)
         self._wait(event.time_ns, len(data))

@@ -76,7 +76,7 @@ class LiveReader:
     """State of the reading thread, and the parts of it that other threads may access. `run` is the thread's target.
 
     With a `taker`, runs are passed to it instead of being merged and queued in `pending`. A thread that serves many
-    readers then calls `look` repeatedly and `finish` at the end, instead of `run`.
+    readers then calls `poll` repeatedly and `finish` at the end, instead of `run`.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class LiveReader:
         """Address for prompts (`Hello.api`); empty: the command socket."""
         self._sockets = sockets
         self._nap_s = nap_s
-        self._sync = Sync(self.feed.passed)
+        self._sync = Sync(self.feed.add_accepted)
         self._awaited = AwaitedRequests()
         self._session = secrets.token_hex(16)
         self._num_introduced = 0  # number of the latest connection on which the session was sent
@@ -114,7 +114,7 @@ class LiveReader:
         self._unknowns = Unknowns()
         self._latency_ns = -1
         self._connected_ns = 0
-        self._looked_ns = self._came_ns = 0
+        self._checked_ns = self._received_ns = 0
         self._asked_status_ns = 0
         self._failure = ""
         self._num_cut = 0
@@ -181,12 +181,12 @@ class LiveReader:
         self._withdraw()
         self._sockets.close()
 
-    def look(self, wait_ms: int = 0) -> tuple[int, int]:
+    def poll(self, wait_ms: int = 0) -> tuple[int, int]:
         """Receive and process messages for up to `wait_ms`, and do what is due. Returns the numbers of messages and
         replies.
         """
         self._sockets.wait(wait_ms, replies=self.replies.room > 0)
-        now_ns = self._looked_ns = time.monotonic_ns()
+        now_ns = self._checked_ns = time.monotonic_ns()
         self.feed.begin_pass()
         messages = self._sockets.receive_telemetry(MAX_MESSAGES_A_PASS)
         # All that fit in the queue: replies that are unread when a connection ends are lost at its next poll.
@@ -198,18 +198,18 @@ class LiveReader:
         return len(messages), num_replies
 
     def _pass(self) -> None:
-        num_messages, num_replies = self.look(CALM_TICK_MS if self._is_calm else TICK_MS)
+        num_messages, num_replies = self.poll(CALM_TICK_MS if self._is_calm else TICK_MS)
         if num_messages or num_replies:
             with self.changed:
                 self.changed.notify_all()
-            is_first, self._came_ns = self._looked_ns - self._came_ns > NAP_AFTER_NS, self._looked_ns
+            is_first, self._received_ns = self._checked_ns - self._received_ns > NAP_AFTER_NS, self._checked_ns
             if num_messages < MAX_MESSAGES_A_PASS and not is_first:
                 time.sleep(self._nap_s)
 
     @property
     def _is_calm(self) -> bool:
         """Whether nothing is due but processing further messages."""
-        return self._sync.is_at_rest and self.outgoing.is_empty and self._num_introduced > 0
+        return self._sync.is_idle and self.outgoing.is_empty and self._num_introduced > 0
 
     def _read_replies(self, now_ns: int) -> int:
         """Receive replies as far as the queue has capacity, and return their number."""
@@ -226,7 +226,7 @@ class LiveReader:
         try:
             message = decode_telemetry(data, self._unknowns)
         except UnknownMessage:
-            self._liveness.heard(now_ns)
+            self._liveness.record_message(now_ns)
             return
         except ProtocolError as error:
             self._reject(error, data)
@@ -238,20 +238,20 @@ class LiveReader:
             self._reject(ProtocolError(f"{kind}: its time is more than a day from where the engine's clock was"), data)
             self._sync.lose()
             return
-        self._liveness.heard(now_ns)
+        self._liveness.record_message(now_ns)
         if isinstance(message, Frame):
             self._frames_received += 1
             self._measure_latency(message)
             self._sync.frame(message, now_ns, data)
-        elif self._take_other(message, now_ns):
-            self.feed.other(message, data)
+        elif self._process_other(message, now_ns):
+            self.feed.add_other(message, data)
 
-    def _take_other(self, message: TelemetryMessage, now_ns: int) -> bool:
+    def _process_other(self, message: TelemetryMessage, now_ns: int) -> bool:
         """Process a message other than a frame. Returns whether to record it: whether it belongs to the followed
         engine, or is progress of one that is starting.
         """
         if isinstance(message, Heartbeat):
-            self._take_heartbeat(message, now_ns)
+            self._process_heartbeat(message, now_ns)
         elif isinstance(message, DeviceSample):
             self._extras.samples.append(message)
         elif isinstance(message, Reading):
@@ -273,7 +273,7 @@ class LiveReader:
             return False  # the hello is part of its snapshot
         return not isinstance(message, Snapshot) and message.epoch == self._sync.epoch
 
-    def _take_heartbeat(self, beat: Heartbeat, now_ns: int) -> None:
+    def _process_heartbeat(self, beat: Heartbeat, now_ns: int) -> None:
         self._sync.heartbeat(beat, now_ns)
         if beat.epoch == self._sync.epoch:
             self._liveness.heartbeat(beat, now_ns)
@@ -288,7 +288,7 @@ class LiveReader:
             self._reject(error, data)
             return
         if isinstance(reply, Snapshot):
-            self._take_snapshot(reply, data, now_ns)
+            self._process_snapshot(reply, data, now_ns)
         elif isinstance(reply, Status) and reply.tag >= FIRST_TAG:
             self._liveness.answered(reply)
             self._role, self._intervenes = reply.role, reply.intervenes
@@ -297,15 +297,15 @@ class LiveReader:
         elif isinstance(reply, Failed) and reply.tag >= FIRST_TAG:
             self._sync.refused(reply.tag)
         else:
-            self._awaited.heard(reply)
+            self._awaited.record_reply(reply)
             self.replies.put(reply, len(data))
 
-    def _take_snapshot(self, snapshot: Snapshot, data: bytes, now_ns: int) -> None:
+    def _process_snapshot(self, snapshot: Snapshot, data: bytes, now_ns: int) -> None:
         is_awaited = self._sync.is_awaited(snapshot)
         if self._sync.snapshot(snapshot, now_ns, data):
             self._note_place(snapshot.hello)
             self._liveness.began()
-            self._liveness.heard(now_ns)
+            self._liveness.record_message(now_ns)
         elif is_awaited:
             self.feed.snapshot(snapshot, data)
 
@@ -337,14 +337,14 @@ class LiveReader:
             if not is_connected:
                 self._sync.disconnected()
         self._liveness.refusal, self._liveness.absence = self._sockets.refusal, self._sockets.absence
-        self._note_cuts()
+        self._report_cut_connections()
         if is_connected and self._introduced(now_ns):
-            self._ask(now_ns)
+            self._request_snapshot(now_ns)
             self._send_waiting()
         for refusal in self.outgoing.expired(now_ns):
             self.replies.put(refusal)
 
-    def _note_cuts(self) -> None:
+    def _report_cut_connections(self) -> None:
         if self._sockets.num_cut != self._num_cut:
             self._num_cut = self._sockets.num_cut
             self._liveness.rejection, self._liveness.rejected_ns = SENDS_TOO_MUCH, time.monotonic_ns()
@@ -370,7 +370,7 @@ class LiveReader:
             if not self._sockets.send(encode(Abort(request_id=request_id))):
                 return
 
-    def _ask(self, now_ns: int) -> None:
+    def _request_snapshot(self, now_ns: int) -> None:
         state, _ = self._liveness.state(now_ns)
         is_worth_asking = state is not SourceState.LIVE or self._liveness.may_be_paused(now_ns)
         interval_ns = ASK_STATUS_NS if is_worth_asking else ASK_ROLE_NS
@@ -387,10 +387,10 @@ class LiveReader:
 
     def _hand_over(self, num_bytes: int) -> None:
         if self._taker is not None:
-            self._taker(self._sync.take_runs())
+            self._taker(self._sync.drain_runs())
             self._extras = Extras()
             return
-        for run in self._sync.take_runs():
+        for run in self._sync.drain_runs():
             blocks = None if run.snapshot is None else self._ready(run.snapshot)
             self.pending.put(coalesce(run.frames, snapshot=run.snapshot, blocks=blocks), num_bytes)
             num_bytes = 0

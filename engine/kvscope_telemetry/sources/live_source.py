@@ -37,7 +37,7 @@ class PromptApi(Protocol):
     def adapters(self) -> tuple[LoadedAdapter, ...] | None:
         """LoRA adapters that prompts may use, from the API's latest status; None: not received yet."""
 
-    def ask(self, command: Submit | GetStatus, announced: str, *, is_same_machine: bool) -> None:
+    def send(self, command: Submit | GetStatus, announced: str, *, is_same_machine: bool) -> None:
         """Send a prompt or a status request to the API that the engine's hello announced.
 
         Raises BadInput for a prompt that is too large.
@@ -46,7 +46,7 @@ class PromptApi(Protocol):
     def abort(self, abort: Abort) -> bool:
         """Abort a prompt. Returns False if it is not in progress here."""
 
-    def take_replies(self) -> list[Reply]:
+    def poll_replies(self) -> list[Reply]:
         """Return and clear the replies since the last call, oldest first."""
 
     def close(self) -> None:
@@ -103,13 +103,13 @@ class LiveSource(MirroredSource):
 
     @property
     def position(self) -> tuple[int | None, int]:
-        """Epoch and sequence number of the newest complete frame; `take_update` returns everything up to it."""
+        """Epoch and sequence number of the newest complete frame; `poll_update` returns everything up to it."""
         return self._reader.position
 
-    def take_update(self) -> Update | None:
-        if self._reader.pending.take_overflow():
+    def poll_update(self) -> Update | None:
+        if self._reader.pending.pop_overflow():
             self._reader.resync()
-        return self._reader.pending.take_update()
+        return self._reader.pending.poll_update()
 
     def resync(self) -> None:
         self._reader.pending.discard()  # before resync: a snapshot that arrives in between must not be discarded
@@ -125,7 +125,7 @@ class LiveSource(MirroredSource):
         self._reader.wake()
 
     def send(self, command: Command) -> None:
-        """Send a command. Thread-safe; never waits. Replies are returned by `take_replies`.
+        """Send a command. Thread-safe; never waits. Replies are returned by `poll_replies`.
 
         Prompts are sent to the engine's prompt API if it has one (`Hello.api`).
 
@@ -140,12 +140,12 @@ class LiveSource(MirroredSource):
         self._reader.outgoing.put(command)
         self._reader.wake()
 
-    def take_replies(self) -> list[Reply]:
+    def poll_replies(self) -> list[Reply]:
         """Return and clear the replies since the last call, oldest first, without those to the source's own
         requests.
         """
-        replies = self._reader.replies.take_all()
-        return replies if self._api is None else replies + self._api.take_replies()
+        replies = self._reader.replies.drain()
+        return replies if self._api is None else replies + self._api.poll_replies()
 
     def close(self) -> None:
         if self._is_closed:
@@ -163,6 +163,6 @@ class LiveSource(MirroredSource):
         if isinstance(command, Submit | GetStatus) and self._reader.api and self._make_api is not None:
             with self._api_lock:
                 self._api = self._api or self._make_api()
-            self._api.ask(command, self._reader.api, is_same_machine=self._reader.is_same_machine)
+            self._api.send(command, self._reader.api, is_same_machine=self._reader.is_same_machine)
             return isinstance(command, Submit)
         return isinstance(command, Abort) and self._api is not None and self._api.abort(command)

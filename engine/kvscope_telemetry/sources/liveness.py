@@ -22,10 +22,10 @@ _STAGES: Final = {
     "warm up": "warming up",
 }
 STALE_NS: Final = 1_500_000_000
-REJECTION_TOLD_NS: Final = 10_000_000_000
+REJECTION_SHOWN_NS: Final = 10_000_000_000
 """Time for which an undecodable message is reported while the engine is otherwise fine."""
 STUCK_NS: Final = 5_000_000_000
-GONE_NS: Final = 700_000_000
+DEAD_AFTER_NS: Final = 700_000_000
 """Silence, longer than a heartbeat interval, after which a disconnected local engine's process is considered ended."""
 
 
@@ -55,7 +55,7 @@ class Liveness:
         self._step_age_ns = 0
         self._num_unfinished = 0
 
-    def heard(self, now_ns: int) -> None:
+    def record_message(self, now_ns: int) -> None:
         """Record that a telemetry message arrived."""
         self.last_message_ns = now_ns
 
@@ -80,14 +80,14 @@ class Liveness:
         self.is_paused, self._paused_by = status.paused, status.paused_by
         self._loading = None
         if status.phase == "loading":
-            self._ended, self._loading = None, _in_words(status.progress)
+            self._ended, self._loading = None, _progress_text(status.progress)
         elif status.phase == "failed":
             self._ended = status.reason or "the engine failed"
 
     def progress(self, progress: Progress) -> None:
         """Record progress of a download or load. It is ignored if the engine already runs."""
         if self._loading is not None or self._ended is not None or not self._is_known:
-            self._ended, self._loading = None, _in_words(progress)
+            self._ended, self._loading = None, _progress_text(progress)
 
     def goodbye(self, reason: str) -> None:
         """Record that the engine ends."""
@@ -116,7 +116,7 @@ class Liveness:
             return SourceState.ENDED, self._ended
         if not self._is_known:
             return SourceState.CONNECTING, self.rejection or self.absence
-        if not self.is_connected and self.is_local and silent_ns > GONE_NS:
+        if not self.is_connected and self.is_local and silent_ns > DEAD_AFTER_NS:
             return SourceState.ENDED, "the engine stopped unexpectedly"
         if silent_ns > STALE_NS:
             return SourceState.STALE, f"no telemetry for {silent_ns / 1e9:.1f} s"
@@ -125,7 +125,7 @@ class Liveness:
             return SourceState.STUCK, f"step {self._step} has not finished for {stands_s:.0f} s"
         if self.is_paused:
             return SourceState.PAUSED, f"by {self._paused_by}" if self._paused_by else ""
-        is_news = self.rejection and now_ns - self.rejected_ns < REJECTION_TOLD_NS
+        is_news = self.rejection and now_ns - self.rejected_ns < REJECTION_SHOWN_NS
         return SourceState.LIVE, self.rejection if is_news else ""
 
     def may_be_paused(self, now_ns: int) -> bool:
@@ -139,7 +139,7 @@ class Liveness:
         return stands_still and self._step_age_ns >= STUCK_NS and not self.is_paused
 
 
-def _in_words(progress: Progress | None) -> str:
+def _progress_text(progress: Progress | None) -> str:
     if progress is None:
         return ""
     share = f" {progress.done / progress.total:.0%}" if progress.total else ""

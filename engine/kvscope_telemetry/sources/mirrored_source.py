@@ -16,7 +16,7 @@ from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.source import Update
 
-_LOOK_AGAIN_S: Final = 0.05
+_RECHECK_INTERVAL_S: Final = 0.05
 
 
 class MirroredSource(ABC):
@@ -28,7 +28,7 @@ class MirroredSource(ABC):
         self._changed = changed
 
     @abstractmethod
-    def take_update(self) -> Update | None:
+    def poll_update(self) -> Update | None:
         """Return and clear everything since the last call; None if nothing arrived."""
 
     @abstractmethod
@@ -44,7 +44,7 @@ class MirroredSource(ABC):
 
         An update that does not fit is rejected completely, and a snapshot is requested (see `status.resyncs`).
         """
-        update = self.take_update()
+        update = self.poll_update()
         if update is None:
             return None
         try:
@@ -62,7 +62,7 @@ class MirroredSource(ABC):
             if rest_s <= 0:
                 return False
             with self._changed:
-                self._changed.wait(min(rest_s, _LOOK_AGAIN_S))
+                self._changed.wait(min(rest_s, _RECHECK_INTERVAL_S))
         return True
 
     def __enter__(self) -> Self:

@@ -34,7 +34,7 @@ class ReplyQueue:
             self._replies.append(reply)
             self._num_bytes += num_bytes
 
-    def take_all(self) -> list[Reply]:
+    def drain(self) -> list[Reply]:
         """Return and remove all replies."""
         with self._lock:
             replies, self._replies, self._num_bytes = self._replies, [], 0

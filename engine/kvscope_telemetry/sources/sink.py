@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from kvscope_telemetry.messages.message_size import approximate_bytes
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessage
-from kvscope_telemetry.mirror.continuity import StatePlace
+from kvscope_telemetry.mirror.state_continuity import StatePosition
 
 MIN_PAUSE_NS: Final = 1_000_000_000
 MAX_PAUSE_NS: Final = 30_000_000_000
@@ -39,16 +39,16 @@ class Sink(Protocol):
 
 
 class SinkFeed:
-    """Passes the messages given to `passed`, `snapshot` and `other` to a sink."""
+    """Passes the messages given to `add_accepted`, `snapshot` and `add_other` to a sink."""
 
     def __init__(self, sink: Sink | None = None) -> None:
         self._wanted = sink
         self._sink: Sink | None = None
-        self._place = StatePlace()
+        self._place = StatePosition()
         self._is_lost = True
-        self._before: tuple[Sink, StatePlace] | None = None
+        self._before: tuple[Sink, StatePosition] | None = None
         """The previous sink and its position, until the current sink has its snapshot."""
-        self._early: tuple[Snapshot, bytes | None] | None = None
+        self._buffered: tuple[Snapshot, bytes | None] | None = None
         """A snapshot that is newer than the received frames, held because the previous sink still needs these
         frames.
         """
@@ -57,7 +57,7 @@ class SinkFeed:
         self._newest: tuple[int | None, int] = (None, 0)  # epoch and number of the last message passed on
         self._pause_ns = MIN_PAUSE_NS
         self._ask_ns = 0
-        self._begun_ns = 0
+        self._started_ns = 0
 
     def set(self, sink: Sink | None) -> None:
         """Pass messages to `sink` from the next pass on; None: to no sink. Thread-safe."""
@@ -70,9 +70,9 @@ class SinkFeed:
                 self._before = None
             elif self._sink is not None and not self._is_lost:
                 self._before = self._sink, self._place
-            self._sink, self._place, self._is_lost = self._wanted, StatePlace(), True
+            self._sink, self._place, self._is_lost = self._wanted, StatePosition(), True
             self._pause_ns, self._ask_ns = MIN_PAUSE_NS, 0
-            self._let_go()
+            self._flush_buffer()
 
     @property
     def is_on(self) -> bool:
@@ -81,9 +81,9 @@ class SinkFeed:
 
     def wants_snapshot(self, now_ns: int) -> bool:
         """Return whether a snapshot must be requested."""
-        return self._is_lost and self._early is None and self.is_on and now_ns >= self._ask_ns
+        return self._is_lost and self._buffered is None and self.is_on and now_ns >= self._ask_ns
 
-    def passed(self, message: Frame | Snapshot, data: bytes | None) -> None:
+    def add_accepted(self, message: Frame | Snapshot, data: bytes | None) -> None:
         """Process a frame or snapshot that the mirror will apply."""
         if isinstance(message, Snapshot):
             self._newest = (message.hello.epoch, message.seq)
@@ -94,26 +94,26 @@ class SinkFeed:
         if not self.is_on:
             return
         if self._is_lost:
-            self._hold(message, data)
-            early, self._early = self._early, None
+            self._buffer(message, data)
+            early, self._buffered = self._buffered, None
             if early is not None:
                 self.snapshot(*early)
         else:
-            self._give(message, data)
+            self._write(message, data)
 
     def snapshot(self, snapshot: Snapshot, data: bytes | None) -> None:
         """Process a requested snapshot that the mirror does not need."""
         if self._is_lost and self.is_on and self._follows_on(snapshot):
             if self._before is not None and self._newest[1] < snapshot.seq:
-                self._early = snapshot, data
+                self._buffered = snapshot, data
                 return
             held = list(self._held)
             self._end_before(snapshot)
             self._begin(snapshot, data)
             for frame, its_data in held:
-                self._give(frame, its_data)
+                self._write(frame, its_data)
 
-    def other(self, message: TelemetryMessage, data: bytes | None) -> None:
+    def add_other(self, message: TelemetryMessage, data: bytes | None) -> None:
         """Process any other message of the followed engine or of none, unless the sink lacks the state it belongs
         to.
         """
@@ -123,11 +123,11 @@ class SinkFeed:
 
     def _begin(self, snapshot: Snapshot, data: bytes | None) -> None:
         assert self._sink is not None, "nobody to give a snapshot to"
-        self._let_go()
+        self._flush_buffer()
         self._before = None
         if self._sink.write(snapshot, data):
-            self._place.go_to(snapshot)
-            self._is_lost, self._begun_ns = False, time.monotonic_ns()
+            self._place.move_to(snapshot)
+            self._is_lost, self._started_ns = False, time.monotonic_ns()
         else:
             self._lose()
 
@@ -141,7 +141,7 @@ class SinkFeed:
                 return
             place.advance(frame)
 
-    def _give(self, frame: Frame, data: bytes | None) -> None:
+    def _write(self, frame: Frame, data: bytes | None) -> None:
         """Pass a frame to the sink if it directly follows the sink's position; the snapshot may already include it."""
         if self._is_lost or self._sink is None or not self._place.is_before(frame):
             return
@@ -158,19 +158,19 @@ class SinkFeed:
 
     def _lose(self) -> None:
         now_ns = time.monotonic_ns()
-        lasted_long = now_ns - self._begun_ns > MAX_PAUSE_NS
+        lasted_long = now_ns - self._started_ns > MAX_PAUSE_NS
         self._pause_ns = MIN_PAUSE_NS if lasted_long else min(2 * self._pause_ns, MAX_PAUSE_NS)
         self._is_lost, self._ask_ns = True, now_ns + self._pause_ns
-        self._let_go()
+        self._flush_buffer()
 
-    def _hold(self, frame: Frame, data: bytes | None) -> None:
+    def _buffer(self, frame: Frame, data: bytes | None) -> None:
         self._held.append((frame, data))
         self._num_held_bytes += _num_bytes(frame, data)
         while self._num_held_bytes > MAX_HELD_BYTES and self._held:
             self._num_held_bytes -= _num_bytes(*self._held.popleft())
 
-    def _let_go(self) -> None:
-        self._early = None
+    def _flush_buffer(self) -> None:
+        self._buffered = None
         self._held.clear()
         self._num_held_bytes = 0
 

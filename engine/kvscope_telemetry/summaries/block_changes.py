@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from kvscope_telemetry.ledger import COLUMNS, DENSE, LASTING, NO_OWNER, BlockRows, Ledger, parent_at
 from kvscope_telemetry.messages.telemetry import Frame, Moves, RequestRows, Snapshot, TelemetryMessage
-from kvscope_telemetry.mirror.continuity import Continuity
+from kvscope_telemetry.mirror.state_continuity import Continuity
 from kvscope_telemetry.source import Update
 
 MAX_ROWS: Final = 20_000
@@ -89,11 +89,11 @@ class BlockChanges:
     def feed(self, message: TelemetryMessage, time_ns: int) -> None:
         """Process the next message, with its wall-clock time."""
         if isinstance(message, Snapshot):
-            if self._continuity.takes(message):
-                self._know(message, time_ns)
+            if self._continuity.accepts(message):
+                self._add_known(message, time_ns)
         elif isinstance(message, Frame):
             was_lost = self.is_lost
-            if self._continuity.takes(message):
+            if self._continuity.accepts(message):
                 self._change(message, time_ns)
             elif self.is_lost and not was_lost:
                 self.lose(time_ns)
@@ -108,7 +108,7 @@ class BlockChanges:
                 first["how"] = ChangeKind.KNOWN
             self._size, self.num_forgotten = 1, 0
 
-    def know(self, ledger: Ledger, time_ns: int, epoch: int, step: int) -> None:
+    def add_known(self, ledger: Ledger, time_ns: int, epoch: int, step: int) -> None:
         """Add the block's row in `ledger` as known at that time."""
         if self.block >= ledger.num_blocks:
             self.lose(time_ns)
@@ -137,7 +137,7 @@ class BlockChanges:
             self._add(time_ns + wall_offset_ns, epoch, step, values, moved=moved, taker=taker)
             moved = 0
 
-    def _know(self, snapshot: Snapshot, time_ns: int) -> None:
+    def _add_known(self, snapshot: Snapshot, time_ns: int) -> None:
         if self.block >= len(snapshot.blocks.state):
             self.lose(time_ns)
             return
@@ -167,7 +167,7 @@ class BlockChanges:
         if how is ChangeKind.CHANGED and not moved and self._size and values == self._last:
             return  # repeated without a change
         if self._size == self._max_rows:
-            self._forget(self._max_rows // 4)
+            self._drop(self._max_rows // 4)
         if self._size == self._data.size:
             self._data = np.concatenate((self._data, np.zeros_like(self._data)))
         if self._size:  # time does not go back
@@ -175,7 +175,7 @@ class BlockChanges:
         self._data[self._size] = (time_ns, epoch, step, how, moved, taker, *values)
         self._size, self._last = self._size + 1, values
 
-    def _forget(self, count: int) -> None:
+    def _drop(self, count: int) -> None:
         self._data[: self._size - count] = self._data[count : self._size].copy()
         self._size -= count
         self.num_forgotten += count

@@ -35,7 +35,7 @@ class Bookmark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     is_deleted: bool = False
 
     @property
-    def is_note(self) -> bool:
+    def is_user_note(self) -> bool:
         return self.kind == NOTE
 
 
@@ -50,10 +50,10 @@ def new_bookmark(time_ns: int, text: str = "", kind: str = NOTE, until_ns: int =
     )
 
 
-def settled(said: Iterable[Bookmark]) -> dict[str, Bookmark]:
+def newest_revisions(revisions: Iterable[Bookmark]) -> dict[str, Bookmark]:
     """Return the newest revision of each bookmark by id, including deleted ones."""
     found: dict[str, Bookmark] = {}
-    for bookmark in said:
+    for bookmark in revisions:
         before = found.get(bookmark.bookmark_id)
         if before is None or bookmark.revision >= before.revision:
             found[bookmark.bookmark_id] = bookmark

@@ -33,8 +33,8 @@ class EventIndex:
     def __len__(self) -> int:
         return len(self._events)
 
-    def __getitem__(self, place: int) -> TimedEvent:
-        return self._events[place]
+    def __getitem__(self, index: int) -> TimedEvent:
+        return self._events[index]
 
     @property
     def time_ns(self) -> npt.NDArray[np.int64]:
@@ -54,14 +54,14 @@ class EventIndex:
         size = len(self)
         late = size - int(np.searchsorted(self.time_ns, fresh[0].time_ns, "right"))
         self._events += fresh
-        self._make_room(len(self))
+        self._reserve(len(self))
         self._rows[:, size : len(self)] = _rows(fresh)
         if late:
             order = np.argsort(self._rows[_TIME, size - late : len(self)], kind="stable") + (size - late)
             self._rows[:, size - late : len(self)] = self._rows[:, order]
-            self._events[size - late :] = [self._events[place] for place in order.tolist()]
+            self._events[size - late :] = [self._events[index] for index in order.tolist()]
         if len(self) > self._max_events:
-            self._forget(len(self) - self._max_events * 7 // 8)
+            self._drop(len(self) - self._max_events * 7 // 8)
         return len(fresh)
 
     def find(
@@ -86,13 +86,13 @@ class EventIndex:
         found: npt.NDArray[np.int64] = np.flatnonzero(wanted) + begin
         return found
 
-    def place_of(self, timed: TimedEvent) -> int | None:
+    def index_of(self, timed: TimedEvent) -> int | None:
         """Return the index of an event, or None if it is not retained. Its time may differ by the drift of two clocks
         (`_SAME_NS`).
         """
         places = self.find(timed.time_ns - _SAME_NS, timed.time_ns + _SAME_NS, (timed.event.kind,))
-        events = ((place, self._events[place]) for place in places.tolist())
-        return next((place for place, each in events if (each.epoch, each.event) == (timed.epoch, timed.event)), None)
+        events = ((index, self._events[index]) for index in places.tolist())
+        return next((index for index, each in events if (each.epoch, each.event) == (timed.epoch, timed.event)), None)
 
     def neighbor(
         self, shown: TimedEvent | None, at_ns: int, kinds: Collection[str] | None, *, forward: bool
@@ -102,26 +102,26 @@ class EventIndex:
 
         Several events may have the time of one frame, so a search by time alone would skip some.
         """
-        place = None if shown is None else self.place_of(shown)
-        if place is None:
+        index = None if shown is None else self.index_of(shown)
+        if index is None:
             found = self.find(at_ns + 1, None, kinds)[:1] if forward else self.find(None, at_ns - 1, kinds)[-1:]
         else:
-            time_ns = int(self.time_ns[place])
+            time_ns = int(self.time_ns[index])
             around = self.find(time_ns, None, kinds) if forward else self.find(None, time_ns, kinds)
-            found = around[around > place][:1] if forward else around[around < place][-1:]
+            found = around[around > index][:1] if forward else around[around < index][-1:]
         return self[int(found[0])] if found.size else None
 
     def forget_before(self, time_ns: int) -> None:
-        self._forget(int(np.searchsorted(self.time_ns, time_ns, "left")))
+        self._drop(int(np.searchsorted(self.time_ns, time_ns, "left")))
 
-    def _forget(self, count: int) -> None:
+    def _drop(self, count: int) -> None:
         if count:
             left = self._rows[:, count : len(self)].copy()
             del self._events[:count]
             self._rows[:, : len(self)] = left
             self.num_forgotten += count
 
-    def _make_room(self, size: int) -> None:
+    def _reserve(self, size: int) -> None:
         while self._rows.shape[1] < size:
             self._rows = np.concatenate((self._rows, np.empty_like(self._rows)), axis=1)
 

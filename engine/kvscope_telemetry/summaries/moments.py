@@ -53,14 +53,14 @@ class FirstTokens:
         return [number for number in numbers.tolist() if number in self._without]
 
 
-class MomentNotes:
-    """Collects moments. Feed it every snapshot and frame in order; `take` returns the moments packed as `PHASE`."""
+class MomentRecorder:
+    """Collects moments. Feed it every snapshot and frame in order; `drain` returns the moments packed as `PHASE`."""
 
     def __init__(self) -> None:
         self._noted: list[tuple[int, int, int]] = []
         self._first_tokens = FirstTokens()
 
-    def take(self) -> bytes:
+    def drain(self) -> bytes:
         """Return and clear the packed moments since the last call."""
         noted, self._noted = self._noted, []
         return np.array(noted, PHASE).tobytes()

@@ -27,8 +27,8 @@ _CODES: Final = {phase: code for code, phase in enumerate(_STORED)}
 PhaseRows = npt.NDArray[np.void]
 
 
-class PhaseNotes:
-    """Detects the start of phases. Feed it every snapshot and frame in order; `take` returns the phases packed."""
+class PhaseRecorder:
+    """Detects the start of phases. Feed it every snapshot and frame in order; `drain` returns the phases packed."""
 
     def __init__(self) -> None:
         self._noted: list[tuple[int, int, RequestPhase]] = []
@@ -44,7 +44,7 @@ class PhaseNotes:
         """Reset for a new epoch, in which request numbers start again."""
         self._there, self._decoding, self._prefilled_ns, self._last_batch = set(), set(), {}, b""
 
-    def take(self) -> bytes:
+    def drain(self) -> bytes:
         """Return and clear the packed phases since the last call."""
         noted, self._noted = self._noted, []
         return packed_phases(noted)
@@ -62,22 +62,22 @@ class PhaseNotes:
             if kind is RequestPhase.DECODE:
                 self._decoding.add(number)
             since_ns = arrivals[number] if kind is RequestPhase.QUEUED else snapshot.time_ns
-            self._note(since_ns + offset_ns, number, kind)
+            self._record(since_ns + offset_ns, number, kind)
 
     def frame(self, frame: Frame, offset_ns: int) -> None:
         for info in frame.new_requests:
             self._there.add(info.number)
-            self._note(info.arrival_ns + offset_ns, info.number, RequestPhase.QUEUED)
+            self._record(info.arrival_ns + offset_ns, info.number, RequestPhase.QUEUED)
         batch = frame.batch
         if batch.num_prefill_tokens or batch.number != self._last_batch:
             self._run(batch, frame.time_ns + offset_ns)
         self._last_batch = b"" if batch.num_prefill_tokens else batch.number
         for event in frame.events:  # after the batch: an ended request ran in it
             if event.kind in ENDS:
-                self._forget(event.number)
+                self._drop(event.number)
                 self._there.discard(event.number)
             elif event.kind == "preempted":
-                self._forget(event.number)
+                self._drop(event.number)
 
     def _run(self, batch: Batch, time_ns: int) -> None:
         """Process a batch. Decoding starts at the end of the request's last prefill chunk."""
@@ -92,7 +92,7 @@ class PhaseNotes:
                 self._prefilled_ns[number] = time_ns
             elif number not in decoding:
                 decoding.add(number)
-                self._note(self._prefilled_ns.pop(number, time_ns), number, RequestPhase.DECODE)
+                self._record(self._prefilled_ns.pop(number, time_ns), number, RequestPhase.DECODE)
 
     def _pieces(self, news: list[tuple[int, int]], num_prefill_tokens: int) -> set[int]:
         """Return the requests whose tokens are a prefill chunk.
@@ -106,12 +106,12 @@ class PhaseNotes:
         of_others = sum(size for number, size in news if number not in self._decoding)
         return several - self._decoding if of_others >= num_prefill_tokens else several
 
-    def _forget(self, number: int) -> None:
+    def _drop(self, number: int) -> None:
         self._last_batch = b""
         self._decoding.discard(number)
         self._prefilled_ns.pop(number, None)
 
-    def _note(self, time_ns: int, number: int, kind: RequestPhase) -> None:
+    def _record(self, time_ns: int, number: int, kind: RequestPhase) -> None:
         if 0 < number < 1 << 32:
             self._noted.append((min(max(time_ns, 0), _LAST_NS), number, kind))
 
@@ -150,14 +150,14 @@ class PhaseLog:
         into["epoch"] = epoch
         self._size += fresh.size
         if self._size > self._max_phases:
-            self._forget(self._size - self._max_phases * 7 // 8)
+            self._drop(self._size - self._max_phases * 7 // 8)
 
     def forget_before(self, time_ns: int) -> None:
         """Drop phases before `time_ns`, up to the first one that is not."""
         late = np.flatnonzero(self.rows["time_ns"] >= time_ns)
-        self._forget(int(late[0]) if late.size else self._size)
+        self._drop(int(late[0]) if late.size else self._size)
 
-    def _forget(self, count: int) -> None:
+    def _drop(self, count: int) -> None:
         if count:
             self._rows[: self._size - count] = self._rows[count : self._size].copy()
             self._size -= count

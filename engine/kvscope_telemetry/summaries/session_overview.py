@@ -24,7 +24,7 @@ Packed = tuple[bytes, ...]
 """Compressed columns in the order of `AddressBins`; b"" for a column without bins."""
 
 NOTHING: Final[Packed] = (b"",) * len(AddressBins.__struct_fields__)
-_PLACES: Final = {name: place for place, name in enumerate(AddressBins.__struct_fields__)}
+_PLACES: Final = {name: index for index, name in enumerate(AddressBins.__struct_fields__)}
 _LEVEL: Final = 1
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -107,26 +107,26 @@ class SessionOverview:
         """Return one of `OVERVIEW_COLUMNS`, shape (n,); NaN where it is unknown."""
         return self._columns[OVERVIEW_COLUMNS.index(name), : self._size]
 
-    def free_runs(self, place: int) -> tuple[int, ...]:
-        """Return `Summary.free_runs` of the second at index `place`."""
-        return self._free_runs[place]
+    def free_runs(self, index: int) -> tuple[int, ...]:
+        """Return `Summary.free_runs` of the second at index `index`."""
+        return self._free_runs[index]
 
-    def latency_buckets(self, latency: str, place: int) -> bytes:
-        """Return `Latency.buckets` of the second at index `place`."""
-        return self._buckets[place][_LATENCIES.index(latency)]
+    def latency_buckets(self, latency: str, index: int) -> bytes:
+        """Return `Latency.buckets` of the second at index `index`."""
+        return self._buckets[index][_LATENCIES.index(latency)]
 
-    def place_at(self, time_ns: int) -> int:
+    def index_at(self, time_ns: int) -> int:
         """Return the index of the newest second that started by `time_ns`, or -1."""
         return int(np.searchsorted(self.time_ns, time_ns, "right")) - 1
 
-    def bins(self, name: str, places: IntArray) -> npt.NDArray[np.generic]:
-        """Return a column of `AddressBins` for the seconds at `places`, shape (len(places), bins).
+    def bins(self, name: str, indices: IntArray) -> npt.NDArray[np.generic]:
+        """Return a column of `AddressBins` for the seconds at `indices`, shape (len(places), bins).
 
         All rows have the number of bins of the last non-empty one. Rows for index -1 and for seconds without bins are 0
         (owner: -1).
         """
         dtype = _DTYPES.get(name, np.dtype(np.uint8))
-        rows = [np.frombuffer(self._packer.column(bins, name), dtype) for bins in self._bins_of(places.tolist())]
+        rows = [np.frombuffer(self._packer.column(bins, name), dtype) for bins in self._bins_of(indices.tolist())]
         num_bins = next((row.size for row in reversed(rows) if row.size), 0)
         table = np.full((len(rows), num_bins), -1 if name == "owner" else 0, dtype)
         for into, row in zip(table, rows, strict=True):
@@ -171,7 +171,7 @@ class SessionOverview:
     def _add(self, summary: Summary) -> None:
         while self._size and self._times[self._size - 1] >= summary.time_ns:
             self._drop_last()
-        self._make_room()
+        self._reserve()
         self._times[self._size], self._epochs[self._size] = summary.time_ns, summary.epoch
         self._columns[:, self._size] = _numbers(summary)
         self._size += 1
@@ -220,7 +220,7 @@ class SessionOverview:
         self._buckets.pop()
         self._bin_bytes -= num_bytes(self._bins.pop())
 
-    def _make_room(self) -> None:
+    def _reserve(self) -> None:
         if self._size == self._times.size:
             self._times, self._epochs = (np.concatenate((a, np.empty_like(a))) for a in (self._times, self._epochs))
             self._columns = np.concatenate((self._columns, np.empty_like(self._columns)), axis=1)
@@ -228,32 +228,32 @@ class SessionOverview:
     def _thin_out(self) -> None:
         """Drop the bins of every other second that has some."""
         self._stride *= 2
-        held = [place for place, bins in enumerate(self._bins) if bins is not None]
-        for place in held[1::2]:
-            self._bin_bytes -= num_bytes(self._bins[place])
-            self._bins[place] = None
+        held = [index for index, bins in enumerate(self._bins) if bins is not None]
+        for index in held[1::2]:
+            self._bin_bytes -= num_bytes(self._bins[index])
+            self._bins[index] = None
 
-    def _bins_of(self, places: list[int]) -> Iterator[Packed]:
+    def _bins_of(self, indices: list[int]) -> Iterator[Packed]:
         """Yield the bins of each index. For ascending indices, long stretches without changes are scanned only once."""
         before, found = -1, NOTHING
-        for place in places:
-            own = self._bins[place] if place >= 0 else None
+        for index in indices:
+            own = self._bins[index] if index >= 0 else None
             if own is not None:
                 found = own
-            elif before < 0 or place < before:
-                found = self._bins_at(place)
+            elif before < 0 or index < before:
+                found = self._bins_at(index)
             else:
-                since = (self._bins[at] for at in range(place, before, -1))
+                since = (self._bins[at] for at in range(index, before, -1))
                 found = next((bins for bins in since if bins is not None), found)
-            before = place
+            before = index
             yield found
 
-    def _bins_at(self, place: int) -> Packed:
-        while place >= 0:
-            bins = self._bins[place]
+    def _bins_at(self, index: int) -> Packed:
+        while index >= 0:
+            bins = self._bins[index]
             if bins is not None:
                 return bins
-            place -= 1
+            index -= 1
         return NOTHING
 
 

@@ -36,11 +36,11 @@ from kvscope_telemetry.running_time import RunningTime
 from kvscope_telemetry.summaries import latency_buckets
 from kvscope_telemetry.summaries.address_bins import bin_rows, count_by_size, free_run_lengths
 from kvscope_telemetry.summaries.histograms import Buckets, joined
-from kvscope_telemetry.summaries.moments import MomentNotes
-from kvscope_telemetry.summaries.request_phases import PhaseNotes
+from kvscope_telemetry.summaries.moments import MomentRecorder
+from kvscope_telemetry.summaries.request_phases import PhaseRecorder
 from kvscope_telemetry.summaries.second_peaks import Peak, SecondPeaks
 from kvscope_telemetry.summaries.summary import SECOND_NS, AddressBins, CarriedStep, Latency, Summary, TimedEvent
-from kvscope_telemetry.summaries.unknown import unknown_fields
+from kvscope_telemetry.summaries.unknown_fields import unknown_fields
 
 _LATE_NS: Final = 2_000_000_000
 """Longest expected interval of heartbeats, which are sent twice a second. After a longer one, the whole process had no
@@ -66,7 +66,7 @@ _SAMPLED: Final = ("utilization", "power_watts", "temperature_celsius", "process
 class Summarizer:
     """Computes summaries. Call `add_message` with every message, before `follower` is fed with it.
 
-    `take_events` returns the events collected so far.
+    `drain_events` returns the events collected so far.
     """
 
     def __init__(self, follower: Follower) -> None:
@@ -82,10 +82,10 @@ class Summarizer:
         self._seen_version = -1
         self._events: list[TimedEvent] = []
         self._stall = Stall()
-        self._phases = PhaseNotes()
-        self._moments = MomentNotes()
+        self._phases = PhaseRecorder()
+        self._moments = MomentRecorder()
         self._used_share = self._peak_share = -1.0
-        self._newest_ns = self._stops_told_ns = 0
+        self._newest_ns = self._stops_reported_ns = 0
         self._peaks = SecondPeaks()
         self._begin()
 
@@ -111,21 +111,21 @@ class Summarizer:
             self._used_share = message.used_share
             self._peak_share = max(self._peak_share, self._used_share)
         elif isinstance(message, Heartbeat) and message.epoch == self._epoch:
-            self._stalled_s = self._stall.seen(message)
+            self._stalled_s = self._stall.update(message)
         return done
 
-    def go_on_from(self, snapshot: Snapshot, log_time_ns: int) -> None:
+    def resume_from(self, snapshot: Snapshot, log_time_ns: int) -> None:
         """Continue from the state of `follower`, whose events and phases were reported elsewhere. The snapshot's
         blocks are not used.
         """
         self._restate(snapshot, log_time_ns)
         self._peaks.begin(self._follower.mirror, log_time_ns)
-        self._phases.take()
-        self._moments.take()
+        self._phases.drain()
+        self._moments.drain()
 
     def close(self) -> list[Summary]:
         """Return the summary of the current second so far; empty if there is no state."""
-        self._follower.settle()
+        self._follower.apply_pending()
         mirror = self._follower.mirror
         done = []
         if mirror.hello is not None and mirror.epoch == self._epoch and self._second >= 0:
@@ -137,7 +137,7 @@ class Summarizer:
         """Include the bins in the next summary even if they did not change, because it starts a file."""
         self._seen_version = -1
 
-    def take_events(self) -> list[TimedEvent]:
+    def drain_events(self) -> list[TimedEvent]:
         """Return and clear the events since the last call, oldest first."""
         taken, self._events = self._events, []
         return taken
@@ -155,18 +155,18 @@ class Summarizer:
         self._stalled_s = -1.0
 
     def _restate(self, snapshot: Snapshot, log_time_ns: int) -> None:
-        self._settle_totals()
+        self._add_totals()
         self._peaks.restart(snapshot, log_time_ns, is_new_start=snapshot.hello.epoch != self._epoch)
         if snapshot.hello.epoch != self._epoch:
             self._epoch, self._last_seq, self._totals = snapshot.hello.epoch, None, {}
             self._step = snapshot.step
             self._phases.restart()
-            self._stops_told_ns = 0
+            self._stops_reported_ns = 0
             self._used_share = -1.0
         self._offset_ns = log_time_ns - snapshot.time_ns
         self._phases.snapshot(snapshot, self._offset_ns)
         self._moments.snapshot(snapshot)
-        self._note_totals(snapshot.counters)
+        self._record_totals(snapshot.counters)
         self._note_place(snapshot.seq + 1)
         self._last_seq = max(snapshot.seq, self._last_seq or 0)
 
@@ -178,13 +178,13 @@ class Summarizer:
         self._last_seq = max(frame.seq, self._last_seq or 0)
         self._frames.append(frame)
         self._peaks.add(frame, log_time_ns)
-        self._note_step(frame, log_time_ns)
+        self._record_step(frame, log_time_ns)
         self._phases.frame(frame, self._offset_ns)
         self._moments.frame(frame)
         for event in frame.events:
-            self._note_event(event, frame.epoch)
+            self._record_event(event, frame.epoch)
 
-    def _note_step(self, frame: Frame, log_time_ns: int) -> None:
+    def _record_step(self, frame: Frame, log_time_ns: int) -> None:
         """Record the first step that ended in this second, if it started in an earlier one."""
         if self._has_stepped or not frame.batch.number:
             return
@@ -196,7 +196,7 @@ class Summarizer:
             batch = frame.batch
             self._carried_step = CarriedStep(before_ns, length_ns, batch.num_prefill_tokens, batch.num_decode_tokens)
 
-    def _note_event(self, event: Event, epoch: int) -> None:
+    def _record_event(self, event: Event, epoch: int) -> None:
         time_ns = min(max(event.time_ns + self._offset_ns, self._began_ns, 0), MAX_TIME_NS)
         self._events.append(TimedEvent(time_ns, epoch, event))
         if event.kind == "admitted" and event.data is not None:
@@ -206,14 +206,14 @@ class Summarizer:
         if self._last_seq is not None:
             self._num_lost += max(0, seq - self._last_seq - 1)
 
-    def _settle_totals(self) -> None:
+    def _add_totals(self) -> None:
         """Add the increase of the totals over the frames so far; the last frame has the totals of all."""
         if self._frames:
             if not self._totals:
-                self._note_totals(self._frames[0].counters)
-            self._note_totals(self._frames[-1].counters)
+                self._record_totals(self._frames[0].counters)
+            self._record_totals(self._frames[-1].counters)
 
-    def _note_totals(self, counters: Counters) -> None:
+    def _record_totals(self, counters: Counters) -> None:
         """Add the increase of the totals. The first value of a total is only a baseline."""
         for name in _TOTALS:
             total = getattr(counters, name)
@@ -222,7 +222,7 @@ class Summarizer:
             self._totals[name] = total
 
     def _added_up(self) -> dict[str, int]:
-        self._settle_totals()
+        self._add_totals()
         counted = zip(*map(_counted_of, self._frames), strict=True) if self._frames else [()] * len(_COUNTED)
         # The sum of valid numbers may exceed the format's range. Real engines do not reach it.
         sums = {name: min(sum(values), MAX_I64) for name, values in zip(_COUNTED, counted, strict=True)}
@@ -278,9 +278,9 @@ class Summarizer:
             bins=self._bins(mirror, cache.block_size),
             longest_wait_s=self._longest_wait_s(mirror),
             stalled_s=self._stalled_s,
-            phases=self._phases.take(),
+            phases=self._phases.drain(),
             stops=self._stops(mirror),
-            moments=self._moments.take(),
+            moments=self._moments.drain(),
             peak_active_blocks=peaks.active_blocks.value,
             peak_active_ns=self._since_begin_ns(peaks.active_blocks),
             peak_running=peaks.running.value,
@@ -324,8 +324,8 @@ class Summarizer:
     def _stops(self, mirror: Mirror) -> tuple[Stop, ...]:
         """Return the engine's stops since the last summary, up to the newest message."""
         now_ns = self._newest_ns - self._offset_ns
-        news = RunningTime(mirror.stops.since(self._stops_told_ns)).within(0, now_ns)
-        self._stops_told_ns = now_ns
+        news = RunningTime(mirror.stops.since(self._stops_reported_ns)).within(0, now_ns)
+        self._stops_reported_ns = now_ns
         return tuple(RunningTime(news).shifted(self._offset_ns))
 
     def _longest_wait_s(self, mirror: Mirror) -> float:
@@ -382,7 +382,7 @@ class Stall:
         self._place: tuple[int, int] | None = None  # epoch and step
         self._since_ns = self._last_ns = 0
 
-    def seen(self, beat: Heartbeat) -> float:
+    def update(self, beat: Heartbeat) -> float:
         """Return the seconds since a step ended, or since there was work."""
         place = (beat.epoch, beat.step)
         if place != self._place or not beat.num_unfinished or beat.paused_by:

@@ -33,7 +33,7 @@ class Authenticator:
         self._all = Caller(_user_name(), Role.OPERATOR) if is_ipc else Caller("keyless", keyless)
         self._keys_of: OrderedDict[bytes, str] = OrderedDict()
         self._let_in: dict[str, None] = {}
-        self._is_one_gone = False
+        self._has_removed = False
 
     @property
     def has_keys(self) -> bool:
@@ -62,7 +62,7 @@ class Authenticator:
             return [_ZAP_VERSION, request_id, b"400", b"this key is not known here", b"", b""]
         return [_ZAP_VERSION, request_id, b"200", b"OK", public.encode("ascii"), b""]
 
-    def note(self, client: bytes, public_key: str) -> None:
+    def record_key(self, client: bytes, public_key: str) -> None:
         """Record that a command of `client` arrived over a connection authenticated with this key."""
         self._keys_of[client] = public_key
         self._keys_of.move_to_end(client)
@@ -81,7 +81,7 @@ class Authenticator:
         gone = {key for key in self._let_in if self._keys.caller(key) is None}
         for key in gone:
             del self._let_in[key]
-        self._is_one_gone = self._is_one_gone or bool(gone)
+        self._has_removed = self._has_removed or bool(gone)
         clients = [client for client, key in self._keys_of.items() if key in gone]
         for client in clients:
             del self._keys_of[client]
@@ -89,7 +89,7 @@ class Authenticator:
 
     def must_all_authenticate_again(self) -> bool:
         """Return whether a client was accepted whose key has been removed since. Returns True once per removal."""
-        is_one_gone, self._is_one_gone = self._is_one_gone, False
+        is_one_gone, self._has_removed = self._has_removed, False
         return is_one_gone
 
     def _admits(self, public_key: str) -> bool:

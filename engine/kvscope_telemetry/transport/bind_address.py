@@ -56,7 +56,7 @@ def default_endpoint() -> str:
 def runtime_folder() -> Path:
     """Return the user's directory for files that are not needed after the process ends."""
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
-    return runtime / "kvscope" if _takes_sockets(runtime, "kvscope/devices") else shared_folder()
+    return runtime / "kvscope" if _supports_sockets(runtime, "kvscope/devices") else shared_folder()
 
 
 def folder_for_sockets(prefix: str) -> Path:
@@ -66,10 +66,10 @@ def folder_for_sockets(prefix: str) -> Path:
     writable or are too long for a socket's path are skipped.
     """
     folders = (Path(os.environ.get("XDG_RUNTIME_DIR", "")), Path(tempfile.gettempdir()))
-    return next((folder for folder in folders if _takes_sockets(folder, f"{prefix}12345678")), Path("/tmp"))
+    return next((folder for folder in folders if _supports_sockets(folder, f"{prefix}12345678")), Path("/tmp"))
 
 
-def _takes_sockets(folder: Path, name: str) -> bool:
+def _supports_sockets(folder: Path, name: str) -> bool:
     is_short = len(os.fsencode(folder / name / "telemetry")) <= MAX_IPC_PATH_BYTES
     return folder.is_absolute() and is_short and folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
 

@@ -34,10 +34,10 @@ from kvscope_telemetry.messages.commands import (
 )
 from kvscope_telemetry.messages.telemetry import MAX_MESSAGE_BYTES, MAX_TELEMETRY_BYTES
 from kvscope_telemetry.messages.wire import encode
-from kvscope_telemetry.transport.absence import Absence
 from kvscope_telemetry.transport.connection_watch import Connections
 from kvscope_telemetry.transport.endpoints import endpoints, is_ipv6, require_curve
 from kvscope_telemetry.transport.ssh_tunnel import SCHEME, SshAddress, SshTunnel
+from kvscope_telemetry.transport.unreachable_engine import UnreachableEngine
 from kvscope_telemetry.transport.wakeup import Wakeup
 
 RECEIVE_HIGH_WATER: Final = 10_000
@@ -76,7 +76,7 @@ HANDSHAKE_EVENTS: Final = (
 )
 FINAL_EVENTS: Final = (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_AUTH)
 """Events after which ZeroMQ does not reconnect automatically."""
-HANG_UPS_TO_TELL: Final = 3
+MAX_HANG_UPS: Final = 3
 """Number of consecutive disconnections during the handshake that are reported as a refusal: single ones have many
 causes (an engine that just ended, a tunnel without an engine).
 """
@@ -88,7 +88,7 @@ MAX_WAIT_NS: Final = 5_000_000_000
 """Time that a queued command waits for an engine."""
 NO_ENGINE: Final = "the engine does not answer"
 ENDED: Final = -1
-"""Value in `Awaited.heard` for a completion that has ended."""
+"""Value in `Awaited.record_reply` for a completion that has ended."""
 
 
 class ClientSockets:
@@ -135,7 +135,7 @@ class ClientSockets:
         self._lines = (self._telemetry_line, self._command_line)
         self._pollers = {replies: self._make_poller(replies=replies) for replies in (False, True)}
         self._big_command: zmq.MessageTracker | None = None
-        self._absence = Absence(endpoint)
+        self._absence = UnreachableEngine(endpoint)
 
     def wait(self, timeout_ms: int, *, replies: bool = True) -> None:
         """Return when something arrived (replies only if `replies`), when woken, or after `timeout_ms`."""
@@ -144,9 +144,9 @@ class ClientSockets:
             self._wakeup.clear()
         now_s = time.monotonic()
         for line in self._lines:
-            line.look(now_s, has_news=line.monitor in ready)
+            line.poll(now_s, has_news=line.monitor in ready)
         line = self._telemetry_line
-        self._absence.look(now_s, is_open=line.is_open, is_up=line.is_up)
+        self._absence.poll(now_s, is_open=line.is_open, is_up=line.is_up)
 
     def _make_poller(self, *, replies: bool) -> zmq.Poller:
         poller = zmq.Poller()
@@ -252,7 +252,7 @@ class _Line:
         self._connections.listen(address)
         self._num_floods = 0
         self._retry_s: float | None = None
-        self._look_s = 0.0
+        self._poll_s = 0.0
         self._descriptor = -1
         self.is_up = False
         """Whether the monitor reported the handshake of the current connection. ZeroMQ accepts messages for it slightly
@@ -274,24 +274,24 @@ class _Line:
         """Return queued messages, oldest first (`Intake.receive`). Reconnects after a flood."""
         messages = self._intake.receive(max_messages)
         if messages:
-            self._connections.heard_all()
+            self._connections.record_activity_of_all()
         if self._intake.is_flooded and not self._intake.is_skipping:
             self._num_floods += 1
-            self._connect_anew()
+            self._reconnect()
         return messages
 
-    def look(self, now_s: float, *, has_news: bool = True) -> None:
+    def poll(self, now_s: float, *, has_news: bool = True) -> None:
         """Process the monitor's events if it `has_news`, reconnect after a refusal, and enforce the limits on
         connections.
         """
         while has_news and self.monitor.poll(0):
             message = recv_monitor_message(self.monitor)
-            self._take(zmq.Event(message["event"]), int(message["value"]), now_s)
+            self._handle_event(zmq.Event(message["event"]), int(message["value"]), now_s)
         if self._retry_s is not None and now_s >= self._retry_s and not self._intake.is_skipping:
             self._retry_s = None  # ZeroMQ does not retry after a refusal, but the key may be added to the list
-            self._connect_anew()
-        if now_s >= self._look_s:
-            self._look_s = now_s + WATCH_S
+            self._reconnect()
+        if now_s >= self._poll_s:
+            self._poll_s = now_s + WATCH_S
             self._connections.watch()
 
     def close(self, linger_ms: int) -> None:
@@ -299,7 +299,7 @@ class _Line:
         self.monitor.close(linger=0)
         self.socket.close(linger=linger_ms)
 
-    def _take(self, event: zmq.Event, descriptor: int, now_s: float) -> None:
+    def _handle_event(self, event: zmq.Event, descriptor: int, now_s: float) -> None:
         if event == zmq.EVENT_CONNECTED:
             self._connections.accepted(descriptor)
             self._descriptor, self.is_up = descriptor, False
@@ -308,12 +308,12 @@ class _Line:
             self.is_up = self.is_up and descriptor != self._descriptor
             self._descriptor = -1 if descriptor == self._descriptor else self._descriptor
         else:
-            self.handshakes.take(event)
+            self.handshakes.handle(event)
             self.is_up = self.is_up or event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             if event in FINAL_EVENTS:
                 self._retry_s = now_s + KNOCK_AGAIN_S
 
-    def _connect_anew(self) -> None:
+    def _reconnect(self) -> None:
         """Reconnect. Queued messages are discarded."""
         with contextlib.suppress(zmq.ZMQError):  # ZeroMQ may already have dropped the address
             self.socket.disconnect(self._address)
@@ -397,7 +397,7 @@ class Handshakes:
         self._key = key
         self._num_hang_ups = 0
 
-    def take(self, event: zmq.Event) -> None:
+    def handle(self, event: zmq.Event) -> None:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.num_done += 1
             self.refusal, self._num_hang_ups = "", 0
@@ -407,7 +407,7 @@ class Handshakes:
             self.refusal = self._other_mechanism()
         else:
             self._num_hang_ups += 1
-            if self._num_hang_ups >= HANG_UPS_TO_TELL:
+            if self._num_hang_ups >= MAX_HANG_UPS:
                 self.refusal = self.refusal or self._hung_up()
 
     def _unknown_key(self) -> str:
@@ -437,8 +437,8 @@ class Outgoing:
 
     def __init__(self) -> None:
         self._commands: deque[tuple[int, Command, bytes]] = deque()
-        self._bytes_put = 0  # written under the lock; _bytes_gone by the reading thread only
-        self._bytes_gone = 0
+        self._bytes_queued = 0  # written under the lock; _bytes_gone by the reading thread only
+        self._bytes_sent = 0
         self._lock = threading.Lock()
 
     @property
@@ -451,12 +451,12 @@ class Outgoing:
         if len(data) > MAX_COMMAND_BYTES:
             raise BadInput(f"a command of {len(data)} bytes is not accepted: at most {MAX_COMMAND_BYTES}")
         with self._lock:
-            num_bytes = self._bytes_put - self._bytes_gone
+            num_bytes = self._bytes_queued - self._bytes_sent
             if len(self._commands) >= MAX_WAITING or (num_bytes and num_bytes + len(data) > MAX_WAITING_BYTES):
                 raise EngineDead(
                     f"{NO_ENGINE}: {len(self._commands)} commands with {num_bytes} bytes are queued already"
                 )
-            self._bytes_put += len(data)
+            self._bytes_queued += len(data)
             self._commands.append((time.monotonic_ns(), command, data))
 
     def send_all(self, send: Callable[[bytes], bool], sent: Callable[[Command], None] = lambda command: None) -> None:
@@ -473,7 +473,7 @@ class Outgoing:
 
     def _pop(self) -> Command:
         _, command, data = self._commands.popleft()
-        self._bytes_gone += len(data)
+        self._bytes_sent += len(data)
         return command
 
 
@@ -491,7 +491,7 @@ class AwaitedRequests:
         if isinstance(command, Submit) and len(self._heard) < MAX_AWAITED:
             self._heard.setdefault(command.request_id, [])
 
-    def heard(self, reply: Reply) -> None:
+    def record_reply(self, reply: Reply) -> None:
         """Record a received reply."""
         if isinstance(reply, Refused):
             if not self._heard.get(reply.request_id):  # otherwise, a second request with the same id was refused

@@ -29,7 +29,7 @@ GREETING_BYTES: Final = 64
 NUM_ASKED: Final = 8
 MAX_GROWTH_BYTES: Final = 256 << 20
 """Growth of resident memory that a partial message over a unix socket may appear to cause."""
-NUM_LOOKS: Final = 3
+MAX_SUSPECT_CHECKS: Final = 3
 """Number of checks with unread data after which a connection is considered the cause of the growth."""
 FAST_GROWTH_BYTES: Final = 16 << 20
 """Growth between two checks from which a suspected connection is checked several times, because its data may just have
@@ -51,7 +51,7 @@ class _Connection:
     mark_bytes: int = 0
     """Bytes received when the last complete message was read."""
     mark_resident: int = 0
-    num_looks: int = 0
+    num_checks: int = 0
 
 
 class Connections:
@@ -95,19 +95,19 @@ class Connections:
     def closed(self, descriptor: int) -> None:
         self._connections.pop(descriptor, None)
 
-    def heard(self, descriptor: int) -> None:
+    def record_activity(self, descriptor: int) -> None:
         """Record that a complete message of this connection was read."""
         connection = self._connections.get(descriptor)
         if connection is not None:
             connection.is_known = True
             connection.mark_bytes = self._received_bytes(descriptor)
-            connection.num_looks = 0
+            connection.num_checks = 0
             connection.mark_resident = 0
 
-    def heard_all(self) -> None:
+    def record_activity_of_all(self) -> None:
         """Record that a complete message was read, if there is hardly more than one connection it can come from."""
         for descriptor in self._connections:
-            self.heard(descriptor)
+            self.record_activity(descriptor)
 
     def cut(self, descriptor: int) -> None:
         if descriptor in self._connections:
@@ -138,15 +138,15 @@ class Connections:
         for descriptor, connection in untold.items():
             connection.mark_resident = connection.mark_resident or resident
             has_unread = _unread_bytes(descriptor) > 0
-            connection.num_looks += has_unread
+            connection.num_checks += has_unread
             if resident - connection.mark_resident > MAX_GROWTH_BYTES:
                 filling.append(descriptor)
                 if not has_unread:
                     silent.append(descriptor)
         for descriptor in _sending_soon(silent) if is_growing else ():
-            untold[descriptor].num_looks += 1
+            untold[descriptor].num_checks += 1
         for descriptor in filling:
-            if untold[descriptor].num_looks >= NUM_LOOKS:
+            if untold[descriptor].num_checks >= MAX_SUSPECT_CHECKS:
                 self.cut(descriptor)
 
     def _least_wanted(self, newest: int) -> int:

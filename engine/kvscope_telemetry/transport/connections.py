@@ -89,7 +89,7 @@ def rename(endpoint: str, label: str) -> None:
         _write(after)
 
 
-def forget(endpoint: str) -> None:
+def remove(endpoint: str) -> None:
     """Remove a connection; its key file is not deleted. Raises BadInput as `remember` does."""
     _write([known for known in read_connections() if known.endpoint != endpoint])
 

@@ -62,14 +62,14 @@ class ReplySender:
         read.
         """
         is_answer = isinstance(reply, Snapshot | BlockText | AllocatorMap)
-        if is_answer and not self._backlogs.has_room(client):
+        if is_answer and not self._backlogs.has_capacity(client):
             self._backlogs.add(client, encode(_read_first(reply)))
             return
         try:
             data = encode(reply)
         except (ValueError, TypeError, OverflowError) as error:
             data = encode(Failed(reason=f"the answer could not be written: {error!r:.200}"))
-        if is_answer and not self._backlogs.has_room(client, len(data)):
+        if is_answer and not self._backlogs.has_capacity(client, len(data)):
             data = encode(_read_first(reply))
         self._backlogs.add(client, data)
 
@@ -194,7 +194,7 @@ class ReplyBacklogs:
         while self.num_bytes > self._max_total_bytes and len(self._queues) > 1:
             self._lose(max(self._queues, key=lambda other: self._queues[other].num_bytes))
 
-    def has_room(self, client: bytes, num_bytes: int = 0) -> bool:
+    def has_capacity(self, client: bytes, num_bytes: int = 0) -> bool:
         """Return whether an answer of `num_bytes` may be queued for `client`; a single one always may."""
         queue = self._queues.get(client)
         return queue is None or queue.num_bytes + num_bytes <= MAX_ANSWER_BYTES

@@ -257,7 +257,7 @@ class ServerSockets:
             self._poller.register(source, zmq.POLLIN)
         next_beat, crowding = time.monotonic(), Crowding()
         while not self._closing:
-            wait_s = max(0.0, min(next_beat, self._watch.next_look_s) - time.monotonic())
+            wait_s = max(0.0, min(next_beat, self._watch.next_check_s) - time.monotonic())
             if not self._sender.is_empty:
                 wait_s = min(wait_s, self._sender.retry_s)
             ready = {source for source, _ in self._poller.poll(math.ceil(1000 * wait_s))}
@@ -321,12 +321,12 @@ class ServerSockets:
                 return
             descriptor = int(command.get(zmq.SRCFD))
             self._spoke_last[descriptor] = client
-            self._clients.heard(descriptor)
-            self._authenticator.note(client, _user_id(command))
+            self._clients.record_activity(descriptor)
+            self._authenticator.record_key(client, _user_id(command))
             if command.more:
                 self._refuse_parts(client, descriptor)
             else:
-                self._take_command(client, command.bytes)
+                self._receive_command(client, command.bytes)
         self._wakeup.signal()
 
     def _cut(self, client: bytes) -> None:
@@ -350,7 +350,7 @@ class ServerSockets:
                     return True
         return False
 
-    def _take_command(self, client: bytes, data: bytes) -> None:
+    def _receive_command(self, client: bytes, data: bytes) -> None:
         try:
             command = decode_command(data)
             refusal = not_allowed(self._authenticator.caller(client), command)
@@ -399,12 +399,12 @@ class ServerSockets:
         self._on_published(message, data)
         if len(data) < BIG_BYTES:
             self._publisher.send(data, zmq.NOBLOCK)
-        elif len(data) <= MAX_TELEMETRY_BYTES and self._has_room(len(data)):
+        elif len(data) <= MAX_TELEMETRY_BYTES and self._has_capacity(len(data)):
             self._big_messages.append((send_tracked(self._publisher, data), len(data)))
         else:
             self._num_unsent += 1
 
-    def _has_room(self, num_bytes: int) -> bool:
+    def _has_capacity(self, num_bytes: int) -> bool:
         self._big_messages = [(tracker, size) for tracker, size in self._big_messages if not tracker.done]
         in_flight = sum(size for _, size in self._big_messages)
         return not in_flight or in_flight + num_bytes <= MAX_BIG_BYTES_IN_FLIGHT

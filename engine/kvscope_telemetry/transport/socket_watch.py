@@ -34,7 +34,7 @@ class SocketWatch:
     """Registers monitors with `poller`, and checks connections, only every `idle_s` seconds while there are none."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], poller: zmq.Poller, idle_s: float) -> None:
-        self.next_look_s = 0.0
+        self.next_check_s = 0.0
         """Time of the next check on the monotonic clock."""
         self._context = context
         self._poller = poller
@@ -69,7 +69,7 @@ class SocketWatch:
     def look(self) -> None:
         """Enforce the limits on connections if a check is due."""
         now_s = time.monotonic()
-        if now_s < self.next_look_s:
+        if now_s < self.next_check_s:
             return
         for watched in self._watched:
             if watched.socket.type == zmq.PUB:
@@ -78,7 +78,7 @@ class SocketWatch:
                 )  # process pending input first, so that closed connections are noticed
             watched.connections.watch()
         is_alone = not any(len(watched.connections) for watched in self._watched)
-        self.next_look_s = now_s + (self._idle_s if is_alone else WATCH_S)
+        self.next_check_s = now_s + (self._idle_s if is_alone else WATCH_S)
 
     def close(self) -> None:
         """Close the monitors. Must be called after the sockets are closed."""

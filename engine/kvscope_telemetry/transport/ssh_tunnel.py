@@ -23,7 +23,7 @@ from kvscope_telemetry.transport.bind_address import IpcAddress, folder_for_sock
 
 SCHEME: Final = "ssh"
 _PREFIX: Final = "kvscope-ssh-"
-FORM: Final = "ssh://[USER@]HOST[:PORT][/ENDPOINT]"
+SYNTAX: Final = "ssh://[USER@]HOST[:PORT][/ENDPOINT]"
 _NO_TROUBLE: Final = ("Warning:", "**")
 AGAIN_S: Final = (1.0, 15.0)
 """Shortest and longest pause between attempts, doubled each time."""
@@ -63,7 +63,7 @@ class SshAddress:
         """Parse an address. Raises BadInput with the accepted form."""
         match = _PARTS.fullmatch(text)
         if match is None or text.startswith("ssh://-") or "@-" in text or not 0 < int(match[3] or 22) < 65536:
-            raise BadInput(f"address {text!r:.200} is not accepted: {FORM}")
+            raise BadInput(f"address {text!r:.200} is not accepted: {SYNTAX}")
         endpoint = match[4] or ""
         if endpoint and "://" not in endpoint:
             endpoint = f"ipc:///{endpoint}"
@@ -100,7 +100,7 @@ class SshTunnel:
         """Endpoint of the forwarded sockets on this machine."""
         self.has_complained = False
         """Whether the current or latest ssh process printed an error."""
-        self._said = ""
+        self._error_lines = ""
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._ssh: subprocess.Popen[str] | None = None
@@ -113,7 +113,7 @@ class SshTunnel:
         host = self._address.host
         if not self.has_complained and (self._folder / "telemetry").exists():
             return f"ssh to {host} is connected, but nobody answers at {self._address.endpoint or 'its default place'}"
-        return self._said or f"connecting to {host} by ssh"
+        return self._error_lines or f"connecting to {host} by ssh"
 
     def close(self) -> None:
         with self._lock:
@@ -130,7 +130,7 @@ class SshTunnel:
         while not self._closing.is_set():
             begun_s = time.monotonic()
             try:
-                self._carry()
+                self._forward()
             except OSError as error:
                 self._complain(f"ssh cannot be started: {(error.strerror or str(error)).lower()}")
             if time.monotonic() - begun_s > AGAIN_S[1]:  # it worked for a while
@@ -138,7 +138,7 @@ class SshTunnel:
             self._closing.wait(pause_s)
             pause_s = min(2 * pause_s, AGAIN_S[1])
 
-    def _carry(self) -> None:
+    def _forward(self) -> None:
         """Run the tunnel until ssh ends."""
         endpoint = self._address.endpoint or self._find()
         if not endpoint:
@@ -160,9 +160,9 @@ class SshTunnel:
             return ""
         if not _PLAIN.fullmatch(found) or not found.startswith("/"):
             host = self._address.host
-            self._complain(f"no engine listens at its default place on {host}: name its ENDPOINT, as in {FORM}")
+            self._complain(f"no engine listens at its default place on {host}: name its ENDPOINT, as in {SYNTAX}")
             return ""
-        self._said = ""
+        self._error_lines = ""
         return f"ipc://{found}"
 
     def _start(self, command: list[str]) -> str:
@@ -192,7 +192,7 @@ class SshTunnel:
         return said
 
     def _complain(self, words: str) -> None:
-        self._said, self.has_complained = words, True
+        self._error_lines, self.has_complained = words, True
 
     def _end(self) -> int:
         with self._lock:

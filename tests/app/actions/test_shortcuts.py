@@ -132,13 +132,13 @@ def test_shortcut_search_matches_command_names_and_keys(editor):
     assert len(shown()) == everything > 60
 
 
-def test_shortcuts_sheet_shows_current_keys_and_opens_the_editor(editor, window):
+def test_shortcuts_dialog_shows_current_keys_and_opens_the_editor(editor, window):
     set_key(editor, "play", "Ctrl+K")
     editor.close()
     window.actions_by_name["shortcuts"].trigger()
-    sheet = next(s for s in window.findChildren(Sheet) if s.windowTitle() == "Keyboard shortcuts")
-    assert "Ctrl+K" in [label.text() for label in sheet.findChildren(QLabel)]
-    next(button for button in sheet.findChildren(QPushButton) if button.text() == "Change…").click()
+    dialog = next(s for s in window.findChildren(Sheet) if s.windowTitle() == "Keyboard shortcuts")
+    assert "Ctrl+K" in [label.text() for label in dialog.findChildren(QLabel)]
+    next(button for button in dialog.findChildren(QPushButton) if button.text() == "Change…").click()
     assert any(type(s) is ShortcutEditor and s.isVisible() for s in window.findChildren(Sheet))
 
 

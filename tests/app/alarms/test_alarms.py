@@ -1,4 +1,4 @@
-"""Tests of alarms in a window: notices, bookmarks, the sheet of rules, webhooks, and alarms found in recordings."""
+"""Tests of alarms in a window: notices, bookmarks, the dialog of rules, webhooks, and alarms found in recordings."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from kvscope_app.alarms.alarm_evaluator import AlarmEvaluator
 from kvscope_app.alarms.alarm_strip import AlarmLine, AlarmStrip
 from kvscope_app.settings.settings_store import SettingsStore
 from kvscope_telemetry.alarms.alarm_engine import Alarm
-from kvscope_telemetry.alarms.figures import SECOND_FIGURES
+from kvscope_telemetry.alarms.alarm_figures import SECOND_FIGURES
 from kvscope_telemetry.alarms.rules import DEFAULT_RULES, Rule, parse_rule
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import Stop
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
-from kvscope_telemetry.summaries.bookmark import settled
+from kvscope_telemetry.summaries.bookmark import newest_revisions
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
 
 WAIT_MS = 120_000
@@ -100,7 +100,7 @@ def test_notice_of_an_ended_alarm_disappears_after_a_delay(window_with_scripted_
     strip = window_with_scripted_overview.alarm_strip
     assert strip.isVisible()
     qtbot.waitUntil(lambda: not strip.isVisible(), timeout=WAIT_MS)
-    assert driver.is_at_rest(strip)
+    assert driver.has_no_running_timer(strip)
     assert len(session.bookmarks.shown) == 1
 
 
@@ -128,7 +128,7 @@ def test_each_alarm_has_one_notice_and_the_newest_is_shown_first(window_with_scr
     extend_overview(session, [second(at, used=97, longest_wait_s=15.0 if at > 10 else 0.0) for at in range(20)])
     assert strip.names == [KV_USAGE, "Long wait"]
     assert strip.text.startswith("Long wait longest wait of a request for its first step > 10 s, since ")
-    assert "and 1 more" in driver.lines(strip)
+    assert "and 1 more" in driver.visible_texts(strip)
     strip.dismiss.click()
     assert strip.names == [KV_USAGE]
     alone.go.click()
@@ -206,28 +206,28 @@ def test_command_line_rules_apply_in_addition_to_saved_rules(window_with_scripte
 
 
 @pytest.fixture
-def sheet(window_with_scripted_overview, qtbot):
-    """Alarm sheet, opened by the menu action."""
+def dialog(window_with_scripted_overview, qtbot):
+    """Alarm dialog, opened by the menu action."""
     window_with_scripted_overview.actions_by_name["alarm_rules"].trigger()
     found = next(each for each in window_with_scripted_overview.findChildren(AlarmDialog) if each.isVisible())
     yield found
-    if isValid(found):  # the sheet deletes itself when it is closed
+    if isValid(found):  # the dialog deletes itself when it is closed
         found.close()
 
 
-def ok_button(sheet):
-    return sheet.buttons.button(QDialogButtonBox.StandardButton.Ok)
+def ok_button(dialog):
+    return dialog.buttons.button(QDialogButtonBox.StandardButton.Ok)
 
 
-def test_sheet_shows_the_rules_and_saves_edits_to_the_settings(window_with_scripted_overview, sheet, settings, qtbot):
-    assert sheet.rules == DEFAULT_RULES
-    row = sheet.rows[0]
+def test_dialog_shows_the_rules_and_saves_edits_to_the_settings(window_with_scripted_overview, dialog, settings, qtbot):
+    assert dialog.rules == DEFAULT_RULES
+    row = dialog.rows[0]
     row.expression.selectAll()
     qtbot.keyClicks(row.expression, "kv_usage > 0.8")
     row.seconds.setValue(2)
-    sheet.rows[4].is_on.click()
-    sheet.rows[6].remove.click()
-    ok_button(sheet).click()
+    dialog.rows[4].is_on.click()
+    dialog.rows[6].remove.click()
+    ok_button(dialog).click()
     kept = SettingsStore(settings).values.alarm_rules
     assert kept[0] == Rule(name=KV_USAGE, expression="kv_usage > 0.8", seconds=2.0)
     assert not kept[4].is_on
@@ -248,63 +248,63 @@ def test_sheet_shows_the_rules_and_saves_edits_to_the_settings(window_with_scrip
     again.close()
 
 
-def test_rule_expression_is_validated_while_it_is_typed(window_with_scripted_overview, sheet, qtbot):
-    sheet.add.click()
-    row = sheet.rows[-1]
-    assert not ok_button(sheet).isEnabled()
+def test_rule_expression_is_validated_while_it_is_typed(window_with_scripted_overview, dialog, qtbot):
+    dialog.add.click()
+    row = dialog.rows[-1]
+    assert not ok_button(dialog).isEnabled()
     qtbot.keyClicks(row.expression, "ttft_p99 > 500")
     assert row.note.startswith("'ttft_p99' is not a figure (did you mean ttft_p99_ms?); accepted: kv_usage, ")
-    assert not ok_button(sheet).isEnabled()
+    assert not ok_button(dialog).isEnabled()
     row.expression.setCursorPosition(len("ttft_p99"))
     qtbot.keyClicks(row.expression, "_ms")
-    assert (row.note, ok_button(sheet).isEnabled()) == ("", True)
+    assert (row.note, ok_button(dialog).isEnabled()) == ("", True)
     row.name.setText(KV_USAGE)
-    assert row.note == sheet.rows[0].note == "Another alarm has this name"
+    assert row.note == dialog.rows[0].note == "Another alarm has this name"
     row.name.setText("Slow")
     row.expression.end(False)
     qtbot.keyClicks(row.expression, " for 20 s")
     qtbot.keyClick(row.expression, Qt.Key.Key_Tab)
     assert (row.expression.text(), row.seconds.value()) == ("ttft_p99_ms > 500", 20.0)
-    ok_button(sheet).click()
+    ok_button(dialog).click()
     assert window_with_scripted_overview.alarms.rules[-1] == Rule(
         name="Slow", expression="ttft_p99_ms > 500", seconds=20.0
     )
 
 
-def test_picking_a_figure_from_the_menu_inserts_its_name(sheet, qtbot):
-    groups = [action.menu() for action in sheet.figures.menu().actions()]
+def test_picking_a_figure_from_the_menu_inserts_its_name(dialog, qtbot):
+    groups = [action.menu() for action in dialog.figures.menu().actions()]
     entries = {action.text().split("\t")[0]: action for group in groups for action in group.actions()}
     assert set(entries) == set(SECOND_FIGURES)
-    sheet.add.click()
+    dialog.add.click()
     entries["free_blocks"].trigger()
-    qtbot.keyClicks(sheet.rows[-1].expression, " < 100")
-    assert sheet.rules[-1].expression == "free_blocks < 100"
+    qtbot.keyClicks(dialog.rows[-1].expression, " < 100")
+    assert dialog.rules[-1].expression == "free_blocks < 100"
 
 
-def test_sheet_shows_the_last_value_of_each_figure_or_unknown(window_with_scripted_overview, session, sheet):
+def test_dialog_shows_the_last_value_of_each_figure_or_unknown(window_with_scripted_overview, session, dialog):
     extend_overview(session, [second(at, used=43) for at in range(3)])
-    assert sheet.rows[0].now == "last second: 43.0 %"
-    assert sheet.rows[4].now == "last second: unknown"
+    assert dialog.rows[0].now == "last second: 43.0 %"
+    assert dialog.rows[4].now == "last second: unknown"
 
 
-def test_sheet_notes_which_rules_the_engine_cannot_measure(make_engine, make_session, make_window):
+def test_dialog_notes_which_rules_the_engine_cannot_measure(make_engine, make_session, make_window):
     capabilities = Capabilities(engine="vllm", commands=False, free_rows=False, requests=False, steps=False)
     window = make_window(make_session(make_engine(capabilities=capabilities)))
-    sheet = AlarmDialog(window.alarms, window.themes.theme, window)
-    notes = {row.rule.name: row.note for row in sheet.rows}
+    dialog = AlarmDialog(window.alarms, window.themes.theme, window)
+    notes = {row.rule.name: row.note for row in dialog.rows}
     assert notes["Blocks run out"] == "Cannot be measured here: vLLM does not report blocks_run_out_s"
     assert notes["Engine stuck"] == "Cannot be measured here: vLLM does not report stalled_s"
     assert notes[KV_USAGE] == notes["Frames lost"] == ""
-    assert ok_button(sheet).isEnabled()  # the rules are valid
-    sheet.close()
+    assert ok_button(dialog).isEnabled()  # the rules are valid
+    dialog.close()
 
 
-def test_narrow_sheet_puts_expressions_on_separate_lines(sheet, qtbot):
-    sheet.resize(960, 600)
-    qtbot.waitUntil(lambda: not sheet.rows[0].is_folded, timeout=WAIT_MS)
-    sheet.resize(420, 400)
-    qtbot.waitUntil(lambda: all(row.is_folded for row in sheet.rows), timeout=WAIT_MS)
-    area = sheet.area
+def test_narrow_dialog_puts_expressions_on_separate_lines(dialog, qtbot):
+    dialog.resize(960, 600)
+    qtbot.waitUntil(lambda: not dialog.rows[0].is_folded, timeout=WAIT_MS)
+    dialog.resize(420, 400)
+    qtbot.waitUntil(lambda: all(row.is_folded for row in dialog.rows), timeout=WAIT_MS)
+    area = dialog.area
     qtbot.waitUntil(lambda: area.widget().width() <= area.viewport().width(), timeout=WAIT_MS)
 
 
@@ -315,7 +315,7 @@ def test_live_alarm_bookmarks_are_saved_in_the_recent_history(window, qtbot):
     assert [mark.kind for mark in session.bookmarks.shown] == [KV_USAGE]
     assert session.disk_history.ring.flush(60.0)
     ring_recording = Recording.open(session.disk_history.ring.folder, origin_ns=session.disk_history.ring.origin_ns)
-    assert list(settled(ring_recording.bookmarks()).values()) == session.bookmarks.shown
+    assert list(newest_revisions(ring_recording.bookmarks()).values()) == session.bookmarks.shown
     window.alarm_strip.go.click()
     assert session.timeline.is_paused
     qtbot.waitUntil(lambda: session.timeline.cursor_ns <= session.bookmarks.shown[0].time_ns + 1000, timeout=WAIT_MS)
@@ -359,11 +359,11 @@ def test_unreachable_webhook_is_reported_once_without_its_path(
     assert "secret" not in line
 
 
-def test_sheet_rejects_a_webhook_url_that_is_not_http(sheet, window_with_scripted_overview):
-    sheet.url.setText("ftp://host/x")
-    assert not ok_button(sheet).isEnabled()
-    sheet.url.setText(" https://host/x ")
-    ok_button(sheet).click()
+def test_dialog_rejects_a_webhook_url_that_is_not_http(dialog, window_with_scripted_overview):
+    dialog.url.setText("ftp://host/x")
+    assert not ok_button(dialog).isEnabled()
+    dialog.url.setText(" https://host/x ")
+    ok_button(dialog).click()
     assert window_with_scripted_overview.alarms.webhook_url == "https://host/x"
 
 

@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QApplication, QLineEdit
 from kvscope_app.alarms.bookmark_actions import BookmarkNotePopup
 from kvscope_app.recording.recording_actions import keep_last
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.summaries.bookmark import in_order, new_bookmark, settled
+from kvscope_telemetry.summaries.bookmark import in_order, new_bookmark, newest_revisions
 
 WAIT_MS = 120_000
 SECOND_NS = 1_000_000_000
@@ -217,7 +217,7 @@ def test_bookmarks_are_saved_with_recordings_and_edits_leave_the_file_unchanged(
     )
     task = keep_last(window, 600.0, str(path))
     qtbot.waitUntil(lambda: task.work.is_finished, timeout=WAIT_MS)
-    assert in_order(settled(Recording.open(path).bookmarks()).values()) == [made]
+    assert in_order(newest_revisions(Recording.open(path).bookmarks()).values()) == [made]
     whole = path.read_bytes()
 
     playing = open_playback_window(path)

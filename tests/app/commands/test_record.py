@@ -66,7 +66,7 @@ class WrongClock:
         self._sink, self._snapshot, self._restarts = sink, snapshot, restarts
         self._numbers = count()
 
-    def take_update(self) -> None:
+    def poll_update(self) -> None:
         number = next(self._numbers)
         if self._restarts or not number:
             hello = msgspec.structs.replace(self._snapshot.hello, epoch=self._snapshot.hello.epoch + number)

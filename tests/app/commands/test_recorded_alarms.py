@@ -8,7 +8,7 @@ from typing import Any
 
 from kvscope_app.commands.recorded_alarms import RecordedAlarms
 from kvscope_telemetry.alarms.rules import parse_rule
-from kvscope_telemetry.summaries.bookmark import Bookmark, settled
+from kvscope_telemetry.summaries.bookmark import Bookmark, newest_revisions
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
 
 START_NS = 1_700_000_000 * SECOND_NS
@@ -34,7 +34,7 @@ class FilesOfBookmarks:
 
     def texts(self) -> list[str]:
         """Return the final bookmark text of each file."""
-        return [" ".join(each.text for each in settled(file).values()) for file in self.bookmarks]
+        return [" ".join(each.text for each in newest_revisions(file).values()) for file in self.bookmarks]
 
 
 def record_loads(*loads: int | None) -> FilesOfBookmarks:
@@ -66,6 +66,6 @@ def test_file_that_begins_during_an_alarm_contains_its_bookmark() -> None:
 
 
 def test_ended_alarm_has_an_end_time() -> None:
-    (bookmark,) = settled(record_loads(0, 5, 9, *[0] * 20).bookmarks[0]).values()
+    (bookmark,) = newest_revisions(record_loads(0, 5, 9, *[0] * 20).bookmarks[0]).values()
     assert bookmark.text == "up to 9 requests"
     assert bookmark.until_ns == START_NS + 3 * SECOND_NS

@@ -1,4 +1,4 @@
-"""Two recordings of simulated engines, of other pools and lengths, and sessions on them."""
+"""Fixtures: two recordings of simulated engines with different pools and lengths, and pairs of sessions on them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from kvscope_telemetry.recordings.writer import RecordingWriter
 
 WAIT_S = 60.0
 BEGAN_NS = 1_700_000_000_000_000_000
-"""When A began, by the wall clock."""
+"""Wall-clock time at which the first recording begins."""
 
 
 class SteppedClock:
-    """Goes on by 10 ms whenever it is read."""
+    """Clock that advances by 10 ms with each call."""
 
     def __init__(self, now_ns=1_000_000_000):
         self.now_ns = now_ns
@@ -30,8 +30,8 @@ class SteppedClock:
         return self.now_ns
 
 
-def record(path, num_frames, num_blocks, seed=0, start_ns=1_000_000_000, wall_ns=BEGAN_NS):
-    """Some seconds of a simulated engine that began at `wall_ns`, however long it takes to make them."""
+def write_recording(path, num_frames, num_blocks, seed=0, start_ns=1_000_000_000, wall_ns=BEGAN_NS):
+    """Record some seconds of a simulated engine that began at `wall_ns`. Returns the path."""
     engine = SimulatedEngine(num_blocks=num_blocks, num_running=6, epoch=9, seed=seed, clock=SteppedClock(start_ns))
     engine.hello = msgspec.structs.replace(engine.hello, wall_time_ns=wall_ns)
     with RecordingWriter(path, keyframe_interval_ns=1_000_000_000) as writer:
@@ -42,22 +42,27 @@ def record(path, num_frames, num_blocks, seed=0, start_ns=1_000_000_000, wall_ns
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory):
-    """A is longer; B has another pool, and begins 2 s later by its own clock, 0.3 s by the wall's."""
+    """Paths of two recordings.
+
+    The second is shorter, has another pool, and begins 2 s later by its engine clock and 0.3 s by wall time.
+    """
     folder = tmp_path_factory.mktemp("recordings")
-    a = record(folder / "paged.mcap", 700, 120)
-    return a, record(folder / "other.mcap", 350, 300, seed=3, start_ns=3_000_000_000, wall_ns=BEGAN_NS + 300_000_000)
+    a = write_recording(folder / "paged.mcap", 700, 120)
+    return a, write_recording(
+        folder / "other.mcap", 350, 300, seed=3, start_ns=3_000_000_000, wall_ns=BEGAN_NS + 300_000_000
+    )
 
 
 @pytest.fixture
 def make_pair(paths, qapp):
-    """Pairs of sessions that stand at their starts; closed at the end."""
+    """Function that returns a pair of sessions paused at their starts; they are closed afterwards."""
     made = []
 
     def make(a=paths[0], b=paths[1]):
         sessions = [Session(PlaybackSource(Recording.open(path), is_playing=False)) for path in (a, b)]
         pair = SessionPair(*sessions)
         made.append(pair)
-        settle(pair)
+        wait_until_settled(pair)
         return pair
 
     yield make
@@ -69,8 +74,8 @@ def make_pair(paths, qapp):
         pair.deleteLater()
 
 
-def settle(pair):
-    """Both have taken all there is where they are, and their overviews are read."""
+def wait_until_settled(pair):
+    """Wait until the states at both cursors are applied and both overviews are read."""
     deadline_s = time.monotonic() + WAIT_S
     for session in (pair.a, pair.b):
         while not session.is_overview_complete:

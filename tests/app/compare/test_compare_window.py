@@ -1,4 +1,4 @@
-"""The window of two recordings: what a person sees, chooses, copies and takes away; and that it leaves nothing."""
+"""Tests of the window that compares two recordings."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from PySide6.QtCore import QCoreApplication, QEvent, QPointF, QSettings, Qt
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QApplication, QSplitter
 from tests.app import window_driver as driver
-from tests.app.compare.conftest import record, settle
-from tests.app.window_driver import load_only
+from tests.app.compare.conftest import wait_until_settled, write_recording
+from tests.app.window_driver import load_only_views
 from tests.simulated_engine.command import COMMAND
 
 from kvscope_app.command_line import Options
@@ -40,14 +40,14 @@ SIMULATED = [*COMMAND, "--endpoint", "{endpoint}", "--blocks", "300"]
 
 @pytest.fixture
 def make_compared(paths, themes, qtbot):
-    """Windows on two recordings, shown and settled."""
+    """Function that opens a window on two recordings and waits until it is settled."""
 
     def make(a=paths[0], b=paths[1]):
         window = CompareWindow(Recording.open(a), Recording.open(b), (a.name, b.name), themes)
         window.resize(1400, 900)
         qtbot.addWidget(window)
         window.show()
-        settle(window.pair)
+        wait_until_settled(window.pair)
         window.refresh_overview()
         return window
 
@@ -67,62 +67,62 @@ def desktop(qapp, tmp_path):
 
 @pytest.fixture
 def endpoint():
-    """Of an engine that is another process."""
+    """Address of an engine in another process."""
     process = EngineProcess(command=SIMULATED)
     process.start()
     yield process.endpoint
     process.close()
 
 
-def cell(window, label, column):
+def cell_text(window, label, column):
     rows = [row.label for row in window.figures.model.rows]
     return window.figures.model.index(rows.index(label), column).data()
 
 
-def test_both_are_named_and_where_they_differ_is_said(make_compared):
+def test_window_names_both_recordings_and_their_differences(make_compared):
     window = make_compared()
     assert window.windowTitle() == "paged.mcap | other.mcap – kvscope"
-    assert "blocks 120 | 300" in driver.text(window.figures)
+    assert "blocks 120 | 300" in driver.visible_text(window.figures)
     window.show_texts()
-    assert "120 blocks of 16" in driver.text(window.sides[0])
-    assert "300 blocks of 16" in driver.text(window.sides[1])
+    assert "120 blocks of 16" in driver.visible_text(window.sides[0])
+    assert "300 blocks of 16" in driver.visible_text(window.sides[1])
 
 
-def test_where_a_run_was_not_recorded_is_said(make_compared):
+def test_side_without_data_states_that_the_time_was_not_recorded(make_compared):
     window = make_compared()
     window.pair.go_live()
     window.show_texts()
-    assert "after the end of this recording" in driver.lines(window.sides[1])
-    assert "simulated" in driver.text(window.sides[0])
+    assert "after the end of this recording" in driver.visible_texts(window.sides[1])
+    assert "simulated" in driver.visible_text(window.sides[0])
     window.pair.align(Alignment.of(window.pair.a.timeline.range_ns[1], window.pair.b.timeline.range_ns[0]))
     window.pair.go_live()
     window.pair.go_to(window.pair.origin_ns)
     window.show_texts()
-    assert "before the start of this recording" in driver.lines(window.sides[1])
+    assert "before the start of this recording" in driver.visible_texts(window.sides[1])
 
 
-def test_the_table_has_both_and_the_difference(make_compared):
+def test_table_shows_both_values_and_a_verdict(make_compared):
     window = make_compared()
     a, b = (session.overview.column("finished").sum() for session in window.sessions)
-    assert cell(window, "Requests finished", 1) == f"{a:.0f}"
-    assert cell(window, "Requests finished", 2) == f"{b:.0f}"
-    assert cell(window, "Tokens generated per second", 1).endswith("tok/s")
+    assert cell_text(window, "Requests finished", 1) == f"{a:.0f}"
+    assert cell_text(window, "Requests finished", 2) == f"{b:.0f}"
+    assert cell_text(window, "Tokens generated per second", 1).endswith("tok/s")
     verdicts = [window.figures.model.index(row, 4).data() for row in range(len(window.figures.model.rows))]
     assert all(
         words.startswith(("–", "equal", "not significant: B", "not enough data (n = ", "B ")) for words in verdicts
     )
 
 
-def test_the_same_file_twice_is_equal(make_compared, paths):
+def test_same_recording_twice_is_equal(make_compared, paths):
     window = make_compared(b=paths[0])
-    assert "blocks" not in driver.text(window.figures)
+    assert "blocks" not in driver.visible_text(window.figures)
     assert {window.figures.model.index(row, 4).data() for row in range(len(window.figures.model.rows))} <= {
         "equal",
         "–",
     }
 
 
-def test_the_table_is_copied_and_exported(make_compared, tmp_path):
+def test_table_is_copied_and_exported_but_replaces_no_file(make_compared, tmp_path):
     window = make_compared()
     window.actions_by_name["copy"].trigger()
     lines = QGuiApplication.clipboard().text().splitlines()
@@ -134,13 +134,13 @@ def test_the_table_is_copied_and_exported(make_compared, tmp_path):
     assert window.banner.text == "The table could not be exported"
 
 
-def test_one_bar_and_one_set_of_keys_drive_both(make_compared, qtbot):
+def test_playback_bar_and_shortcuts_control_both_recordings(make_compared, qtbot):
     window = make_compared()
     window.pair.go_to(window.pair.origin_ns + 2_000_000_000)
     window.bar.refresh()
     assert window.bar.time.text().startswith("0:02.0 / ")
     window.actions_by_name["forward_little"].trigger()
-    settle(window.pair)
+    wait_until_settled(window.pair)
     assert [session.timeline.player.position for session in window.sessions] == pytest.approx([3.0, 3.0])
     window.actions_by_name["faster"].trigger()
     assert window.pair.speed == 2.0
@@ -151,22 +151,22 @@ def test_one_bar_and_one_set_of_keys_drive_both(make_compared, qtbot):
     assert [action.toString() for action in window.actions_by_name["play"].shortcuts()] == ["Space"]
 
 
-def test_a_moment_that_is_chosen_lies_beside_what_the_other_shows(make_compared):
+def test_time_chosen_for_one_side_aligns_it_with_the_other(make_compared):
     window = make_compared()
     assert window.align.currentText() == STARTS
     window.pair.go_to(window.pair.origin_ns + 1_000_000_000)
-    settle(window.pair)
+    wait_until_settled(window.pair)
     window.sides[1].moment.setMaximum(3.0)
     window.sides[1].moment.setValue(2.5)
-    settle(window.pair)
+    wait_until_settled(window.pair)
     assert window.align.currentText() == CHOSEN
     assert [session.timeline.player.position for session in window.sessions] == pytest.approx([1.0, 2.5])
     window.pair.jump_by(0.5)
-    settle(window.pair)
+    wait_until_settled(window.pair)
     assert [session.timeline.player.position for session in window.sessions] == pytest.approx([1.5, 3.0])
 
 
-def test_a_moment_is_written_in_peace_and_then_the_keys_are_the_maps_again(make_compared, qtbot):
+def test_time_field_keeps_typed_text_and_returns_the_focus_to_the_map(make_compared, qtbot):
     window = make_compared()
     window.show_texts()
     field = window.sides[1].moment
@@ -178,16 +178,16 @@ def test_a_moment_is_written_in_peace_and_then_the_keys_are_the_maps_again(make_
     window.show_texts()
     assert field.text().startswith("2.5")
     qtbot.keyClick(field, Qt.Key.Key_Return)
-    settle(window.pair)
+    wait_until_settled(window.pair)
     assert window.sessions[1].timeline.player.position == pytest.approx(2.5)
     assert window.focusWidget() is window.sides[1].map.canvas
     window.pair.jump_by(0.5)
-    settle(window.pair)
+    wait_until_settled(window.pair)
     window.show_texts()
     assert field.value() == pytest.approx(3.0, abs=0.05)
 
 
-def test_aligned_by_bookmarks_and_by_moments_that_both_have(make_compared):
+def test_recordings_can_be_aligned_by_common_bookmarks_and_peaks(make_compared):
     window = make_compared()
     for session in window.sessions:
         session.bookmarks.load([new_bookmark(session.timeline.range_ns[0] + 1, "the load begins")])
@@ -197,24 +197,24 @@ def test_aligned_by_bookmarks_and_by_moments_that_both_have(make_compared):
     assert "The load begins" in names
     assert "Peak of KV usage" in names
     window.align.textActivated.emit("Peak of KV usage")
-    settle(window.pair)
+    wait_until_settled(window.pair)
     peaks = [moments["Peak of KV usage"] for moments in [window.align.alignments]]
     assert window.pair.cursor_ns == peaks[0][1]
     assert window.pair.alignment == peaks[0][0]
 
 
-def test_figures_of_the_time_shown(make_compared):
+def test_figures_can_be_limited_to_the_time_shown(make_compared):
     window = make_compared()
-    whole = cell(window, "Length", 1)
+    whole = cell_text(window, "Length", 1)
     window.curves.show_time(1.0, 3.0)
     window.figures.choose_shown(True)
     window.refresh_figures()
-    assert cell(window, "Length", 1) == cell(window, "Length", 2) == "2.00 s"
+    assert cell_text(window, "Length", 1) == cell_text(window, "Length", 2) == "2.00 s"
     window.actions_by_name["whole_time"].trigger()
-    assert cell(window, "Length", 1) == whole
+    assert cell_text(window, "Length", 1) == whole
 
 
-def test_curves_are_of_both_and_tell_them_apart(make_compared):
+def test_curves_of_both_recordings_have_different_styles(make_compared):
     window = make_compared()
     panel = window.curves.panels["usage"]
     shapes = [panel.curve_items[look.name].getData()[0].size for look in SIDES]
@@ -229,7 +229,7 @@ def test_curves_are_of_both_and_tell_them_apart(make_compared):
     assert panel.legend.values["B"] == "–"
 
 
-def test_a_pause_of_a_run_is_shaded_in_its_half_of_the_curves(make_compared, tmp_path, paths):
+def test_pause_of_one_recording_is_shaded_in_its_half_of_the_chart(make_compared, tmp_path, paths):
     recording = Recording.open(paths[1])
     (tmp_path / "paused").mkdir()
     with RecordingWriter(tmp_path / "paused" / "other.mcap") as writer:
@@ -257,15 +257,15 @@ def test_a_pause_of_a_run_is_shaded_in_its_half_of_the_curves(make_compared, tmp
     assert panel.stop_bands.bands[0].first_s == pytest.approx(first + 0.3, abs=0.05)  # B began 0.3 s later
 
 
-def test_colours_mean_the_same_in_both_maps(make_compared):
+def test_both_maps_share_the_color_mode(make_compared):
     window = make_compared()
     window.actions_by_name["color_owner"].trigger()
     assert [side.map.mode.name for side in window.sides] == ["owner", "owner"]
-    driver.press(window.sides[1].map, "Colour by: Fill")
+    driver.click_button(window.sides[1].map, "Colour by: Fill")
     assert [side.map.mode.name for side in window.sides] == ["fill", "fill"]
 
 
-def test_both_themes(make_compared, themes):
+def test_compare_window_follows_the_theme(make_compared, themes):
     window = make_compared()
     dark = window.grab().toImage().pixelColor(5, 300)
     themes.choose("light")
@@ -274,7 +274,7 @@ def test_both_themes(make_compared, themes):
     assert window.grab().toImage().pixelColor(5, 300).lightness() > dark.lightness() + 100
 
 
-def test_it_leaves_nothing(make_compared):
+def test_closed_compare_window_leaks_nothing(make_compared):
     gone = []
     for _ in range(2):
         window = make_compared()
@@ -289,9 +289,9 @@ def test_it_leaves_nothing(make_compared):
     assert not [reference() for reference in gone if reference() is not None]
 
 
-def test_a_window_on_a_file_compares_it_with_another(desktop, paths, qtbot):
+def test_recording_of_a_window_can_be_compared_with_another_file(desktop, paths, qtbot):
     window = desktop.open_recording(Recording.open(paths[0]))
-    load_only(window)
+    load_only_views(window)
     qtbot.waitUntil(lambda: window.session.timeline.range_ns is not None, timeout=WAIT_MS)
     compare_with(window, str(paths[1]))
     qtbot.waitUntil(lambda: bool(desktop.comparisons), timeout=WAIT_MS)
@@ -302,10 +302,10 @@ def test_a_window_on_a_file_compares_it_with_another(desktop, paths, qtbot):
     assert not desktop.comparisons
 
 
-def test_a_live_session_is_compared_as_it_grows_and_ends_with_its_window(desktop, endpoint, paths, qtbot):
+def test_comparison_with_a_live_session_grows_and_closes_with_its_window(desktop, endpoint, paths, qtbot):
     desktop.attach(endpoint)
     window = desktop.windows[-1]
-    load_only(window)
+    load_only_views(window)
     qtbot.waitUntil(lambda: window.session.timeline.range_ns is not None, timeout=WAIT_MS)
     qtbot.waitUntil(lambda: len(window.session.overview) > 0, timeout=WAIT_MS)
     compare_with(window, str(paths[1]))
@@ -315,49 +315,49 @@ def test_a_live_session_is_compared_as_it_grows_and_ends_with_its_window(desktop
     own = comparison.sessions[0]
     length = own.timeline.range_ns[1] - own.timeline.range_ns[0]
     qtbot.waitUntil(lambda: own.timeline.range_ns[1] - own.timeline.range_ns[0] > length, timeout=WAIT_MS)
-    assert not window.session.timeline.is_paused  # its cursor is another
+    assert not window.session.timeline.is_paused  # the comparison has its own cursor
     window.close()
     assert not desktop.comparisons
 
 
-def test_what_is_no_recording_is_said_in_one_line(desktop, paths, qtbot, tmp_path):
+def test_comparison_with_a_damaged_file_shows_the_banner(desktop, paths, qtbot, tmp_path):
     broken = tmp_path / "broken.mcap"
     broken.write_bytes(b"nothing of the kind")
     window = desktop.open_recording(Recording.open(paths[0]))
-    load_only(window)
+    load_only_views(window)
     compare_with(window, str(broken))
     qtbot.waitUntil(lambda: bool(window.banner.text), timeout=WAIT_MS)
     assert window.banner.text == "The file cannot be opened"
     assert not desktop.comparisons
 
 
-def test_a_session_without_a_past_says_so(session, make_window):
+def test_comparison_of_a_session_without_history_shows_a_message(session, make_window):
     window = make_window(session)
     ask_other(window)
     assert "no history" in window.statusBar().currentMessage()
 
 
-def test_the_command_line_opens_both_side_by_side(desktop, paths, qtbot):
+def test_two_recordings_of_the_command_line_open_side_by_side(desktop, paths, qtbot):
     openings = [RecordingOpening(str(path)) for path in paths]
     assert openings[0].wait(240)
     desktop.compare_when_ready(openings)
     qtbot.waitUntil(lambda: bool(desktop.comparisons), timeout=WAIT_MS)
-    assert "other.mcap" in driver.lines(desktop.comparisons[0].sides[1])
+    assert "other.mcap" in driver.visible_texts(desktop.comparisons[0].sides[1])
 
 
-def test_a_recording_without_a_overview_gets_one(make_compared, tmp_path, paths):
-    """It was cut short: its end has no summaries, and what is lost of it is lost."""
+def test_overview_is_computed_for_a_truncated_recording(make_compared, tmp_path, paths):
+    """The end of the truncated recording has no summaries."""
     cut = tmp_path / "cut.mcap"
-    whole = record(tmp_path / "whole.mcap", 400, 80)
+    whole = write_recording(tmp_path / "whole.mcap", 400, 80)
     cut.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
     window = make_compared(b=cut)
     assert len(window.sessions[1].overview)
     window.show_texts()
-    assert "truncated" in driver.text(window.sides[1])
-    assert cell(window, "KV usage, mean", 2).endswith("%")
+    assert "truncated" in driver.visible_text(window.sides[1])
+    assert cell_text(window, "KV usage, mean", 2).endswith("%")
 
 
-def test_a_comparison_keeps_its_size_and_how_its_parts_share_it(desktop, paths, qtbot):
+def test_size_and_splits_of_a_comparison_are_saved_and_restored(desktop, paths, qtbot):
     def opened():
         return desktop.compare(Recording.open(paths[0]), Recording.open(paths[1]))
 
@@ -365,14 +365,14 @@ def test_a_comparison_keeps_its_size_and_how_its_parts_share_it(desktop, paths, 
         return {each.objectName(): each.sizes() for each in window.findChildren(QSplitter) if each.objectName()}
 
     first = opened()
-    first.resize(first.width(), 640)  # fits the screen of a test, as whatever is put back does
+    first.resize(first.width(), 640)  # fits the screen of a test, as every restored size must
     QCoreApplication.sendPostedEvents()
     for splitter in first.findChildren(QSplitter):
         splitter.setSizes([300, 500])
     chosen = shares(first)
     assert set(chosen) == {"body", "maps", "below"}
     second = opened()
-    assert second.height() != 640  # beside the first, it is another
+    assert second.height() != 640  # offset from the first window
     second.close()
     first.close()
     again = opened()
@@ -382,7 +382,7 @@ def test_a_comparison_keeps_its_size_and_how_its_parts_share_it(desktop, paths, 
     again.close()
 
 
-def test_colour_mode_that_one_recording_lacks_is_chosen_in_the_other(make_compared):
+def test_color_mode_that_one_recording_lacks_applies_to_the_other(make_compared):
     window = make_compared()
     first, second = (side.map for side in window.sides)
     assert first.why_not(ATTENTION)

@@ -1,4 +1,4 @@
-"""Tests of the LoRA adapters sheet: the list of loaded adapters, load and unload commands, and refusals."""
+"""Tests of the LoRA adapters dialog: the list of loaded adapters, load and unload commands, and refusals."""
 
 from __future__ import annotations
 
@@ -50,43 +50,43 @@ def adapters(engine, session, make_window, poll):
 
 def test_adapter_is_loaded_under_the_folder_name_or_a_given_name(adapters, qtbot):
     adapters.be("sql")
-    sheet = adapters.open()
-    assert not sheet.load.isEnabled()
-    sheet.path.setText("/srv/java/")
-    assert sheet.name.placeholderText() == "java"
-    qtbot.keyClick(sheet.path, Qt.Key.Key_Return)
-    assert sheet.isVisible()
-    sheet.name.setText("mine")
-    sheet.load.click()
+    dialog = adapters.open()
+    assert not dialog.load.isEnabled()
+    dialog.path.setText("/srv/java/")
+    assert dialog.name.placeholderText() == "java"
+    qtbot.keyClick(dialog.path, Qt.Key.Key_Return)
+    assert dialog.isVisible()
+    dialog.name.setText("mine")
+    dialog.load.click()
     assert [(each.name, each.path) for each in adapters.asked] == [("java", "/srv/java/"), ("mine", "/srv/java/")]
     adapters.answer(Failed, 0, reason="there is no such folder")
-    assert sheet.answer.text() == "There is no such folder"
-    assert sheet.path.text() == "/srv/java/", "the path stays, to be corrected"
+    assert dialog.answer.text() == "There is no such folder"
+    assert dialog.path.text() == "/srv/java/", "the path stays, to be corrected"
     adapters.answer(Done, what="LoRA adapter 'mine' was loaded from '/srv/java'")
-    assert sheet.answer.text() == "LoRA adapter 'mine' was loaded from '/srv/java'"
-    assert sheet.path.text() == ""
+    assert dialog.answer.text() == "LoRA adapter 'mine' was loaded from '/srv/java'"
+    assert dialog.path.text() == ""
 
 
 def test_unload_button_sends_the_command_and_rows_follow_the_engine(adapters):
     adapters.be("sql", "python")
-    sheet = adapters.open()
-    assert [button.accessibleName() for button in sheet.unloads] == ["Unload sql", "Unload python"]
-    sheet.unloads[1].click()
+    dialog = adapters.open()
+    assert [button.accessibleName() for button in dialog.unloads] == ["Unload sql", "Unload python"]
+    dialog.unloads[1].click()
     assert [each.name for each in adapters.asked] == ["python"]
     adapters.be("sql")
-    assert [button.accessibleName() for button in sheet.unloads] == ["Unload sql"]
+    assert [button.accessibleName() for button in dialog.unloads] == ["Unload sql"]
     adapters.be()
-    assert sheet.unloads == []
+    assert dialog.unloads == []
 
 
 def test_loaded_adapters_are_listed_when_loading_is_not_allowed(adapters):
     adapters.be("sql", takes_adapters=False)
-    sheet = adapters.open()
-    sheet.path.setText("/srv/java")
-    assert not sheet.load.isEnabled()
-    assert not sheet.unloads[0].isEnabled()
-    assert sheet.unloads[0].toolTip() == NOT_ALLOWED
-    assert sheet.answer.text() == NOT_ALLOWED
+    dialog = adapters.open()
+    dialog.path.setText("/srv/java")
+    assert not dialog.load.isEnabled()
+    assert not dialog.unloads[0].isEnabled()
+    assert dialog.unloads[0].toolTip() == NOT_ALLOWED
+    assert dialog.answer.text() == NOT_ALLOWED
 
 
 @pytest.mark.parametrize(

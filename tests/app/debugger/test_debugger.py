@@ -1,4 +1,4 @@
-"""Tests of the debugger: permissions, replies, the paused bar, context menus and the limits sheet."""
+"""Tests of the debugger: permissions, replies, the paused bar, context menus and the limits dialog."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def window(engine, session, make_window, poll):
     """Main window in which request 3 runs on blocks 4 and 5, and blocks 8 and 9 are cached."""
     window = make_window(session)
     engine.ledger.hash[[4, 8, 9]] = (1, 2, 3)
-    engine.hold([4, 5], owner=3)
-    engine.hold([8, 9], owner=2, state=BlockState.CACHED, ref_count=0)
+    engine.write_blocks([4, 5], owner=3)
+    engine.write_blocks([8, 9], owner=2, state=BlockState.CACHED, ref_count=0)
     engine.request(3, blocks=(4, 5))
     poll(session)
     set_status(engine, session)
@@ -201,7 +201,7 @@ def test_actions_that_the_engine_refuses_are_disabled_and_say_why(
     engine = make_engine(capabilities=capabilities, num_host=num_host)
     session = make_session(engine)
     engine.ledger.hash[4] = 1
-    engine.hold([4], owner=3)
+    engine.write_blocks([4], owner=3)
     engine.request(3, blocks=(4,))
     poll(session)
     window = make_window(session)
@@ -338,25 +338,25 @@ def test_context_menu_of_the_request_table_contains_debugger_actions(session, ma
     assert window.actions_by_name["preempt_swap"] in window.views["requests"].table.actions()
 
 
-def test_limits_sheet_sends_new_limits_and_shows_the_reply(engine, session, window, poll):
+def test_limits_dialog_sends_new_limits_and_shows_the_reply(engine, session, window, poll):
     send_heartbeat(engine, poll, session, max_num_seqs=8, max_num_batched_tokens=512)
     window.actions_by_name["limits"].trigger()
-    sheet = next(w for w in QApplication.topLevelWidgets() if isinstance(w, LimitsDialog))
-    assert sheet.fields["max_num_seqs"].value() == 8
-    sheet.fields["max_num_seqs"].setValue(3)
-    sheet.apply()
+    dialog = next(w for w in QApplication.topLevelWidgets() if isinstance(w, LimitsDialog))
+    assert dialog.fields["max_num_seqs"].value() == 8
+    dialog.fields["max_num_seqs"].setValue(3)
+    dialog.apply()
     command = engine.source.sent[-1]
     assert (type(command), command.max_num_seqs, command.max_num_batched_tokens) == (SetLimits, 3, 512)
     reply_to_last_command(engine, session, what="max_num_seqs is 3, max_num_batched_tokens 512")
-    assert sheet.answer.text() == "max_num_seqs is 3, max_num_batched_tokens 512"
-    sheet.apply()
-    sheet.close()
-    sheet.deleteLater()
-    reply_to_last_command(engine, session, Failed, reason="too late for the sheet")
-    assert window.statusBar().currentMessage().lower() == "too late for the sheet"
+    assert dialog.answer.text() == "max_num_seqs is 3, max_num_batched_tokens 512"
+    dialog.apply()
+    dialog.close()
+    dialog.deleteLater()
+    reply_to_last_command(engine, session, Failed, reason="too late for the dialog")
+    assert window.statusBar().currentMessage().lower() == "too late for the dialog"
 
 
-def test_the_request_table_offers_abort_once(session, window, qtbot):
+def test_request_table_offers_abort_once(session, window, qtbot):
     view = RequestsView(session)
     qtbot.addWidget(view)
     add_to_requests(view.table, window.actions_by_name)

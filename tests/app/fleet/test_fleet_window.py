@@ -19,10 +19,10 @@ from kvscope_app.ui.theming.theme_manager import ThemeManager
 from kvscope_app.window.dialogs.attach_dialog import AttachDialog
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.fleet.entries import FleetEntry
+from kvscope_telemetry.fleet.fleet_list import FleetEntry
+from kvscope_telemetry.fleet.fleet_row import FleetRow
 from kvscope_telemetry.fleet.list_reader import Listed
 from kvscope_telemetry.fleet.pool_bins import PoolBins
-from kvscope_telemetry.fleet.row import FleetRow
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.transport.connections import read_connections
 
@@ -157,7 +157,7 @@ def test_search_filters_rows_and_escape_clears_it(window, qtbot):
     assert "1 shown" in window.counts.text()
     window.search.setText("nowhere")
     assert shown_texts(window) == []
-    assert NOTHING_FOUND in driver.lines(window)
+    assert NOTHING_FOUND in driver.visible_texts(window)
     qtbot.keyClick(window.search, Qt.Key.Key_Escape)
     assert len(shown_texts(window)) == 4
     assert window.counts.text() == "2 of 4 engines online · 15 running, 4 waiting"
@@ -189,7 +189,7 @@ def test_status_label_shows_the_state_of_the_list(window):
     window.reload.click()
     assert window.list_reader.num_asked == 1
     show_rows(window, ())
-    assert NOTHING_LISTED in driver.lines(window)
+    assert NOTHING_LISTED in driver.visible_texts(window)
 
 
 def test_list_text_shows_age_and_errors():
@@ -278,25 +278,25 @@ def test_invalid_fleet_arguments_are_refused(tmp_path):
 
 
 def open_attach_sheet(window):
-    """Press *Add engine…* and return the sheet."""
+    """Press *Add engine…* and return the dialog."""
     window.add_button.click()
     return window.findChildren(AttachDialog)[-1]
 
 
-def press_button(sheet, text):
-    next(button for button in sheet.findChildren(QPushButton) if button.text() == text).click()
+def press_button(dialog, text):
+    next(button for button in dialog.findChildren(QPushButton) if button.text() == text).click()
 
 
 def test_added_engine_is_validated_watched_and_saved(window, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    sheet = open_attach_sheet(window)
-    sheet.fields.where.setText("no such thing")
-    press_button(sheet, "Add")
-    assert sheet.isVisible(), "the sheet stays open and shows the error"
+    dialog = open_attach_sheet(window)
+    dialog.fields.where.setText("no such thing")
+    press_button(dialog, "Add")
+    assert dialog.isVisible(), "the dialog stays open and shows the error"
     assert window.fleet.watched == ()
-    sheet.fields.where.setText("ipc:///run/kvscope/telemetry")
-    sheet.fields.name.setText("ours")
-    press_button(sheet, "Add")
+    dialog.fields.where.setText("ipc:///run/kvscope/telemetry")
+    dialog.fields.name.setText("ours")
+    press_button(dialog, "Add")
     assert [(entry.address.text, entry.name) for entry in window.fleet.watched] == [
         ("ipc:///run/kvscope/telemetry", "ours")
     ]

@@ -102,7 +102,7 @@ def test_stop_aborts_all_requests_and_waits_for_the_replies(engine, session, gen
     assert not generator.is_stopping
     assert generator.counts.aborted == 2
     generator.tick()
-    assert driver.is_at_rest(generator)
+    assert driver.has_no_running_timer(generator)
 
 
 def test_refused_request_is_reported_and_retried_after_a_delay(engine, session, generator, clock_s):
@@ -120,7 +120,7 @@ def test_refused_request_is_reported_and_retried_after_a_delay(engine, session, 
 
 def test_requests_are_lost_when_the_engine_ends(engine, session, generator):
     generator.start(LoadSettings(concurrency=2))
-    engine.say(SourceState.ENDED, "killed")
+    engine.set_status(SourceState.ENDED, "killed")
     session.poll()
     assert not generator.is_running
     assert generator.counts.lost == 2
@@ -131,9 +131,9 @@ def test_requests_are_lost_when_the_engine_ends(engine, session, generator):
 def test_message_about_the_ended_engine_is_cleared_by_a_new_engine(engine, session, poll, generator):
     generator.start(LoadSettings(concurrency=2))
     session.status_changed.emit()
-    engine.say(SourceState.ENDED, "killed")
+    engine.set_status(SourceState.ENDED, "killed")
     session.poll()
-    engine.begin(epoch=8)
+    engine.restart(epoch=8)
     poll(session)
     session.status_changed.emit()
     assert generator.message == ""
@@ -142,7 +142,7 @@ def test_message_about_the_ended_engine_is_cleared_by_a_new_engine(engine, sessi
 def test_requests_are_lost_when_the_engine_restarts(engine, session, poll, generator):
     generator.start(LoadSettings(concurrency=2))
     session.status_changed.emit()
-    engine.begin(epoch=8)
+    engine.restart(epoch=8)
     poll(session)
     session.status_changed.emit()
     assert generator.counts.lost == 2

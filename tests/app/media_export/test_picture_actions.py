@@ -70,7 +70,7 @@ def test_picture_dialog_saves_with_the_chosen_look_and_remembers_it(window, tmp_
     dialog.scale.setCurrentIndex(2)
     dialog.theme.setCurrentText("light")
     dialog.captioned.setChecked(False)
-    driver.press(dialog, "Save…")
+    driver.click_button(dialog, "Save…")
     dialog_of(window, QFileDialog).fileSelected.emit(str(tmp_path / "x.png"))
     dialog_of(window, QFileDialog).close()
     assert QImage(str(tmp_path / "x.png")).size() == window.page_map.size() * 3

@@ -1,4 +1,4 @@
-"""Tests of the plan sheet: it sends its form to a child process and shows the answer."""
+"""Tests of the plan dialog: it sends its form to a child process and shows the answer."""
 
 import re
 import sys
@@ -81,7 +81,7 @@ def _make_answer(*, fits=True):
 
 
 @pytest.fixture
-def make_sheet(qtbot, tmp_path):
+def make_dialog(qtbot, tmp_path):
     sheets = []
 
     def make(model="Some", *, fits=True, theme=DARK):
@@ -90,24 +90,24 @@ def make_sheet(qtbot, tmp_path):
         parent = QWidget()
         qtbot.addWidget(parent)
         command = [sys.executable, str(tmp_path / "child.py"), str(tmp_path / "answer.json")]
-        sheet = PlanDialog(parent, theme, model, PlanProcess(parent, command))
-        sheets.append((parent, sheet))
-        return sheet
+        dialog = PlanDialog(parent, theme, model, PlanProcess(parent, command))
+        sheets.append((parent, dialog))
+        return dialog
 
     yield make
-    for _, sheet in sheets:
-        if isValid(sheet):  # closed sheets are deleted already
-            sheet.close()
+    for _, dialog in sheets:
+        if isValid(dialog):  # closed sheets are deleted already
+            dialog.close()
 
 
-def test_sheet_shows_the_parts_and_suggested_changes_of_the_answer(make_sheet, qtbot):
-    sheet = make_sheet()
-    qtbot.waitUntil(lambda: "Some, 8.03 billion" in sheet.view.words)
-    assert "Fits in 24.0 GiB" in sheet.view.words
-    assert "--kv-cache-dtype fp8" in sheet.view.words
-    assert "Training" not in sheet.view.words
-    sheet.form.train.setChecked(True)
-    qtbot.waitUntil(lambda: "at the worst moment (backward): it does not fit" in sheet.view.words)
+def test_dialog_shows_the_parts_and_suggested_changes_of_the_answer(make_dialog, qtbot):
+    dialog = make_dialog()
+    qtbot.waitUntil(lambda: "Some, 8.03 billion" in dialog.view.words)
+    assert "Fits in 24.0 GiB" in dialog.view.words
+    assert "--kv-cache-dtype fp8" in dialog.view.words
+    assert "Training" not in dialog.view.words
+    dialog.form.train.setChecked(True)
+    qtbot.waitUntil(lambda: "at the worst moment (backward): it does not fit" in dialog.view.words)
 
 
 SERVING = (
@@ -148,85 +148,85 @@ def test_shares_equal_those_printed_by_the_command(qtbot, fits):
     assert shares[:2] == ["62 %", "17 %"], "15 and 4 of 24 GiB"
 
 
-def test_numbers_use_the_same_digit_grouping_everywhere(make_sheet, qtbot):
-    sheet = make_sheet()
-    qtbot.waitUntil(lambda: "Some, 8.03" in sheet.view.words)
-    assert sheet.form.tokens.text() == count(8192)
-    assert count(2089) in sheet.view.words
-    sheet.form.tokens.setValue(1_234_567)
-    assert sheet.form.tokens.text() == count(1_000_000 + 48_576)
-    sheet.form.tokens.lineEdit().setText("16384")
-    assert sheet.form.tokens.value() == 16384
-    shown = [sheet.view.words, sheet.form.train_length.text(), sheet.form.tokens.text()]
+def test_numbers_use_the_same_digit_grouping_everywhere(make_dialog, qtbot):
+    dialog = make_dialog()
+    qtbot.waitUntil(lambda: "Some, 8.03" in dialog.view.words)
+    assert dialog.form.tokens.text() == count(8192)
+    assert count(2089) in dialog.view.words
+    dialog.form.tokens.setValue(1_234_567)
+    assert dialog.form.tokens.text() == count(1_000_000 + 48_576)
+    dialog.form.tokens.lineEdit().setText("16384")
+    assert dialog.form.tokens.value() == 16384
+    shown = [dialog.view.words, dialog.form.train_length.text(), dialog.form.tokens.text()]
     assert not re.search(r"\d,\d{3}", " ".join(shown))
 
 
-def test_plan_that_does_not_fit_shows_the_missing_memory(make_sheet, qtbot):
-    sheet = make_sheet(fits=False, theme=LIGHT)
-    qtbot.waitUntil(lambda: "Does not fit" in sheet.view.words)
-    assert "missing" in sheet.view.words
+def test_plan_that_does_not_fit_shows_the_missing_memory(make_dialog, qtbot):
+    dialog = make_dialog(fits=False, theme=LIGHT)
+    qtbot.waitUntil(lambda: "Does not fit" in dialog.view.words)
+    assert "missing" in dialog.view.words
 
 
-def test_only_the_newest_question_is_answered(make_sheet, qtbot):
-    sheet = make_sheet()
+def test_only_the_newest_question_is_answered(make_dialog, qtbot):
+    dialog = make_dialog()
     for model in ("one", "two", "wrong", "three"):
-        sheet.form.model.setText(model)
-        sheet.request()
-    qtbot.waitUntil(lambda: "three, 8.03" in sheet.view.words)
-    assert not sheet.process.is_busy
+        dialog.form.model.setText(model)
+        dialog.request()
+    qtbot.waitUntil(lambda: "three, 8.03" in dialog.view.words)
+    assert not dialog.process.is_busy
 
 
-def test_error_is_shown_in_one_line_and_the_next_question_is_answered(make_sheet, qtbot):
-    sheet = make_sheet("wrong")
-    qtbot.waitUntil(lambda: sheet.view.words == "model 'wrong' is not there")
-    sheet.form.model.setText("dies")
-    sheet.request()
-    qtbot.waitUntil(lambda: "Planning stopped: it is dead." in sheet.view.words)
-    sheet.form.model.setText("Other")
-    sheet.request()
-    qtbot.waitUntil(lambda: "Other, 8.03" in sheet.view.words)
+def test_error_is_shown_in_one_line_and_the_next_question_is_answered(make_dialog, qtbot):
+    dialog = make_dialog("wrong")
+    qtbot.waitUntil(lambda: dialog.view.words == "model 'wrong' is not there")
+    dialog.form.model.setText("dies")
+    dialog.request()
+    qtbot.waitUntil(lambda: "Planning stopped: it is dead." in dialog.view.words)
+    dialog.form.model.setText("Other")
+    dialog.request()
+    qtbot.waitUntil(lambda: "Other, 8.03" in dialog.view.words)
 
 
 def test_child_process_that_cannot_be_started_is_reported(qtbot):
     parent = QWidget()
     qtbot.addWidget(parent)
-    sheet = PlanDialog(parent, DARK, "m", PlanProcess(parent, [str(Path("/nowhere/at/all"))]))
-    qtbot.waitUntil(lambda: "Planning stopped: it cannot be started" in sheet.view.words)
-    sheet.close()
+    dialog = PlanDialog(parent, DARK, "m", PlanProcess(parent, [str(Path("/nowhere/at/all"))]))
+    qtbot.waitUntil(lambda: "Planning stopped: it cannot be started" in dialog.view.words)
+    dialog.close()
 
 
-def test_form_values_become_options_of_the_plan_command(make_sheet):
+def test_form_values_become_options_of_the_plan_command(make_dialog):
     from kvscope_engine.cli.main import build_parser
 
-    sheet = make_sheet()
-    sheet.form.length.setValue(4096)
-    sheet.form.train.setChecked(True)
-    sheet.form.checkpointing.setChecked(True)
-    sheet.form.train_length.setValue(1024)
-    args = build_parser().parse_args(["plan", *sheet.form.question])
+    dialog = make_dialog()
+    dialog.form.length.setValue(4096)
+    dialog.form.train.setChecked(True)
+    dialog.form.checkpointing.setChecked(True)
+    dialog.form.train_length.setValue(1024)
+    args = build_parser().parse_args(["plan", *dialog.form.question])
     assert (args.model, args.gpu_memory, args.max_model_len, args.length) == ("Some", 24 * GIB, 4096, 1024)
     assert args.train
     assert args.gradient_checkpointing
 
 
-def test_partial_answer_is_shown_while_the_rest_is_computed(make_sheet, qtbot):
-    sheet = make_sheet("slow")
-    qtbot.waitUntil(lambda: "slow, 8.03" in sheet.view.words)
-    assert "Fits in" in sheet.view.words
-    assert "--kv-cache-dtype fp8" not in sheet.view.words
-    assert sheet.process.is_busy
-    sheet.process.child.send(["go on"])
-    qtbot.waitUntil(lambda: "--kv-cache-dtype fp8" in sheet.view.words)
-    assert not sheet.process.is_busy
+def test_partial_answer_is_shown_while_the_rest_is_computed(make_dialog, qtbot):
+    dialog = make_dialog("slow")
+    qtbot.waitUntil(lambda: "slow, 8.03" in dialog.view.words)
+    assert "Fits in" in dialog.view.words
+    assert "--kv-cache-dtype fp8" not in dialog.view.words
+    assert dialog.process.is_busy
+    dialog.process.child.send(["go on"])
+    qtbot.waitUntil(lambda: "--kv-cache-dtype fp8" in dialog.view.words)
+    assert not dialog.process.is_busy
 
 
-def test_child_process_is_reused_by_the_next_sheet_and_ends_when_idle(make_sheet, qtbot):
-    sheet = make_sheet()
-    process = sheet.process
-    qtbot.waitUntil(lambda: "Some, 8.03" in sheet.view.words)
-    sheet.show()
-    sheet.reject()
-    assert process.child.is_running, "the next sheet uses the running process"
+def test_child_process_is_reused_by_the_next_dialog_and_ends_when_idle(make_dialog, qtbot):
+    dialog = make_dialog()
+    process = dialog.process
+    qtbot.waitUntil(lambda: "Some, 8.03" in dialog.view.words)
+    dialog.show()
+    dialog.reject()
+    assert process.child.is_running, "the next dialog uses the running process"
     other = PlanDialog(process.parent(), DARK, "Other", process)
     qtbot.waitUntil(lambda: "Other, 8.03" in other.view.words)
     other.end()
@@ -235,23 +235,23 @@ def test_child_process_is_reused_by_the_next_sheet_and_ends_when_idle(make_sheet
 
 
 @pytest.mark.parametrize("steps", [0, 5])
-def test_form_fits_the_sheet_at_any_zoom(qtbot, themes, steps):
+def test_form_fits_the_dialog_at_any_zoom(qtbot, themes, steps):
     themes.zoom(steps)
     parent = QWidget()
     qtbot.addWidget(parent)
-    sheet = PlanDialog(parent, DARK, "m", PlanProcess(parent, [str(Path("/nowhere/at/all"))]))
-    with qtbot.waitExposed(sheet):
-        sheet.show()
-    sheet.form.train.setChecked(True)
+    dialog = PlanDialog(parent, DARK, "m", PlanProcess(parent, [str(Path("/nowhere/at/all"))]))
+    with qtbot.waitExposed(dialog):
+        dialog.show()
+    dialog.form.train.setChecked(True)
     qtbot.wait(50)
-    assert sheet.form.width() <= sheet.form.parentWidget().width()
+    assert dialog.form.width() <= dialog.form.parentWidget().width()
 
 
-def test_answer_to_a_closed_sheet_is_not_shown_in_the_next(make_sheet, qtbot):
-    sheet = make_sheet("slow")
-    process = sheet.process
-    qtbot.waitUntil(lambda: "slow, 8.03" in sheet.view.words)
-    sheet.end()
+def test_answer_to_a_closed_dialog_is_not_shown_in_the_next(make_dialog, qtbot):
+    dialog = make_dialog("slow")
+    process = dialog.process
+    qtbot.waitUntil(lambda: "slow, 8.03" in dialog.view.words)
+    dialog.end()
     other = PlanDialog(process.parent(), DARK, "Other", process)
     process.child.send(["go on"])
     qtbot.waitUntil(lambda: "Other, 8.03" in other.view.words)

@@ -91,7 +91,7 @@ def test_failure_to_open_is_shown_in_the_banner(session, make_window, qtbot, mon
     with qtbot.waitSignal(try_to_open(window, "/x.mcap").failed, timeout=WAIT_MS):
         pass
     assert window.banner.text == "The file cannot be opened"
-    assert "out of luck" in driver.text(window.banner)
+    assert "out of luck" in driver.visible_text(window.banner)
 
 
 @pytest.mark.parametrize("days", [1.0, 24.8, 24.9, 208.0, 36_500.0])

@@ -9,7 +9,7 @@ import pytest
 from PySide6.QtCore import QPoint, QSettings, Qt
 from PySide6.QtWidgets import QLabel, QToolButton
 from tests.app import window_driver as driver
-from tests.app.window_driver import load_only
+from tests.app.window_driver import load_only_views
 from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_app.command_line import Options
@@ -120,11 +120,11 @@ def test_charts_contain_only_what_precedes_the_seek_position(session):
 def test_curves_show_recorded_rates_at_any_speed(session, qtbot):
     session.timeline.set_speed(64.0)
     session.timeline.play()
-    # Time may be at the end before the last frames are read.
+    # The cursor may reach the end before the last frames are read.
     qtbot.waitUntil(lambda: (session.poll(), session.mirror.seq == NUM_FRAMES)[1], timeout=WAIT_MS)
     qtbot.waitUntil(lambda: not session.timeline.player.is_playing, timeout=WAIT_MS)
     settle(session)
-    # Where it began the curves are filled a second at a time: the frames of that second may be told twice.
+    # The second in which playback began is filled as a whole, so its frames may be counted twice.
     assert abs(num_steps(session) - NUM_FRAMES) <= NUM_FRAMES // 10
     assert session.status.state is SourceState.PLAYBACK
 
@@ -143,9 +143,9 @@ def test_window_shows_the_recording_and_disables_engine_commands(session, make_w
     window = make_window(session, with_views=("console",))
     settle(session)
     assert "day.mcap" in window.windowTitle()
-    assert driver.moment_shown(window) == "PLAYBACK"
-    assert driver.status(window, "state").text() == "Playback: paused"
-    assert driver.status(window, "frames").text() == "600 frames recorded"
+    assert driver.current_view_text(window) == "PLAYBACK"
+    assert driver.status_label(window, "state").text() == "Playback: paused"
+    assert driver.status_label(window, "frames").text() == "600 frames recorded"
     for name in ("pause_engine", "resume", "reset_cache"):
         assert not window.actions_by_name[name].isEnabled()
     assert not window.docks["console"].isVisible()
@@ -160,7 +160,7 @@ def test_truncated_recording_is_marked_in_the_status_bar(path, make_window, tmp_
     session = Session(PlaybackSource(Recording.open(cut), is_playing=False))
     window = make_window(session)
     settle(session)
-    assert "frames recorded, truncated" in driver.status(window, "frames").text()
+    assert "frames recorded, truncated" in driver.status_label(window, "frames").text()
     session.close()
 
 
@@ -180,7 +180,7 @@ def test_space_toggles_playback(session, make_window, qtbot):
     assert play.text() == "Play"  # the bar has not been refreshed yet
     window.playback.refresh()
     assert play.text() == "Pause"
-    assert not driver.is_at_rest(window.playback)
+    assert not driver.has_no_running_timer(window.playback)
     qtbot.keyClick(window.playback.slider, Qt.Key.Key_Space)
     assert not session.timeline.player.is_playing
     assert [key.toString() for key in play.shortcuts()] == ["Space"]
@@ -295,7 +295,7 @@ def test_all_chart_panels_are_drawn_after_a_seek_while_paused(session, make_wind
 def test_desktop_opens_a_recording_without_starting_an_engine(path, qapp, qtbot, tmp_path):
     desktop = Desktop(qapp, Options(theme="light"), QSettings(str(tmp_path / "s.ini"), QSettings.Format.IniFormat))
     window = desktop.open_recording(Recording.open(path))
-    load_only(window)
+    load_only_views(window)
     assert window.actions_by_name["open"].isEnabled()
     assert window.supervisor is None
     qtbot.waitUntil(lambda: window.session.mirror.num_blocks == 120, timeout=WAIT_MS)
@@ -304,7 +304,7 @@ def test_desktop_opens_a_recording_without_starting_an_engine(path, qapp, qtbot,
     qtbot.waitUntil(lambda: len(desktop.windows) == 2, timeout=WAIT_MS)
     with qtbot.waitSignal(try_to_open(window, str(tmp_path / "nowhere.mcap")).failed, timeout=WAIT_MS):
         pass
-    assert "nowhere.mcap" in driver.text(window.banner)
+    assert "nowhere.mcap" in driver.visible_text(window.banner)
     for opened in list(desktop.windows):
         opened.close()
         opened.deleteLater()

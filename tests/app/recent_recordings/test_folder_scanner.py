@@ -24,7 +24,7 @@ def wait_until(condition):
 
 
 def read_all(scanner, *names):
-    """Wait until exactly the files of these names are listed and read; return the recordings by file name."""
+    """Wait until exactly these files are listed and read. Returns the recordings by file name."""
 
     def listed():
         return {recording.path.rpartition("/")[2]: recording for recording in scanner.listing.recordings}

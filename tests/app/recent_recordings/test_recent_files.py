@@ -71,7 +71,7 @@ def test_file_that_is_being_written_is_found_by_its_final_name(tmp_path):
     assert existing_file(str(tmp_path / "gone.mcap")) == ""
 
 
-def test_folder_is_that_of_the_last_recording_else_the_documents(qapp, settings, tmp_path):
+def test_recording_folder_is_the_last_used_one_or_the_documents_folder(qapp, settings, tmp_path):
     keeper = SettingsStore(settings)
     assert recording_folder(keeper.values).is_absolute()
     keeper.change(recording_folder=str(tmp_path))

@@ -81,11 +81,11 @@ def test_newest_recording_is_first_with_its_figures(recordings):
     assert cell_text(recordings, 0, SIZE).endswith("KiB")
     assert cell_text(recordings, 0, MODEL).startswith("simulated")
     assert cell_text(recordings, 0, ENGINE) == "kvscope simulated"
-    assert "2 recordings" in driver.lines(recordings)
+    assert "2 recordings" in driver.visible_texts(recordings)
 
 
 @pytest.mark.parametrize("column", [NAME, RECORDED, LENGTH, SIZE])
-def test_each_column_sorts(recordings, column):
+def test_each_column_can_be_sorted(recordings, column):
     recordings.table.sortByColumn(column, Qt.SortOrder.AscendingOrder)
     assert listed_names(recordings) == ["first.mcap", "second.mcap"]
     recordings.table.sortByColumn(column, Qt.SortOrder.DescendingOrder)
@@ -96,7 +96,7 @@ def test_filter_finds_all_its_words_in_name_model_and_engine(recordings):
     recordings.filter.setText("FIRST simul kvscope")
     assert listed_names(recordings) == ["first.mcap"]
     recordings.filter.setText("nowhere")
-    assert NO_MATCH in driver.lines(recordings)
+    assert NO_MATCH in driver.visible_texts(recordings)
     recordings.filter.clear()
     assert len(listed_names(recordings)) == 2
 
@@ -175,7 +175,7 @@ def test_other_folder_is_listed_and_remembered(recordings, window, qtbot, tmp_pa
     other = tmp_path / "other"
     other.mkdir()
     recordings.list_folder(str(other))
-    qtbot.waitUntil(lambda: NO_RECORDINGS in driver.lines(recordings), timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: NO_RECORDINGS in driver.visible_texts(recordings), timeout=WAIT_MS)
     with qtbot.waitSignal(recordings.destroyed, timeout=WAIT_MS):
         recordings.close()
     again = show_recordings(window)
@@ -189,14 +189,14 @@ def test_folder_that_is_gone_is_reported(window, qtbot, tmp_path):
     window.themes.settings.change(recording_folder=str(tmp_path / "gone"))
     recordings = show_recordings(window)
     reason = "The folder cannot be read: No such file or directory"
-    qtbot.waitUntil(lambda: reason in driver.lines(recordings), timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: reason in driver.visible_texts(recordings), timeout=WAIT_MS)
 
 
 def test_closed_window_leaves_nothing_running(window, qtbot):
     recordings = show_recordings(window)
     assert show_recordings(window) is recordings
     recordings.reject()
-    assert driver.is_at_rest(recordings)
+    assert driver.has_no_running_timer(recordings)
 
 
 def test_theme_of_the_window_is_followed(recordings, themes):

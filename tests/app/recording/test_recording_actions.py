@@ -49,7 +49,7 @@ def test_time_actions_seek_step_and_go_live(window, qtbot):
     actions["play"].trigger()
     assert session.timeline.is_paused
     assert actions["play"].text() == "Play"
-    assert "behind" in driver.moment_shown(window)
+    assert "behind" in driver.current_view_text(window)
     at_ns = session.timeline.cursor_ns
     # otherwise one second forward from one second ago would be live
     qtbot.waitUntil(lambda: session.timeline.behind_seconds > 0.3, timeout=WAIT_MS)
@@ -106,7 +106,7 @@ def test_playback_bar_is_disabled_before_there_is_a_history(session, make_window
 
 
 def test_recording_shows_a_dot_and_stops_with_a_complete_file(window, qtbot, tmp_path):
-    label, action = driver.status(window, "recording"), window.actions_by_name["record"]
+    label, action = driver.status_label(window, "recording"), window.actions_by_name["record"]
     assert not action.isChecked()
     record(window, str(tmp_path / "now"))
     window.status_bar.refresh()
@@ -114,7 +114,7 @@ def test_recording_shows_a_dot_and_stops_with_a_complete_file(window, qtbot, tmp
     assert label.text().endswith("now.mcap")
     assert str(tmp_path / "now.mcap") in label.toolTip()
     assert (action.text(), action.isChecked()) == ("Stop recording", True)
-    assert driver.button(driver.corner(window), "Start recording…").isChecked(), (
+    assert driver.find_button(driver.menu_bar_corner(window), "Start recording…").isChecked(), (
         "the button in the menu bar shows the recording"
     )
     qtbot.waitUntil(lambda: window.session.disk_history.recorder.writer.num_written > 5, timeout=WAIT_MS)
@@ -141,7 +141,7 @@ def test_recording_in_the_status_bar_can_be_clicked_to_stop_it(window, qtbot, tm
     window.status_bar.refresh()
     window.status_bar.recording_clicked.disconnect()  # a menu would grab the keyboard
     with qtbot.waitSignal(window.status_bar.recording_clicked, timeout=WAIT_MS):
-        qtbot.mouseClick(driver.status(window, "recording"), Qt.MouseButton.LeftButton)
+        qtbot.mouseClick(driver.status_label(window, "recording"), Qt.MouseButton.LeftButton)
     path, copy, stop = recording_menu(window).actions()
     assert (path.text(), copy.text(), stop.text()) == (str(tmp_path / "now.mcap"), "Copy path", "Stop recording")
     stop.trigger()
@@ -172,7 +172,7 @@ def test_unusable_recording_path_is_reported(window, qtbot, tmp_path):
 def test_save_history_asks_for_minutes_and_writes_them(window, qtbot, tmp_path):
     window.actions_by_name["keep_last"].trigger()
     dialog = window.findChild(SaveHistoryDialog)
-    assert driver.text(dialog).startswith("Save the last … minutes (")
+    assert driver.visible_text(dialog).startswith("Save the last … minutes (")
     dialog.accept()
     files = window.findChild(QFileDialog)
     assert files.selectedFiles()[0].endswith(".mcap")
@@ -243,7 +243,7 @@ def test_history_of_a_crashed_session_can_be_opened_or_discarded(window, setting
     offer = CrashedHistories(window, lambda: [window], shown.append)
     offer.start()
     qtbot.waitUntil(lambda: "ended unexpectedly" in window.banner.text, timeout=WAIT_MS)
-    driver.press(window.banner, "Open")
+    driver.click_button(window.banner, "Open")
     qtbot.waitUntil(lambda: bool(shown), timeout=WAIT_MS)
     assert isinstance(shown[0], Recording)
     assert shown[0].info.num_frames == 30

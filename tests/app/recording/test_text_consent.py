@@ -102,7 +102,7 @@ def playback_session(tmp_path, qtbot):
         for message in (engine.hello, engine.snapshot(), *(engine.advance() for _ in range(60))):
             writer.write(message, wait=True)
             if message is not engine.hello:
-                texts.follow(message)
+                texts.add_message(message)
                 texts._next_s = -1.0
                 texts.add_contents(
                     BlockContent(block=block, token_ids=(1,) * 16, text=f"words of block {block}")

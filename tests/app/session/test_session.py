@@ -14,7 +14,7 @@ from kvscope_telemetry.source import SourceState, Update
 
 
 def test_poll_applies_updates_and_emits_updated(engine, session, qtbot):
-    engine.hold([3, 4], owner=2)
+    engine.write_blocks([3, 4], owner=2)
     with qtbot.waitSignal(session.timeline.updated) as signal:
         session.poll()
     assert signal.args[0].block_ids.tolist() == [3, 4]
@@ -28,10 +28,10 @@ def test_poll_without_updates_emits_nothing(session, qtbot):
 
 
 def test_paused_mirror_is_frozen_while_the_live_mirror_is_updated(engine, session, poll):
-    engine.hold([1])
+    engine.write_blocks([1])
     poll(session)
     session.timeline.pause()
-    engine.hold([2, 3])
+    engine.write_blocks([2, 3])
     poll(session)
     assert session.mirror.num_active == 1
     assert session.live_mirror.num_active == 3
@@ -47,7 +47,7 @@ def test_memory_before_the_first_breakdown_uses_the_weights_of_a_later_one(engin
     assert session.memory.allocated_bytes == 500
     monkeypatch.setattr(type(session.timeline), "history", History())  # history before the first breakdown
     assert (session.memory.weights_bytes, session.memory.kv_bytes, session.memory.allocated_bytes) == (300, 64, -1)
-    engine.begin(8)
+    engine.restart(8)
     poll(session)
     assert session.memory is None, "weights of an earlier engine run"
 
@@ -55,7 +55,7 @@ def test_memory_before_the_first_breakdown_uses_the_weights_of_a_later_one(engin
 def test_second_pause_keeps_the_first_frozen_mirror(engine, session, poll):
     session.timeline.pause()
     shown = session.mirror
-    engine.hold([5])
+    engine.write_blocks([5])
     poll(session)
     session.timeline.pause()
     assert session.mirror is shown
@@ -63,7 +63,7 @@ def test_second_pause_keeps_the_first_frozen_mirror(engine, session, poll):
 
 def test_engine_restart_clears_the_selection(engine, session, poll, qtbot):
     session.selection.select_request(4)
-    engine.begin(epoch=8)
+    engine.restart(epoch=8)
     with qtbot.waitSignal(session.selection.changed):
         poll(session)
     assert session.selection.request is None
@@ -72,7 +72,7 @@ def test_engine_restart_clears_the_selection(engine, session, poll, qtbot):
 
 def test_resync_keeps_the_selection(engine, session, poll):
     session.selection.select_request(4)
-    engine.begin(epoch=7)
+    engine.restart(epoch=7)
     poll(session)
     assert session.selection.request == 4
 
@@ -112,7 +112,7 @@ def test_session_of_a_source_without_commands_sends_none(make_session, make_engi
             self.source = source
 
         def __getattr__(self, name):
-            if name in ("send", "take_replies", "resync"):
+            if name in ("send", "poll_replies", "resync"):
                 raise AttributeError(name)
             return getattr(self.source, name)
 
@@ -125,14 +125,14 @@ def test_session_of_a_source_without_commands_sends_none(make_session, make_engi
 
 
 def test_status_changed_is_emitted_when_the_state_changes(engine, session, qtbot):
-    engine.say(SourceState.STALE, "no telemetry for 2.0 s")
+    engine.set_status(SourceState.STALE, "no telemetry for 2.0 s")
     with qtbot.waitSignal(session.status_changed):
         session.poll()
     assert session.status.state is SourceState.STALE
 
 
 def test_started_session_polls_by_itself(engine, session, qtbot):
-    engine.hold([9])
+    engine.write_blocks([9])
     session.start()
     qtbot.waitUntil(lambda: session.mirror.num_active == 1, timeout=120_000)
 

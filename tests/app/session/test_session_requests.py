@@ -28,7 +28,7 @@ def make_engine():
     return SimulatedEngine(num_blocks=512, num_running=8, num_host_blocks=64, clock=clock)
 
 
-def test_live_updates_give_the_same_requests_as_a_recording_of_the_frames():
+def test_live_requests_equal_those_of_a_recording_of_the_same_frames():
     one = make_engine()
     snapshot, frames = one.snapshot(), [one.advance() for _ in range(700)]
     reader = RequestLogReader(recorded := RequestLog())

@@ -31,7 +31,7 @@ def test_changed_settings_are_restored_at_the_next_start(settings):
     assert (again.theme, again.zoom_percent, again.layouts["two maps"].left.tabs) == ("light", 125, ("memory",))
 
 
-def test_defaults_without_a_file(settings_file):
+def test_missing_settings_file_is_read_as_defaults(settings_file):
     assert settings_file.read() == Settings()
     assert not settings_file.exists
 

@@ -57,7 +57,7 @@ def test_markup_sent_by_an_engine_is_shown_as_plain_text(make_engine, make_sessi
     engine.progress(EVIL, done=1, total=2, detail=EVIL, unit=EVIL)
     poll(session)
     window = make_window(session, with_views=True, size=(1500, 900))
-    engine.say(SourceState.ENDED, EVIL)
+    engine.set_status(SourceState.ENDED, EVIL)
     poll(session)
     session.status_changed.emit()
     for view in window.views.values():

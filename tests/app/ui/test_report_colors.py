@@ -10,7 +10,7 @@ from kvscope_app.ui.theme import DARK, LIGHT
 from kvscope_app.views.throughput.panels import PANELS
 from kvscope_app.views.timeline.lane_colors import PHASE_COLORS
 from kvscope_telemetry.exports.report import inks
-from kvscope_telemetry.exports.report.page import page
+from kvscope_telemetry.exports.report.report_page import page
 from kvscope_telemetry.request_phase import RequestPhase
 
 PAIRS = [(LIGHT, inks.LIGHT), (DARK, inks.DARK)]

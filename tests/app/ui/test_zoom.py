@@ -42,7 +42,7 @@ def sizes(window):
     """Return sizes of texts and of what depends on them, by name."""
     view = window.views
     return {
-        "label": driver.status(window, "model").font().pointSizeF(),
+        "label": driver.status_label(window, "model").font().pointSizeF(),
         "own font": window.welcome.title.font().pointSizeF(),
         "icon": window.findChild(QToolButton).iconSize().width(),
         "row": view["requests"].table.verticalHeader().defaultSectionSize(),
@@ -56,7 +56,7 @@ def sizes(window):
 
 
 def test_texts_and_lengths_grow_with_the_zoom_and_return(engine, session, make_window, poll, settings, qtbot):
-    engine.hold([1, 2])
+    engine.write_blocks([1, 2])
     poll(session)
     window = make_window(session, with_views=("requests", "events", "throughput", "timeline"), size=(1500, 900))
     before = sizes(window)
@@ -102,7 +102,7 @@ def test_zoom_shortcuts_change_the_zoom(session, make_window, qtbot, qapp):
 
 
 def test_charts_move_to_one_column_at_a_large_zoom(engine, session, poll, themes, qtbot):
-    engine.hold([1])
+    engine.write_blocks([1])
     poll(session)
     view = ThroughputView(session)
     qtbot.addWidget(view)
@@ -151,19 +151,19 @@ def test_hidden_widgets_return_to_the_default_font_size(qapp, session, make_wind
 
 
 @pytest.mark.parametrize("percent", [100, 175, 300])
-def test_sheet_fits_its_text_but_is_not_larger_than_the_screen(qapp, themes, qtbot, percent):
+def test_dialog_fits_its_text_but_is_not_larger_than_the_screen(qapp, themes, qtbot, percent):
     themes.settings.change(zoom_percent=percent)
     parent = QWidget()
     qtbot.addWidget(parent)
-    sheet = Sheet("A sheet", parent)
+    dialog = Sheet("A sheet", parent)
     words = label("These are many words about what the fields below are good for. " * 3, "muted", wraps=True)
-    sheet.column.addWidget(words)
-    sheet.resize_comfortably(460, 120)
-    sheet.show()
+    dialog.column.addWidget(words)
+    dialog.resize_comfortably(460, 120)
+    dialog.show()
     QApplication.processEvents()
-    screen = sheet.screen().availableGeometry()
-    assert sheet.width() <= screen.width()
-    assert sheet.height() <= screen.height()
+    screen = dialog.screen().availableGeometry()
+    assert dialog.width() <= screen.width()
+    assert dialog.height() <= screen.height()
     assert words.height() >= min(words.heightForWidth(words.width()), screen.height() // 2)
 
 

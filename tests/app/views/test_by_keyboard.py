@@ -28,19 +28,19 @@ from kvscope_app.views.docks import DOCKS
 
 KEYS = Qt.Key
 EDITABLE_FIELDS = (QLineEdit, QPlainTextEdit, QTextEdit, QAbstractSpinBox)
-"""They keep what edits text, on every platform."""
+"""Widgets that keep the keys for editing text, on every platform."""
 PRESSES = {KEYS.Key_Space: (QAbstractButton, QComboBox), KEYS.Key_Home: (QComboBox,), KEYS.Key_End: (QComboBox,)}
 
 
 with_time_views = pytest.mark.parametrize("window", [("timeline", "throughput", "heatmap")], indirect=True)
-"""A test that looks at these views alone."""
+"""Load only these views."""
 
 
 @pytest.fixture
 def window(engine, session, make_window, poll, qtbot, request):
     for step in range(6):
         engine.request(step + 1, blocks=[step])
-        engine.hold([step], owner=step + 1)
+        engine.write_blocks([step], owner=step + 1)
         poll(session)
     engine.event(kind="preempted", number=1)
     poll(session)

@@ -36,9 +36,9 @@ def make_mirror(engine, session, poll):
 
 
 def test_paged_allocator_wastes_the_ends_of_last_blocks(engine, make_mirror):
-    engine.hold([0, 1, 9], filled=16)
-    engine.hold([5], filled=4)
-    engine.hold([6, 7], state=BlockState.CACHED, ref_count=0)
+    engine.write_blocks([0, 1, 9], filled=16)
+    engine.write_blocks([5], filled=4)
+    engine.write_blocks([6, 7], state=BlockState.CACHED, ref_count=0)
     use = pool_use(make_mirror())
     assert (use.num_used, use.num_reserved, use.num_wasted) == (52, 0, 12)
     assert (use.num_cached, use.num_free, use.num_slots) == (32, 58 * 16, 64 * 16)
@@ -50,7 +50,7 @@ def test_paged_allocator_wastes_the_ends_of_last_blocks(engine, make_mirror):
 @pytest.mark.parametrize("held", [range(60, 64), (*range(4), *range(60, 64))])
 def test_free_runs_at_the_ends_are_counted_when_summing_in_pieces(engine, make_mirror, monkeypatch, held):
     monkeypatch.setattr(pool_use_module, "_PIECE", 7)
-    engine.hold(held, filled=3)
+    engine.write_blocks(held, filled=3)
     use = pool_use(make_mirror())
     assert use.num_used == 3 * len(held)
     assert use.largest_free_run == 16 * (64 - len(held))
@@ -58,12 +58,12 @@ def test_free_runs_at_the_ends_are_counted_when_summing_in_pieces(engine, make_m
 
 def test_reserved_slots_beyond_the_token_limit_are_wasted(engine, make_mirror):
     engine.request(1, blocks=(0, 1), num_prompt_tokens=20, num_output_tokens=4, max_tokens=30)
-    engine.hold([0], owner=1, filled=16)
-    engine.hold([1], owner=1, filled=8)
-    engine.hold(range(2, 8), owner=1, filled=0)
+    engine.write_blocks([0], owner=1, filled=16)
+    engine.write_blocks([1], owner=1, filled=8)
+    engine.write_blocks(range(2, 8), owner=1, filled=0)
     engine.request(2, blocks=(8,), num_prompt_tokens=10, num_output_tokens=0, max_tokens=0)
-    engine.hold([8], owner=2, filled=10)
-    engine.hold([9], owner=2, filled=0)
+    engine.write_blocks([8], owner=2, filled=10)
+    engine.write_blocks([9], owner=2, filled=0)
     use = pool_use(make_mirror(allocator="contiguous"))
     assert use.num_held == 10 * 16
     assert use.num_used == 34
@@ -73,17 +73,17 @@ def test_reserved_slots_beyond_the_token_limit_are_wasted(engine, make_mirror):
 
 
 def test_run_of_an_unknown_request_is_reserved(engine, make_mirror):
-    engine.hold([3, 4], owner=77, filled=0)
+    engine.write_blocks([3, 4], owner=77, filled=0)
     use = pool_use(make_mirror(allocator="buddy"))
     assert (use.num_reserved, use.num_wasted) == (32, 0)
 
 
 def test_virtual_allocator_counts_slots_of_mapped_memory(engine, make_mirror):
-    engine.hold(range(64), state=BlockState.UNMAPPED, ref_count=0, owner=-1, filled=0)
+    engine.write_blocks(range(64), state=BlockState.UNMAPPED, ref_count=0, owner=-1, filled=0)
     engine.request(1, blocks=(0, 1), num_prompt_tokens=20, num_output_tokens=4)
-    engine.hold([0], filled=16)
-    engine.hold([1], filled=8)
-    engine.hold(
+    engine.write_blocks([0], filled=16)
+    engine.write_blocks([1], filled=8)
+    engine.write_blocks(
         [2, 3], state=BlockState.FREE, ref_count=0, owner=-1, filled=0
     )  # still mapped after their request ended
     mirror = make_mirror(allocator="virtual", num_physical_blocks=10)
@@ -97,9 +97,9 @@ def test_virtual_allocator_counts_slots_of_mapped_memory(engine, make_mirror):
 
 
 def test_virtual_allocator_on_a_gpu_holds_whole_pages(engine, make_mirror):
-    engine.hold(range(64), state=BlockState.UNMAPPED, ref_count=0, owner=-1, filled=0)
+    engine.write_blocks(range(64), state=BlockState.UNMAPPED, ref_count=0, owner=-1, filled=0)
     engine.request(1, blocks=(0,), num_prompt_tokens=3, num_output_tokens=1)
-    engine.hold([0], filled=4)
+    engine.write_blocks([0], filled=4)
     cache = {"allocator": "virtual", "num_physical_blocks": 40, "block_bytes": 2 * (2 << 20) // 20}
     mirror = make_mirror(num_layers=2, device="cuda", **cache)  # 20 blocks per page
     use = pool_use(mirror)
@@ -109,7 +109,7 @@ def test_virtual_allocator_on_a_gpu_holds_whole_pages(engine, make_mirror):
 
 
 def test_detail_rows_name_every_part_and_measured_memory(engine, make_mirror):
-    engine.hold([0], filled=4)
+    engine.write_blocks([0], filled=4)
     mirror = make_mirror(dtype="int8")
     lines = {name.strip(): value for name, value, _ in detail_rows(kv_detail(mirror))}
     assert lines["used"] == "4 (25.0 %)"

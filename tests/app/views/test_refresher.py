@@ -217,7 +217,7 @@ def test_hidden_view_is_not_refreshed_until_shown(host_refresher_views, engine, 
 def test_paused_views_are_refreshed_only_for_a_selection(host_refresher_views, engine, session, poll, qtbot):
     _, refresher, (fast, _, _) = host_refresher_views
     session.timeline.pause()
-    qtbot.waitUntil(lambda: driver.is_at_rest(refresher), timeout=120_000)
+    qtbot.waitUntil(lambda: driver.has_no_running_timer(refresher), timeout=120_000)
     before = fast.count
     engine.frame()
     poll(session)

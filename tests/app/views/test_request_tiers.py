@@ -40,8 +40,8 @@ def show_detail(qtbot):
 
 def test_summary_of_a_swapped_request_names_its_tiers(tiered_engine, make_session, show_detail):
     tiered_engine.request(7, blocks=[70, 71, 84], state=PREEMPTED)
-    tiered_engine.hold([70, 71], owner=7, filled=16)
-    tiered_engine.hold([84], owner=7, filled=2)
+    tiered_engine.write_blocks([70, 71], owner=7, filled=16)
+    tiered_engine.write_blocks([84], owner=7, filled=2)
     detail = show_detail(make_session(tiered_engine), 7)
     assert detail.summary.text() == (
         "Request #7 is swapped out: 2 blocks in host memory, 1 on disk, 1.05 MiB, 34 of 48 slots filled"
@@ -52,7 +52,7 @@ def test_summary_of_a_swapped_request_names_its_tiers(tiered_engine, make_sessio
 
 def test_strip_paints_tiers_in_their_colors(tiered_engine, make_session, show_detail):
     tiered_engine.request(7, blocks=[5, 70, 84], state=PREEMPTED)
-    tiered_engine.hold([5, 70, 84], owner=7)
+    tiered_engine.write_blocks([5, 70, 84], owner=7)
     strip = show_detail(make_session(tiered_engine), 7).strip
     strip.resize(400, 60)
     image = strip.grab().toImage()
@@ -64,14 +64,14 @@ def test_strip_paints_tiers_in_their_colors(tiered_engine, make_session, show_de
 
 def test_summary_of_a_partly_offloaded_request_names_the_tier(tiered_engine, make_session, show_detail):
     tiered_engine.request(7, blocks=[5, 70], state=RUNNING)
-    tiered_engine.hold([5, 70], owner=7)
+    tiered_engine.write_blocks([5, 70], owner=7)
     text = show_detail(make_session(tiered_engine), 7).summary.text()
     assert text.startswith("Request #7: 2 blocks (1 block in host memory), ")
 
 
 def test_summary_of_a_request_in_the_pool_names_no_tier(tiered_engine, make_session, show_detail):
     tiered_engine.request(7, blocks=[5, 6], state=RUNNING)
-    tiered_engine.hold([5, 6], owner=7)
+    tiered_engine.write_blocks([5, 6], owner=7)
     assert (
         show_detail(make_session(tiered_engine), 7).summary.text()
         == "Request #7: 2 blocks, 720.0 KiB, 32 of 32 slots filled"
@@ -108,7 +108,7 @@ def test_tier_texts_count_blocks_per_tier():
 
 def test_cached_blocks_of_a_finished_request_are_counted_in_all_tiers(tiered_engine, make_session, show_detail):
     tiered_engine.request(7, blocks=[], state=3)
-    tiered_engine.hold(np.array([5, 70]), owner=7, state=2, ref_count=0)
+    tiered_engine.write_blocks(np.array([5, 70]), owner=7, state=2, ref_count=0)
     assert "2 blocks are still cached" in show_detail(make_session(tiered_engine), 7).summary.text()
 
 

@@ -24,11 +24,11 @@ def session(make_engine, make_session):
     engine = make_engine(num_states=4)
     engine.request(7, blocks=[3, 4, 5])
     engine.request(7, blocks=[65], group=1)
-    engine.hold([3, 4], owner=7, filled=16)
-    engine.hold([5], owner=7, filled=3)
-    engine.hold([65], owner=7, filled=35)
+    engine.write_blocks([3, 4], owner=7, filled=16)
+    engine.write_blocks([5], owner=7, filled=3)
+    engine.write_blocks([65], owner=7, filled=35)
     engine.ledger.hash[66], engine.ledger.prefix_hits[66] = 0xABC, 2
-    engine.hold([66], owner=2, filled=4096, ref_count=0, state=BlockState.CACHED)
+    engine.write_blocks([66], owner=2, filled=4096, ref_count=0, state=BlockState.CACHED)
     return make_session(engine)
 
 

@@ -73,11 +73,11 @@ def test_status_bar_shows_the_device_figures(engine, session, poll, qtbot):
     bar = StatusBar(session)
     qtbot.addWidget(bar)
     bar.refresh()
-    assert driver.named(bar, "device").text() == ""
+    assert driver.child_named(bar, "device").text() == ""
     engine.source.updates.append(Update(samples=(GPU,)))
     poll(session)
     bar.refresh()
-    assert driver.named(bar, "device").text() == "Engine 87 % of the CPUs  ·  212 W  ·  64 °C"
+    assert driver.child_named(bar, "device").text() == "Engine 87 % of the CPUs  ·  212 W  ·  64 °C"
     hello = session.live_mirror.hello
     gpu = msgspec.structs.replace(hello, device=DeviceInfo(kind="cuda"))
     half = DeviceSample(epoch=1, time_ns=1, utilization=0.5)

@@ -20,7 +20,7 @@ from kvscope_app.views.inspector.finder import Finder
 from kvscope_app.views.inspector.inspector_view import REQUEST, InspectorView
 from kvscope_app.views.prefixes.prefix_columns import PREFIX
 from kvscope_app.views.prefixes.prefixes_view import PrefixesView
-from kvscope_telemetry.block_texts.block_texts import Asked
+from kvscope_telemetry.block_texts.block_texts import BlockTextLookup
 from kvscope_telemetry.block_texts.published_texts import PublishedTexts
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import BlockContent
@@ -46,7 +46,7 @@ def make_recording(path, *, with_texts):
         for message in (engine.hello, engine.snapshot(), *(engine.advance() for _ in range(60))):
             writer.write(message, wait=True)
             if with_texts and message is not engine.hello:
-                texts.follow(message)
+                texts.add_message(message)
                 texts._next_s = -1.0
                 texts.add_contents(
                     BlockContent(
@@ -252,7 +252,7 @@ def test_recorded_history_has_texts_of_blocks_that_are_gone(live_session, qtbot)
     keeping.set_on(False)
     ring_recording = live_session.disk_history.open_recording(lambda share: True)
     text = next(text for text in ring_recording.texts() if text.hash)
-    gone = Asked(text.epoch, 10**6, 0, 16, int(text.hash, 16))  # not a row of the engine
+    gone = BlockTextLookup(text.epoch, 10**6, 0, 16, int(text.hash, 16))  # not a row of the engine
 
     def tells():
         live_session.texts.request("test", [gone])

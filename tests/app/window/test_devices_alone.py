@@ -39,7 +39,7 @@ def test_roofline_explains_that_there_are_no_steps(make_engine, make_session, po
     view = RooflineView(session)
     qtbot.addWidget(view)
     view.refresh()
-    assert NO_STEPS_HERE in driver.lines(view)
+    assert NO_STEPS_HERE in driver.visible_texts(view)
     view.shut_down()
 
 
@@ -49,7 +49,7 @@ def test_prefixes_and_console_offer_nothing_without_a_pool(make_engine, make_ses
     poll(session)
     prefixes, page = window.views["prefixes"], window.views["console"].page
     prefixes.refresh()
-    assert NO_POOL in driver.lines(prefixes)
+    assert NO_POOL in driver.visible_texts(prefixes)
     page.show_status()
     assert page.starters.findChildren(StarterButton)
     assert all(button.isHidden() for button in page.starters.findChildren(StarterButton))
@@ -64,4 +64,4 @@ def test_unreported_request_counters_are_dashes(make_engine, make_session, poll,
     qtbot.addWidget(numbers)
     numbers.show_numbers(session.mirror)
     assert {numbers.value(name) for name in ("num_running", "finished", "preemptions")} == {"–"}
-    assert "This address reports devices only; it has no requests." in driver.lines(numbers)
+    assert "This address reports devices only; it has no requests." in driver.visible_texts(numbers)

@@ -17,7 +17,7 @@ CONTROL = Qt.KeyboardModifier.ControlModifier
 def window(engine, session, make_window, poll, qtbot):
     for number in (1, 2, 3):
         engine.request(number, blocks=[number])
-        engine.hold([number], owner=number)
+        engine.write_blocks([number], owner=number)
     poll(session)
     made = make_window(session, with_views=("console", "requests"), size=(1500, 900))
     made.activateWindow()

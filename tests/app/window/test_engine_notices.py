@@ -36,7 +36,7 @@ def window_and_keeper(make_engine, make_session, make_window):
     """Window whose engine ended with a long reason, and its keeper."""
     engine = make_engine()
     engine.source.updates.clear()
-    engine.say(SourceState.CONNECTING)
+    engine.set_status(SourceState.CONNECTING)
     keeper = FakeKeeper()
     window = make_window(make_session(engine), keeper=keeper, size=(900, 700))
     keeper.ended.emit(REASON + REMEDY)
@@ -54,7 +54,7 @@ def test_ended_engine_is_shown_as_stopped_until_it_is_restarted(window_and_keepe
     window, keeper = window_and_keeper
     window.session.poll()
     assert window.session.status.state is SourceState.ENDED
-    assert driver.status(window, "state").text().startswith("Stopped: max_model_len=8192")
+    assert driver.status_label(window, "state").text().startswith("Stopped: max_model_len=8192")
     keeper.started.emit()
     assert window.session.status.state is SourceState.CONNECTING
 
@@ -62,21 +62,21 @@ def test_ended_engine_is_shown_as_stopped_until_it_is_restarted(window_and_keepe
 def test_unreachable_address_shows_the_reason_and_can_be_changed(make_engine, make_session, make_window, qtbot):
     engine = make_engine()
     engine.source.updates.clear()
-    engine.say(SourceState.CONNECTING)
+    engine.set_status(SourceState.CONNECTING)
     session = make_session(engine)
     attached = []
     window = make_window(session, attach=attached.append)
     why = "nothing listens on 127.0.0.1:7710 (connection refused)"
-    engine.say(SourceState.CONNECTING, why)
+    engine.set_status(SourceState.CONNECTING, why)
     driver.poll_until(session, lambda: session.status.reason == why, qtbot)
     words = [label.text() for label in window.welcome.findChildren(QLabel)]
     assert any("Nothing listens on 127.0.0.1:7710" in text for text in words)
     buttons = {button.text(): button for button in window.welcome.findChildren(QPushButton) if not button.isHidden()}
     assert {"Change address…", "Cancel"} <= buttons.keys()
     qtbot.mouseClick(buttons["Change address…"], Qt.MouseButton.LeftButton)
-    sheet = window.findChild(AttachDialog)
-    sheet.fields.where.setText("ipc:///nowhere/telemetry")
-    attach = next(button for button in sheet.findChildren(QPushButton) if button.text() == "Attach")
+    dialog = window.findChild(AttachDialog)
+    dialog.fields.where.setText("ipc:///nowhere/telemetry")
+    attach = next(button for button in dialog.findChildren(QPushButton) if button.text() == "Attach")
     attach.click()
     assert [address.text for address in attached] == ["ipc:///nowhere/telemetry"]
     assert not window.isVisible()
@@ -88,13 +88,13 @@ def test_waiting_message_can_be_cancelled_and_is_hidden_once_the_engine_answers(
     engine = make_engine()
     updates = list(engine.source.updates)
     engine.source.updates.clear()
-    engine.say(SourceState.CONNECTING, "no socket file /nowhere/telemetry")
+    engine.set_status(SourceState.CONNECTING, "no socket file /nowhere/telemetry")
     session = make_session(engine)
     window = make_window(session)
-    driver.poll_until(session, lambda: "Cancel" in driver.lines(window.welcome), qtbot)
-    assert "Change address…" not in driver.lines(window.welcome)  # no `attach` callback was given
+    driver.poll_until(session, lambda: "Cancel" in driver.visible_texts(window.welcome), qtbot)
+    assert "Change address…" not in driver.visible_texts(window.welcome)  # no `attach` callback was given
     engine.source.updates.extend(updates)
-    engine.live()
+    engine.set_live()
     poll(session)
     assert window.page_map.isVisible()
 
@@ -127,7 +127,7 @@ def test_change_of_8_bit_activations_is_confirmed_and_restarts_the_engine(
     assert keeper.engine.options_set == [("--quantization", value), "restart"]
 
 
-def test_closing_asks_while_the_own_engine_has_unfinished_requests(make_engine, make_session, make_window, poll):
+def test_closing_asks_if_the_own_engine_has_unfinished_requests(make_engine, make_session, make_window, poll):
     engine = make_engine()
     session = make_session(engine)
     engine.request(1)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.app.compare.conftest import BEGAN_NS, record
+from tests.app.compare.conftest import BEGAN_NS, write_recording
 
 from kvscope_app.session.session import Session
 from kvscope_app.session.time_span import TimeSpan
-from kvscope_app.views.heatmap.time_frame import Stance
+from kvscope_app.views.heatmap.time_frame import TimeFrameMode
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
 
@@ -18,7 +18,7 @@ WAIT_MS = 60_000
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    return record(tmp_path_factory.mktemp("recordings") / "one.mcap", 700, 120)
+    return write_recording(tmp_path_factory.mktemp("recordings") / "one.mcap", 700, 120)
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_unlinked_view_keeps_its_range_until_it_is_linked_again(window):
     timeline, heatmap = window.views["timeline"], window.views["heatmap"]
     heatmap.link.button.click()
     timeline.canvas.zoom(0.3, 0.5)
-    assert heatmap.frame.mode is Stance.FIT
+    assert heatmap.frame.mode is TimeFrameMode.FIT
     heatmap.frame.zoom(2.0, 100)
     assert window.session.timeline.visible_range.span == timeline.canvas.shown.span, (
         "zooming an unlinked view must not change the shared range"
@@ -112,7 +112,7 @@ def test_alt_left_undoes_a_zoom_in_all_views(window):
     span = timeline.canvas.shown.span
     actions["zoom_back"].trigger()
     assert timeline.canvas.shown.span == timeline.canvas.whole
-    assert heatmap.frame.mode is Stance.FIT
+    assert heatmap.frame.mode is TimeFrameMode.FIT
     actions["zoom_forward"].trigger()
     assert timeline.canvas.shown.span == span
 

@@ -37,9 +37,9 @@ def test_emitting_signals_keeps_reference_counts(session):
     assert all(abs(b - a) < 50 for a, b in zip(before, after, strict=True))
 
 
-def test_all_views_load_and_refresh(engine, session, make_window, poll):
+def test_all_views_load_refresh_and_follow_the_theme(engine, session, make_window, poll):
     engine.request(1, blocks=[3])
-    engine.hold([3])
+    engine.write_blocks([3])
     poll(session)
     window = make_window(session, with_views=True, size=(1500, 900))
     assert set(window.views) == {"page_map", *(spec.name for spec in DOCKS)}
@@ -53,7 +53,7 @@ def test_all_views_load_and_refresh(engine, session, make_window, poll):
 
 
 def test_view_that_becomes_visible_has_the_current_theme(engine, session, make_window, poll, qtbot):
-    engine.hold([3])
+    engine.write_blocks([3])
     poll(session)
     window = make_window(session, with_views=("requests", "timeline"), size=(1500, 900))
     window.focus_view("requests")
@@ -72,18 +72,18 @@ def test_view_that_becomes_visible_has_the_current_theme(engine, session, make_w
 def test_welcome_page_shows_loading_progress_until_there_is_a_pool(make_engine, make_session, make_window, poll):
     engine = make_engine()
     first = engine.source.updates.popleft()
-    engine.say(SourceState.LOADING)
+    engine.set_status(SourceState.LOADING)
     session = make_session(engine)
     window = make_window(session)
     assert window.welcome.isVisible()
     engine.progress("download", done=25 << 20, total=100 << 20, unit="bytes", detail="model.gguf")
     poll(session)
-    assert "Downloading the model" in driver.lines(window.welcome)
-    assert "model.gguf: 25.0 MiB of 100.0 MiB" in driver.text(window.welcome)
-    assert driver.only(window.welcome, QProgressBar).value() == 250
+    assert "Downloading the model" in driver.visible_texts(window.welcome)
+    assert "model.gguf: 25.0 MiB of 100.0 MiB" in driver.visible_text(window.welcome)
+    assert driver.only_child(window.welcome, QProgressBar).value() == 250
     engine.progress("warm up")
     poll(session)
-    assert driver.only(window.welcome, QProgressBar).maximum() == 0
+    assert driver.only_child(window.welcome, QProgressBar).maximum() == 0
     engine.source.updates.append(first)
     poll(session)
     assert not window.welcome.isVisible()
@@ -92,24 +92,24 @@ def test_welcome_page_shows_loading_progress_until_there_is_a_pool(make_engine, 
 
 
 def test_ended_engine_is_reported_and_its_last_state_stays_visible(engine, session, make_window, poll):
-    engine.hold([1, 2])
+    engine.write_blocks([1, 2])
     poll(session)
     window = make_window(session)
-    engine.say(SourceState.ENDED, "the engine stopped unexpectedly")
+    engine.set_status(SourceState.ENDED, "the engine stopped unexpectedly")
     session.poll()
     assert "stopped unexpectedly" in window.banner.text
     assert session.mirror.num_active == 2
-    engine.begin(epoch=11)
+    engine.restart(epoch=11)
     poll(session)
     assert window.banner.text == ""
 
 
 def test_stuck_engine_is_reported_until_it_recovers(engine, session, make_window):
     window = make_window(session)
-    engine.say(SourceState.STUCK, "step 4 has not finished for 6 s")
+    engine.set_status(SourceState.STUCK, "step 4 has not finished for 6 s")
     session.poll()
     assert "stuck" in window.banner.text
-    engine.live()
+    engine.set_live()
     session.poll()
     assert window.banner.text == ""
 
@@ -127,11 +127,11 @@ def test_space_pauses_and_end_goes_live(session, make_window, qtbot):
     qtbot.waitUntil(window.isActiveWindow)
     qtbot.keyClick(window.page_map.canvas, Qt.Key.Key_Space)
     assert session.timeline.is_paused
-    assert "PAUSED" in driver.moment_shown(window)
+    assert "PAUSED" in driver.current_view_text(window)
     assert window.actions_by_name["to_end"].isEnabled()
     qtbot.keyClick(window.page_map.canvas, Qt.Key.Key_End)
     assert not session.timeline.is_paused
-    assert driver.moment_shown(window) == "LIVE"
+    assert driver.current_view_text(window) == "LIVE"
 
 
 def test_space_presses_a_focused_button_instead(session, make_window, qtbot):
@@ -230,7 +230,7 @@ def test_console_is_shown_again_for_an_engine_that_takes_prompts(make_engine, ma
     window = make_window(session)
     assert window.docks["console"].isHidden()
     engine.capabilities = Capabilities()
-    engine.begin(epoch=12)
+    engine.restart(epoch=12)
     poll(session)
     assert window.docks["console"].isVisible()
 
@@ -269,9 +269,9 @@ def test_command_palette_finds_and_runs_an_action(session, make_window, qtbot):
     window = make_window(session)
     window.actions_by_name["palette"].trigger()
     (palette,) = window.findChildren(CommandPalette)
-    qtbot.keyClicks(driver.only(palette, QLineEdit), "colour by ow")
-    assert driver.only(palette, QListWidget).count() >= 1
-    qtbot.keyClick(driver.only(palette, QLineEdit), Qt.Key.Key_Return)
+    qtbot.keyClicks(driver.only_child(palette, QLineEdit), "colour by ow")
+    assert driver.only_child(palette, QListWidget).count() >= 1
+    qtbot.keyClick(driver.only_child(palette, QLineEdit), Qt.Key.Key_Return)
     assert window.page_map.mode is OWNER
 
 
@@ -280,14 +280,14 @@ def test_command_palette_shows_a_message_if_nothing_matches(session, make_window
     window = make_window(session)
     window.actions_by_name["palette"].trigger()
     (palette,) = window.findChildren(CommandPalette)
-    qtbot.keyClicks(driver.only(palette, QLineEdit), "zzqqy")
-    assert driver.rows(driver.only(palette, QListWidget)) == [NOTHING_FOUND]
+    qtbot.keyClicks(driver.only_child(palette, QLineEdit), "zzqqy")
+    assert driver.list_texts(driver.only_child(palette, QListWidget)) == [NOTHING_FOUND]
     for key in (Qt.Key.Key_Down, Qt.Key.Key_Return):
-        qtbot.keyClick(driver.only(palette, QLineEdit), key)
+        qtbot.keyClick(driver.only_child(palette, QLineEdit), key)
     assert palette.isVisible(), "no entry was run"
-    driver.only(palette, QLineEdit).clear()
-    qtbot.keyClicks(driver.only(palette, QLineEdit), "segments")
-    assert [action_text(driver.only(palette, QListWidget).item(0).data(Qt.ItemDataRole.UserRole))] == [
+    driver.only_child(palette, QLineEdit).clear()
+    qtbot.keyClicks(driver.only_child(palette, QLineEdit), "segments")
+    assert [action_text(driver.only_child(palette, QListWidget).item(0).data(Qt.ItemDataRole.UserRole))] == [
         "PyTorch memory segments…"
     ]
     palette.close()
@@ -320,10 +320,10 @@ def test_command_palette_ranks_a_whole_name_first():
 def test_dialogs_open_non_modal_and_close(name, session, make_window):
     window = make_window(session, attach=lambda address: None)
     window.actions_by_name[name].trigger()
-    (sheet,) = window.findChildren(Sheet)
-    assert sheet.isVisible()
-    assert not sheet.isModal()
-    sheet.close()
+    (dialog,) = window.findChildren(Sheet)
+    assert dialog.isVisible()
+    assert not dialog.isModal()
+    dialog.close()
 
 
 def test_shortcuts_dialog_lists_every_action_with_a_key(session, make_window):
@@ -331,8 +331,8 @@ def test_shortcuts_dialog_lists_every_action_with_a_key(session, make_window):
 
     window = make_window(session)
     window.actions_by_name["shortcuts"].trigger()
-    (sheet,) = window.findChildren(Sheet)
-    words = {label.text() for label in sheet.findChildren(QLabel)}
+    (dialog,) = window.findChildren(Sheet)
+    words = {label.text() for label in dialog.findChildren(QLabel)}
     for _, action in entries(window):
         if action.shortcuts():
             assert action_text(action).rstrip("…") in words
@@ -342,13 +342,13 @@ def test_attach_dialog_passes_valid_addresses_on_and_refuses_others(session, mak
     opened = []
     window = make_window(session, attach=opened.append)
     window.actions_by_name["attach"].trigger()
-    (sheet,) = window.findChildren(Sheet)
-    sheet.fields.where.setText("http://nowhere")
-    driver.press(sheet, "Attach")
-    assert "http://nowhere" in driver.text(sheet)
+    (dialog,) = window.findChildren(Sheet)
+    dialog.fields.where.setText("http://nowhere")
+    driver.click_button(dialog, "Attach")
+    assert "http://nowhere" in driver.visible_text(dialog)
     assert opened == []
-    sheet.fields.where.setText("tcp://127.0.0.1:5555")
-    driver.press(sheet, "Attach")
+    dialog.fields.where.setText("tcp://127.0.0.1:5555")
+    driver.click_button(dialog, "Attach")
     assert opened == [Address("tcp://127.0.0.1:5555")]
 
 
@@ -374,7 +374,7 @@ def test_prefix_cache_is_reset_only_after_confirmation(engine, session, make_win
 
 def test_status_bar_shows_model_losses_and_latency(engine, session, make_window, poll, qtbot):
     window = make_window(session)
-    engine.hold([1])
+    engine.write_blocks([1])
     poll(session)
     from kvscope_telemetry.source import SourceStatus
 
@@ -382,7 +382,7 @@ def test_status_bar_shows_model_losses_and_latency(engine, session, make_window,
         SourceState.LIVE, frames_received=12_345, frames_dropped=3, messages_rejected=1, latency_ns=420_000
     )
     driver.poll_until(session, lambda: session.status == engine.source.status, qtbot)
-    texts = {name: driver.status(window, name).text() for name in ("state", "model", "frames", "latency")}
+    texts = {name: driver.status_label(window, name).text() for name in ("state", "model", "frames", "latency")}
     assert texts["state"] == "Live"
     assert "fake-135M" in texts["model"]
     assert "3 lost" in texts["frames"]
@@ -391,14 +391,14 @@ def test_status_bar_shows_model_losses_and_latency(engine, session, make_window,
 
 
 def test_small_window_keeps_a_usable_map(engine, session, make_window, poll):
-    engine.hold([1])
+    engine.write_blocks([1])
     poll(session)
     window = make_window(session, size=(760, 520))
     assert window.width() <= 900
     assert window.page_map.canvas.width() >= 180
 
 
-def test_settings_file_is_ini(settings):
+def test_settings_format_is_ini(settings):
     assert settings.format() is QSettings.Format.IniFormat
 
 

@@ -67,9 +67,9 @@ def test_keys_in_the_shortcuts_dialog_are_not_truncated(qtbot):
     qtbot.addWidget(parent)
     action = QAction("An action with a rather long name that says what it does", parent)
     action.setShortcuts(["Ctrl+Shift+Z", "Ctrl+Y"])
-    sheet = shortcut_dialog(parent, [("Edit", action)], lambda: None)
-    sheet.show()
-    area = sheet.findChild(QScrollArea)
+    dialog = shortcut_dialog(parent, [("Edit", action)], lambda: None)
+    dialog.show()
+    area = dialog.findChild(QScrollArea)
     area.widget().layout().activate()
     assert area.widget().width() <= area.viewport().width()
     keys = [label for label in area.widget().findChildren(QLabel) if label.property("look") == "key"]
@@ -122,18 +122,18 @@ def test_all_menus_fit_at_twice_the_zoom(make_window, session, qtbot):
     try:
         for _ in range(10):
             window.themes.zoom(1)
-        qtbot.waitUntil(lambda: not driver.corner(window).findChildren(QToolButton)[0].isVisible())
+        qtbot.waitUntil(lambda: not driver.menu_bar_corner(window).findChildren(QToolButton)[0].isVisible())
         bar = window.menuBar()
         assert window.page_map.minimumSizeHint().width() < window.width() // 3
-        assert all(bar.actionGeometry(action).right() <= driver.corner(window).x() for action in bar.actions())
+        assert all(bar.actionGeometry(action).right() <= driver.menu_bar_corner(window).x() for action in bar.actions())
     finally:
         window.themes.zoom(0)
-    qtbot.waitUntil(driver.corner(window).findChildren(QToolButton)[0].isVisible)
+    qtbot.waitUntil(driver.menu_bar_corner(window).findChildren(QToolButton)[0].isVisible)
 
 
 @pytest.fixture
 def small_window(make_window, session, engine, poll):
-    engine.hold([1, 2])
+    engine.write_blocks([1, 2])
     poll(session)
     window = make_window(session, with_views=("requests", "events", "timeline"), size=(640, 480))
     window.show_map()
@@ -149,8 +149,8 @@ def actions_in_menus(menu_actions):
 
 
 def test_small_menu_bar_offers_its_buttons_in_a_menu_and_overlaps_nothing(small_window, qtbot):
-    window, corner, bar = small_window, driver.corner(small_window), small_window.menuBar()
-    more = driver.button(corner, "More")
+    window, corner, bar = small_window, driver.menu_bar_corner(small_window), small_window.menuBar()
+    more = driver.find_button(corner, "More")
     qtbot.waitUntil(more.isVisible)
     names = ("play", "record", "palette", "theme_toggle", "shortcuts")
     actions = [window.actions_by_name[name] for name in names]
@@ -166,8 +166,8 @@ def test_small_menu_bar_offers_its_buttons_in_a_menu_and_overlaps_nothing(small_
 
 
 def test_more_menu_is_hidden_when_its_buttons_fit(small_window, qtbot):
-    window, corner = small_window, driver.corner(small_window)
-    more, theme = driver.button(corner, "More"), driver.button(corner, "Switch theme")
+    window, corner = small_window, driver.menu_bar_corner(small_window)
+    more, theme = driver.find_button(corner, "More"), driver.find_button(corner, "Switch theme")
     qtbot.waitUntil(more.isVisible)
     assert not theme.isVisible()
     window.resize(1200, 800)
@@ -176,7 +176,7 @@ def test_more_menu_is_hidden_when_its_buttons_fit(small_window, qtbot):
 
 
 def test_buttons_of_a_small_window_are_not_truncated(make_window, session, engine, poll, qtbot):
-    engine.hold([1, 2])
+    engine.write_blocks([1, 2])
     engine.request(1, [1, 2])
     poll(session)
     window = make_window(session, with_views=True, size=(640, 480))

@@ -33,7 +33,7 @@ def shown_labels(bar):
 
 def test_narrow_status_bar_hides_the_least_important_texts(bar):
     assert {"state", "model", "frames", "rate", "latency", "display"} <= shown_labels(bar)
-    wide = sum(driver.named(bar, name).sizeHint().width() for name in ("frames", "state"))
+    wide = sum(driver.child_named(bar, name).sizeHint().width() for name in ("frames", "state"))
     bar.window().resize(wide + 120, 100)
     assert shown_labels(bar) == {"state", "frames"}
     assert bar.width() == bar.window().width() == wide + 120
@@ -43,8 +43,8 @@ def test_narrow_status_bar_hides_the_least_important_texts(bar):
 
 def test_long_reason_is_elided_to_the_remaining_width(bar, engine, session, qtbot):
     reason = "seen from outside; for the rest: kvscope --attach ipc:///tmp/kvscope-vllm; no KV events were found there"
-    state = driver.named(bar, "state")
-    engine.say(SourceState.LIVE, reason)
+    state = driver.child_named(bar, "state")
+    engine.set_status(SourceState.LIVE, reason)
 
     def is_whole():
         session.poll()
@@ -85,13 +85,13 @@ def test_message_that_is_too_long_is_elided(bar):
 
 
 def test_status_bar_shows_the_quantization_of_weights(bar, engine, session, poll):
-    assert "weights" not in driver.named(bar, "model").text()
+    assert "weights" not in driver.child_named(bar, "model").text()
     model = replace(engine.hello.model, dtype="bfloat16", quantization="int8")
     engine.hello = replace(engine.hello, model=model)
     engine.source.updates.append(Update(snapshot=engine.snapshot()))
     poll(session)
     bar.refresh()
-    assert "bfloat16  ·  8-bit weights" in driver.named(bar, "model").text()
+    assert "bfloat16  ·  8-bit weights" in driver.child_named(bar, "model").text()
 
 
 def test_quantization_text_names_bits_or_format():
@@ -100,7 +100,7 @@ def test_quantization_text_names_bits_or_format():
 
 
 def test_click_on_the_engine_address_copies_it(bar, qtbot):
-    label = driver.named(bar, "address")
+    label = driver.child_named(bar, "address")
     assert label.text() == "ipc:///fake/telemetry"
     qtbot.mouseClick(label, Qt.MouseButton.LeftButton)
     assert QGuiApplication.clipboard().text() == "ipc:///fake/telemetry"

@@ -16,7 +16,7 @@ LONG = "No block was free for a request that waits, and nothing could be given u
 
 @pytest.fixture(params=[(1280, 800), (880, 620)], ids=["wide", "small"])
 def window(request, engine, session, make_window, poll, qtbot):
-    engine.hold([1, 2])
+    engine.write_blocks([1, 2])
     poll(session)
     made = make_window(session, size=request.param)
     made.page_map.refresh()

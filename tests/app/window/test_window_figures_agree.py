@@ -23,7 +23,7 @@ from kvscope_app.session.session import Session
 from kvscope_app.ui.number_text import count, num_bytes, percent, plural, seconds, short
 from kvscope_app.window.main_window import MainWindow
 from kvscope_telemetry.alarms.rules import Rule
-from kvscope_telemetry.exports.digest import digest
+from kvscope_telemetry.exports.run_summary import summarize_run
 from kvscope_telemetry.exports.span import span_of
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import Accepted, Submit, Tokens
@@ -66,7 +66,7 @@ class Moment:
     window: MainWindow
     mirror: Mirror
     recent: dict[str, float | None]
-    """Figures of a report of the last ten whole seconds; empty live."""
+    """Figures of a report of the last ten whole seconds; empty in a live session."""
 
     @property
     def pool(self) -> dict[str, int]:
@@ -134,7 +134,7 @@ class ComparedFigure:
     expected: Read
     views: dict[str, Read]
     live: bool = True
-    """Whether it is compared in a live session as well: rates have no recording to be compared with there."""
+    """Whether the figure is also compared in a live session, which has no recorded rates to compare with."""
 
 
 def share(part: int, whole: int) -> str:
@@ -316,8 +316,9 @@ def is_same(said: str, expected: str) -> bool:
 
 
 def disagreements(at: Moment, read_views: set[tuple[str, str]], *, is_live: bool) -> list[str]:
-    """What a view says otherwise than it is. Panels that this recording does not have are left out; those that were
-    read are added to `read_views`.
+    """Return a description of each wrong value in a view.
+
+    Panels that this recording does not have are left out; the values that were read are added to `read_views`.
     """
     wrong = []
     for figure in FIGURES:
@@ -345,7 +346,7 @@ def wait_until_they_agree(
     return read_views
 
 
-# The recordings
+# Recordings
 
 
 def slow_recording(path) -> None:
@@ -414,9 +415,9 @@ def recent_figures(recording: Recording, overview: SessionOverview, cursor_ns: i
     """Return the report figures (`kvscope export --from --until`) of the last ten whole wall-clock seconds."""
     end_s = (cursor_ns // SECOND_NS * SECOND_NS - recording.start_ns) / 1e9
     if end_s <= 0:
-        return dict.fromkeys(digest(recording, overview, span_of(recording)).figures)
+        return dict.fromkeys(summarize_run(recording, overview, span_of(recording)).figures)
     span = span_of(recording, max(end_s - RECENT_S, recording.first_s), end_s - 1e-9)
-    return digest(recording, overview, span).figures
+    return summarize_run(recording, overview, span).figures
 
 
 def num_requests(recording: Recording) -> int:
@@ -493,7 +494,7 @@ MISSING_FIGURES = {
     "hybrid": set(),
     "slow": {"evicted_blocks_per_min", "evicted blocks", "preemptions", "hit rate", "queued, p50"},
 }
-"""Figures that a recording has nothing of."""
+"""Figures that a recording does not contain."""
 
 
 @pytest.mark.parametrize(
@@ -526,7 +527,7 @@ class LiveRecording:
     def go_on_until(self, at_s: float) -> None:
         self._until = bisect_right(self._times, at_s)
 
-    def take_update(self) -> Update | None:
+    def poll_update(self) -> Update | None:
         new = [message for _, message in self.messages[self._told : self._until]]
         if not new:
             return None
@@ -610,7 +611,7 @@ def read_rate(charts, at_s: float) -> str:
     return charts.panels["decode"].legend.values.get("decode_tokens", "")
 
 
-# The speed of a request, in the console that asked for it and in the table of requests
+# Speed of a request, in the console and in the request table
 
 
 class AnsweringEngine:

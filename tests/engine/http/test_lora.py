@@ -122,7 +122,7 @@ def test_one_that_somebody_else_loaded_is_known_at_once(served: Served, folders:
 
         def heard(kind: type) -> Callable[[], bool]:
             def look() -> bool:
-                replies.extend(source.take_replies())
+                replies.extend(source.poll_replies())
                 source.update_mirror()
                 return any(isinstance(reply, kind) for reply in replies)
 

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.engine.http.served import Served, wait_for
 
 from kvscope_engine import Engine, EngineConfig
-from kvscope_telemetry.metrics.page import MetricsPage
+from kvscope_telemetry.metrics.metrics_page import MetricsPage
 
 CONFIG = EngineConfig(device="cpu", num_gpu_blocks_override=512, max_num_seqs=32)
 HELLO: Any = [{"role": "user", "content": "What is the capital of France?"}]

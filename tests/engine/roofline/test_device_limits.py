@@ -19,12 +19,12 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path))
-    begin_anew()
+    start_segment()
     yield tmp_path
-    begin_anew()
+    start_segment()
 
 
-def begin_anew() -> None:
+def start_segment() -> None:
     """As another start: what this process knew is forgotten."""
     limits._limits.cache_clear()
 
@@ -59,7 +59,7 @@ def test_a_type_that_a_cpu_is_slow_at_is_no_limit(monkeypatch: pytest.MonkeyPatc
 def test_it_is_measured_once_a_device_and_type(folder: Path, measured: list[torch.dtype]) -> None:
     for _ in range(2):
         assert device_limits(CPU, "a CPU", torch.float32) == DeviceLimits(5, 1)
-        begin_anew()
+        start_segment()
     assert device_limits(CPU, "another", torch.float32) == DeviceLimits(5, 2)
     assert device_limits(CPU, "a CPU", torch.bfloat16) == DeviceLimits(5, 3)
     assert measured == [torch.float32, torch.float32, torch.bfloat16]
@@ -70,7 +70,7 @@ def test_what_is_older_than_a_day_is_measured_again(folder: Path, measured: list
     place = folder / "device_limits.json"
     kept = {key: [1, 1, time.time() - 2 * 24 * 3600] for key in json.loads(place.read_text("utf-8"))}
     place.write_text(json.dumps(kept), "utf-8")
-    begin_anew()
+    start_segment()
     assert device_limits(CPU, "a CPU", torch.float32) == DeviceLimits(5, 2)
 
 

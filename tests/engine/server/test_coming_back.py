@@ -104,7 +104,7 @@ from kvscope_telemetry.messages.commands import Control, Done
 from kvscope_telemetry.sources.live_source import LiveSource
 source = LiveSource(sys.argv[1])
 source.send(Control(action="pause", lease_s=float(sys.argv[2])))
-source.wait(lambda: any(isinstance(r, Done) for r in source.take_replies()), 60)
+source.wait(lambda: any(isinstance(r, Done) for r in source.poll_replies()), 60)
 print("paused", flush=True)
 time.sleep(600)
 """
@@ -358,7 +358,7 @@ def test_one_that_was_lost_for_not_reading_comes_back_and_hears_the_rest(
     with LiveSource(f"ipc://{folder}") as source:
 
         def has(kind: type[Reply], count: int) -> bool:
-            replies.extend(source.take_replies())
+            replies.extend(source.poll_replies())
             return sum(isinstance(reply, kind) for reply in replies) >= count
 
         source.send(submit("mine", max_tokens=300))
@@ -375,7 +375,7 @@ def test_who_closes_is_not_waited_for(start: Callable[..., Site], client: Client
     client.wait_ready()
     with LiveSource(f"ipc://{folder}") as source:
         source.send(submit("mine"))
-        assert source.wait(lambda: any(isinstance(r, Tokens) for r in source.take_replies()), WAIT_S)
+        assert source.wait(lambda: any(isinstance(r, Tokens) for r in source.poll_replies()), WAIT_S)
     client.telemetry(Heartbeat, lambda beat: beat.num_unfinished == 0)
 
 
@@ -448,7 +448,7 @@ def _stream_over(cuts: tuple[Cut, Cut]) -> tuple[list[int], str]:
     with LiveSource(f"tcp://127.0.0.1:{cuts[0].port}") as source:
 
         def has(kind: type[Reply], count: int) -> bool:
-            replies.extend(source.take_replies())
+            replies.extend(source.poll_replies())
             return sum(isinstance(reply, kind) for reply in replies) >= count
 
         source.send(submit("mine", max_tokens=400))

@@ -14,7 +14,7 @@ from fake_nvml import LOST, FakeNvml, NVMLError, two_gpus
 
 from kvscope_engine.server.device_publisher import NO_ENGINE, DevicePublisher
 from kvscope_telemetry.devices.gpus import Gpus
-from kvscope_telemetry.devices.host import HostReader
+from kvscope_telemetry.devices.host_reader import HostReader
 from kvscope_telemetry.devices.sampler import DevicesSampler
 from kvscope_telemetry.messages.commands import Abort, Failed, Refused, Reply, Submit
 from kvscope_telemetry.messages.devices import Devices
@@ -44,7 +44,7 @@ def updates_until(source: LiveSource, is_enough: Callable[[Update], bool]) -> li
     found: list[Update] = []
     deadline_s = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline_s:
-        update = source.take_update()
+        update = source.poll_update()
         if update is None:
             time.sleep(0.005)
             continue
@@ -91,7 +91,7 @@ def test_what_needs_an_engine_is_refused_with_the_reason(source: LiveSource) -> 
     replies: list[Reply] = []
     deadline_s = time.monotonic() + LIMIT_S
     while len(replies) < 2 and time.monotonic() < deadline_s:
-        replies += source.take_replies()
+        replies += source.poll_replies()
         time.sleep(0.005)
     assert {type(reply) for reply in replies} == {Refused, Failed}
     assert all(NO_ENGINE in reply.reason for reply in replies if isinstance(reply, Refused | Failed))

@@ -49,7 +49,7 @@ def ask(source: LiveSource, wanted: Submit | Control) -> Reply:
     replies: list[Reply] = []
 
     def has_answer() -> bool:
-        replies.extend(r for r in source.take_replies() if isinstance(r, Accepted | Refused | Done | Failed))
+        replies.extend(r for r in source.poll_replies() if isinstance(r, Accepted | Refused | Done | Failed))
         return bool(replies)
 
     assert source.wait(has_answer, WAIT_S), source.status

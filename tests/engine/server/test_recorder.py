@@ -41,7 +41,7 @@ def test_it_begins_with_a_state_and_is_whole(engine: SimulatedEngine, tmp_path: 
         take(recorder, engine.hello)
         take(recorder, engine.advance())  # follows nothing that is known
         assert recorder.wants_snapshot
-        recorder.give(engine.snapshot())
+        recorder.add_snapshot(engine.snapshot())
         assert not recorder.wants_snapshot
         frames = [engine.advance() for _ in range(5)]
         for frame in frames:
@@ -59,12 +59,12 @@ def test_a_hole_is_mended_by_a_new_state(
 ) -> None:
     monkeypatch.setattr("kvscope_telemetry.recordings.engine_recorder.MIN_PAUSE_S", 0.0)
     with EngineRecorder(tmp_path / "x.mcap") as recorder:
-        recorder.give(engine.snapshot())
+        recorder.add_snapshot(engine.snapshot())
         take(recorder, engine.advance())
         engine.advance()  # the publisher threw it away
         take(recorder, engine.advance())
         assert recorder.wants_snapshot
-        recorder.give(engine.snapshot())
+        recorder.add_snapshot(engine.snapshot())
         take(recorder, engine.advance())
     recording = Recording.open(tmp_path / "x.mcap")
     assert recording.state_at(recording.info.duration_s).ledger.differences(engine.ledger) == []
@@ -76,12 +76,10 @@ def test_texts_are_asked_for_between_steps_and_written(
 ) -> None:
     monkeypatch.setattr("kvscope_telemetry.block_texts.published_texts.ASK_EVERY_S", 0.0)
     with EngineRecorder(tmp_path / "x.mcap", texts=True) as recorder:
-        recorder.give(engine.snapshot())
+        recorder.add_snapshot(engine.snapshot())
         for _ in range(30):
             take(recorder, engine.advance())
-            recorder.give_texts(
-                BlockContent(block=block, token_ids=(1, 2), text="hi") for block in recorder.wants_texts
-            )
+            recorder.add_texts(BlockContent(block=block, token_ids=(1, 2), text="hi") for block in recorder.wants_texts)
     recording = Recording.open(tmp_path / "x.mcap")
     assert recording.has_texts
     assert {text.text for text in recording.texts()} == {"hi"}
@@ -89,10 +87,10 @@ def test_texts_are_asked_for_between_steps_and_written(
 
 def test_without_being_asked_for_there_are_no_texts(engine: SimulatedEngine, tmp_path: Path) -> None:
     with EngineRecorder(tmp_path / "x.mcap") as recorder:
-        recorder.give(engine.snapshot())
+        recorder.add_snapshot(engine.snapshot())
         take(recorder, engine.advance())
         assert recorder.wants_texts == ()
-        recorder.give_texts([BlockContent(block=1, token_ids=(1,), text="secret")])
+        recorder.add_texts([BlockContent(block=1, token_ids=(1,), text="secret")])
     assert not Recording.open(tmp_path / "x.mcap").has_texts
     assert b"secret" not in (tmp_path / "x.mcap").read_bytes()
 
@@ -106,7 +104,7 @@ def test_without_a_state_there_is_no_file(tmp_path: Path) -> None:
 def test_an_end_before_its_time_is_told_once(engine: SimulatedEngine, tmp_path: Path) -> None:
     received: list[str] = []
     recorder = EngineRecorder(tmp_path / "x.mcap", received.append)
-    recorder.give(engine.snapshot())
+    recorder.add_snapshot(engine.snapshot())
     take(recorder, engine.advance())
     recorder.writer._fail("No space left on device")  # as a full disk does
     for _ in range(3):

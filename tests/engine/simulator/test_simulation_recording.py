@@ -82,7 +82,7 @@ def test_played_to_its_end_the_mirror_is_the_simulations_pool(
     with PlaybackSource(Recording.open(tmp_path / "run.mcap"), clock=count(0, 100_000_000).__next__) as source:
         source.set_speed(1000.0)
         assert source.wait(lambda: source.is_at_end, 60.0)
-        while (update := source.take_update()) is not None:
+        while (update := source.poll_update()) is not None:
             mirror.apply(update)
     assert mirror.ledger.differences(simulation.pool.ledger) == []
     assert (mirror.step, mirror.time_ns) == (simulation.step_count, simulation.now_ns)

@@ -35,12 +35,12 @@ KEY = table_key(DECODE, GIVEN, 4, 2, is_quantized=False)
 def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(name="A GPU"))
-    begin_anew()
+    start_segment()
     yield
-    begin_anew()
+    start_segment()
 
 
-def begin_anew() -> None:
+def start_segment() -> None:
     """As another start: what this process knew is forgotten."""
     tile_table._of.cache_clear()
     tile_table._gpu_name.cache_clear()

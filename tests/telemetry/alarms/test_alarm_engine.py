@@ -88,7 +88,7 @@ def test_value_oscillating_around_the_threshold_is_one_alarm() -> None:
     assert over[0].begin_ns == time_of_second(0)
     assert over[0].until_ns == time_of_second(90)
     assert over[0].worst == 0.99
-    assert watched.engine.standing == []
+    assert watched.engine.active == []
     later, _ = started_and_ended(watched, [usage_summary(s, 97) for s in range(110, 120)])
     assert [a.begin_ns for a in later] == [time_of_second(110)]
     assert later[0].worst == 0.97  # not the worst value of the previous alarm
@@ -98,7 +98,7 @@ def test_value_within_the_hysteresis_neither_starts_nor_ends_an_alarm() -> None:
     watched = engine_with_rule(KV_USAGE)
     started_and_ended(watched, [usage_summary(s, 97) for s in range(6)])
     assert started_and_ended(watched, [usage_summary(s, 93) for s in range(6, 100)]) == ([], [])
-    assert len(watched.engine.standing) == 1
+    assert len(watched.engine.active) == 1
 
 
 def test_missing_seconds_neither_start_nor_end_an_alarm() -> None:
@@ -179,9 +179,9 @@ def test_falling_free_blocks_start_the_run_out_alarm() -> None:
 def test_run_out_alarm_ends_when_no_block_is_left() -> None:
     watched = engine_with_rule(RUN_OUT)
     started_and_ended(watched, [falling(s, 10) for s in range(100)])
-    assert len(watched.engine.standing) == 1
+    assert len(watched.engine.active) == 1
     started_and_ended(watched, [falling(s, 10) for s in range(100, 115)])
-    assert watched.engine.standing == []
+    assert watched.engine.active == []
 
 
 TROUBLES = [falling(s, 10, longest_wait_s=s, stalled_s=s, preemptions=9, num_running=50) for s in range(60, 110)]
@@ -282,7 +282,7 @@ def test_alarms_of_a_rule_never_overlap_and_respect_the_duration(
                 assert changed.rang_ns - changed.begin_ns >= max(hold, 1) * SECOND_NS
                 assert changed.worst > 0.95
                 alarm = changed
-        assert [a.begin_ns for a in watched.engine.standing] == ([alarm.begin_ns] if alarm else [])
+        assert [a.begin_ns for a in watched.engine.active] == ([alarm.begin_ns] if alarm else [])
 
 
 def test_reading_the_overview_in_parts_gives_the_same_alarms() -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvscope_telemetry.alarms.alarm_figures import SECOND_FIGURES, value_text
 from kvscope_telemetry.alarms.expression import Expression
-from kvscope_telemetry.alarms.figures import SECOND_FIGURES, value_text
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import Stop
 from kvscope_telemetry.summaries.session_overview import SessionOverview
@@ -30,7 +30,7 @@ def overview_of(*seconds: dict[str, Any]) -> SessionOverview:
 
 def holds(text: str, slack: float = 0.0, **second: Any) -> bool | None:
     """Return whether the expression holds in one second, or None if that is unknown."""
-    (found,) = Expression(text).holds(overview_of(second), slice(0, 1), slack).tolist()
+    (found,) = Expression(text).evaluate(overview_of(second), slice(0, 1), slack).tolist()
     return None if math.isnan(found) else bool(found)
 
 
@@ -105,7 +105,7 @@ def test_slack_lowers_the_threshold() -> None:
 def test_mean_and_sum_over_the_last_seconds() -> None:
     overview = overview_of(*({"preemptions": count} for count in (0, 0, 6, 0, 0, 0, 1)))
     everything = slice(0, 7)
-    assert Expression("sum(preemptions_per_s, 3) > 5").holds(overview, everything).tolist() == [0, 0, 1, 1, 1, 0, 0]
+    assert Expression("sum(preemptions_per_s, 3) > 5").evaluate(overview, everything).tolist() == [0, 0, 1, 1, 1, 0, 0]
     means = Expression("mean(preemptions_per_s, 3) > 0").value(overview, everything).tolist()
     assert [None if math.isnan(mean) else mean for mean in means] == [None, None, 2, 2, 2, 0, 1 / 3]
     assert Expression("mean(preemptions_per_s, 3) > 0").value(overview, slice(4, 6)).tolist() == [2, 0]
@@ -210,7 +210,7 @@ def test_any_text_is_either_parsed_or_refused(words: list[str]) -> None:
         expression = Expression("".join(words))
     except BadInput:
         return
-    (found,) = expression.holds(overview_of(SECOND), slice(0, 1)).tolist()
+    (found,) = expression.evaluate(overview_of(SECOND), slice(0, 1)).tolist()
     assert found in (0.0, 1.0) or math.isnan(found)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvscope_telemetry.alarms.figures import forecast_at
+from kvscope_telemetry.alarms.alarm_figures import forecast_at
 from kvscope_telemetry.alarms.forecast import seconds_left
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.simulated_engine.engine import SimulatedEngine
 
-from kvscope_telemetry.block_texts.block_texts import Asked, RecordedText, TextIndex, decode_text
+from kvscope_telemetry.block_texts.block_texts import BlockTextLookup, RecordedText, TextIndex, decode_text
 from kvscope_telemetry.block_texts.published_texts import PublishedTexts
 from kvscope_telemetry.block_texts.text_collector import PARTIAL_EVERY, TextCollector
 from kvscope_telemetry.errors import ProtocolError
@@ -46,11 +46,11 @@ def answer(collector, ledger, *contents):
 def test_text_is_found_by_hash_in_any_row_until_it_is_dropped():
     index = TextIndex()
     index.extend([RecordedText(time_ns=5, epoch=EPOCH, block=2, owner=1, hash=f"{0xA2:016x}", text="moved")])
-    assert index.find(Asked(EPOCH, 70, 9, 16, 0xA2), 99).text == "moved"
-    assert index.find(Asked(EPOCH + 1, 70, 9, 16, 0xA2), 99) is None
+    assert index.find(BlockTextLookup(EPOCH, 70, 9, 16, 0xA2), 99).text == "moved"
+    assert index.find(BlockTextLookup(EPOCH + 1, 70, 9, 16, 0xA2), 99) is None
     small = TextIndex(max_bytes=1)
     small.extend([RecordedText(time_ns=5, epoch=EPOCH, block=2, owner=1, hash=f"{0xA2:016x}", text="gone")])
-    assert small.find(Asked(EPOCH, 2, 1, 16, 0xA2), 99) is None
+    assert small.find(BlockTextLookup(EPOCH, 2, 1, 16, 0xA2), 99) is None
 
 
 def test_text_search_returns_each_text_once_in_time_order():
@@ -67,9 +67,9 @@ def test_text_search_returns_each_text_once_in_time_order():
             written(1, 5, "red", "a5"),
         ]
     )
-    assert [(text.time_ns, text.text) for text in index.containing("blue", 9)] == [(3, "BLUE"), (7, "The blue sky")]
-    assert [text.block for text in index.containing("blue", 1)] == [4]
-    assert index.containing("green", 9) == []
+    assert [(text.time_ns, text.text) for text in index.search("blue", 9)] == [(3, "BLUE"), (7, "The blue sky")]
+    assert [text.block for text in index.search("blue", 1)] == [4]
+    assert index.search("green", 9) == []
 
 
 def test_full_blocks_are_requested_once_and_filling_blocks_less_often(ledger):
@@ -151,7 +151,7 @@ def test_text_is_found_by_the_block_state_at_that_time():
     )
 
     def found(owner, filled, block_hash, at_ns):
-        content = index.find(Asked(EPOCH, 3, owner, filled, block_hash), at_ns)
+        content = index.find(BlockTextLookup(EPOCH, 3, owner, filled, block_hash), at_ns)
         return content and content.text
 
     assert found(1, 16, 0xAB, 99) == "1 at 20"
@@ -160,11 +160,11 @@ def test_text_is_found_by_the_block_state_at_that_time():
     assert found(1, 9, 0, 12) == "1 at 20"
     assert found(2, 16, 0, 30) == "2 at 30"
     assert found(3, 16, 0, 30) is None
-    assert index.find(Asked(EPOCH + 1, 3, 1, 16, 0xAB), 20) is None
+    assert index.find(BlockTextLookup(EPOCH + 1, 3, 1, 16, 0xAB), 20) is None
 
 
 def test_index_memory_is_bounded_and_the_newest_texts_stay():
-    index, asked, most = TextIndex(max_bytes=10_000_000), Asked(EPOCH, 3, 1, 1_000, 0), 0
+    index, asked, most = TextIndex(max_bytes=10_000_000), BlockTextLookup(EPOCH, 3, 1, 1_000, 0), 0
     for newest_ns in range(1_000):
         index.extend([recorded_text(3, newest_ns, num_tokens=1_000)])
         if newest_ns % 20 == 0:
@@ -191,7 +191,7 @@ def recorded(path, with_texts=True):
         for message in (engine.hello, engine.snapshot(), *(engine.advance() for _ in range(200))):
             writer.write(message, wait=True)
             if message is not engine.hello and with_texts:
-                texts.follow(message)
+                texts.add_message(message)
                 texts._next_s = -1.0
                 texts.add_contents(content(block) for block in texts.due())
         if with_texts:
@@ -216,7 +216,7 @@ def test_recording_reports_its_texts_and_replays_the_same_with_them(tmp_path):
     index.extend(texts)
     mirror = recording.state_at(recording.info.duration_s)
     block = int(np.flatnonzero((mirror.ledger.hash != 0) & (mirror.ledger.state == BlockState.ACTIVE))[0])
-    asked = Asked(EPOCH, block, int(mirror.ledger.owner[block]), 16, int(mirror.ledger.hash[block]))
+    asked = BlockTextLookup(EPOCH, block, int(mirror.ledger.owner[block]), 16, int(mirror.ledger.hash[block]))
     assert index.find(asked, recording.end_ns).text == f"block {block}"
 
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kvscope_telemetry.collectors.address import ExternalAddress
+from kvscope_telemetry.collectors.external_source import ExternalSource
 from kvscope_telemetry.collectors.http_client import HttpClient
 from kvscope_telemetry.collectors.scrape import Scraper
-from kvscope_telemetry.collectors.source import ExternalSource
 
 WAIT_S = 60.0
 """Timeout of every wait. Passing tests never wait this long."""

@@ -1,10 +1,10 @@
-"""A made-up engine: everything that somebody writes to add one, except for its line in `collectors/engines.py`."""
+"""A made-up engine: what it takes to add one, except for its line in `collectors/external_engines.py`."""
 
 from __future__ import annotations
 
-from kvscope_telemetry.collectors.engine import ExternalEngine, Fields, watched_capabilities
-from kvscope_telemetry.collectors.page import ScrapedPage
+from kvscope_telemetry.collectors.external_engine import ExternalEngine, Fields, watched_capabilities
 from kvscope_telemetry.collectors.readings import EngineReading, count, number, share
+from kvscope_telemetry.collectors.scraped_page import ScrapedPage
 from kvscope_telemetry.collectors.server_facts import Ask, ServerFacts, mapping, text
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.structured import Structured
@@ -44,7 +44,7 @@ MADE_UP = ExternalEngine(
     how_to_attach="Where its server listens.",
     metrics_prefix="madeup:",
     rank_label="shard",
-    read=_read,
+    read_metrics=_read,
     without_metrics="start Made-up with --figures",
     ask_facts=_ask_facts,
     capabilities=watched_capabilities("madeup"),

@@ -13,15 +13,15 @@ from tests.telemetry.collectors.conftest import WAIT_S, FakeServer, wait_for_mir
 from tests.telemetry.collectors.made_up_engine import MADE_UP, METRICS
 
 from kvscope_telemetry.addresses import Address, open_source
-from kvscope_telemetry.collectors import engines
-from kvscope_telemetry.collectors.prompting.question import question_of
-from kvscope_telemetry.collectors.source import ExternalSource
+from kvscope_telemetry.collectors import external_engines
+from kvscope_telemetry.collectors.external_source import ExternalSource
+from kvscope_telemetry.collectors.prompting.completion_query import make_completion_query
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.fleet.entries import parse_list
 from kvscope_telemetry.fleet.fleet import Fleet
+from kvscope_telemetry.fleet.fleet_list import parse_list
 from kvscope_telemetry.kv_events.batches import BlockStored
-from kvscope_telemetry.kv_events.config import KvEventsConfig
-from kvscope_telemetry.kv_events.publisher import KvEventPublisher
+from kvscope_telemetry.kv_events.event_publisher import KvEventPublisher
+from kvscope_telemetry.kv_events.kv_events_config import KvEventsConfig
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import Control, Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch, server: FakeServer) -> str:
     """Address of a running made-up engine."""
-    monkeypatch.setattr(engines, "ENGINES", (*engines.ENGINES, MADE_UP))
+    monkeypatch.setattr(external_engines, "ENGINES", (*external_engines.ENGINES, MADE_UP))
     server.set_answer("/metrics", METRICS)
     return f"madeup://127.0.0.1:{server.port}"
 
@@ -59,7 +59,7 @@ def test_added_engine_is_watched_completely(
         assert mirror.num_blocks == 32
         wait_for_mirror(source, lambda: mirror.counters.num_running == 3 and mirror.used_share == 0.5)
         source.send(Control(action="pause", tag=1))
-        (reply,) = source.take_replies()
+        (reply,) = source.poll_replies()
         assert "Made-up can be watched but not controlled" in str(reply)
 
 
@@ -67,7 +67,7 @@ def test_added_engine_supports_ranks_prompts_and_fleets(made_up: str) -> None:
     with open_source(f"{made_up}/?rank=1") as source:
         wait_for_mirror(source, lambda: source.mirror.counters.num_running == 5)  # type: ignore[arg-type]
     form = SamplingParams(max_tokens=1, structured=Structured(kind="regex", text="a+"))
-    asked = question_of(Submit(request_id="a", prompt="x", raw=True, sampling=form), MADE_UP)
+    asked = make_completion_query(Submit(request_id="a", prompt="x", raw=True, sampling=form), MADE_UP)
     assert asked.fields["pattern"] == "a+"
     fleet = Fleet()
     try:
@@ -112,9 +112,9 @@ def nodes_by_path() -> dict[Path, list[ast.Constant | ast.ImportFrom]]:
     }
 
 
-@pytest.mark.parametrize("engine", engines.ENGINES, ids=lambda engine: engine.scheme)
+@pytest.mark.parametrize("engine", external_engines.ENGINES, ids=lambda engine: engine.scheme)
 def test_only_its_module_names_an_engine(
-    engine: engines.ExternalEngine, nodes_by_path: dict[Path, list[ast.Constant | ast.ImportFrom]]
+    engine: external_engines.ExternalEngine, nodes_by_path: dict[Path, list[ast.Constant | ast.ImportFrom]]
 ) -> None:
     """No comparison, table or list elsewhere contains an engine's name."""
     home = ROOT / f"engine/kvscope_telemetry/collectors/{engine.scheme}.py"
@@ -128,6 +128,6 @@ def test_only_its_module_names_an_engine(
                 isinstance(node, ast.ImportFrom) and node.module == f"kvscope_telemetry.collectors.{engine.scheme}"
             )
             is_name = isinstance(node, ast.Constant) and node.value in (engine.scheme, engine.name)
-            if (is_import and path.name != "engines.py") or is_name:
+            if (is_import and path.name != "external_engines.py") or is_name:
                 found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert not found

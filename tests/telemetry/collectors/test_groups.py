@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvscope_telemetry.collectors.groups import Groups
+from kvscope_telemetry.collectors.kv_groups import Groups
 from kvscope_telemetry.kv_events.batches import BlockStored
 from kvscope_telemetry.messages.telemetry import KVGroup
 from kvscope_telemetry.messages.validity import MAX_BLOCK_SIZE, MAX_GROUPS

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tests.telemetry.collectors.pages import VllmPage, sglang_page
 
-from kvscope_telemetry.collectors.engine import ExternalEngine
-from kvscope_telemetry.collectors.page import ScrapedPage
+from kvscope_telemetry.collectors.external_engine import ExternalEngine
 from kvscope_telemetry.collectors.readings import Cumulative, EngineReading
+from kvscope_telemetry.collectors.scraped_page import ScrapedPage
 from kvscope_telemetry.collectors.sglang import SGLANG
 from kvscope_telemetry.collectors.vllm import VLLM
 from kvscope_telemetry.errors import ProtocolError
@@ -17,7 +17,7 @@ PREFIXES = ("vllm:", "sglang:", "process_start_time_seconds")
 
 
 def read(engine: ExternalEngine, text: str, rank: int = 0) -> EngineReading:
-    return engine.read(
+    return engine.read_metrics(
         ScrapedPage(
             text, (*PREFIXES, *engine.other_prefixes), rank=(engine.rank_label, rank), replicas=engine.replica_labels
         )

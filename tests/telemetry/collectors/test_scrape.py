@@ -131,7 +131,7 @@ def test_bad_answer_is_explained_in_one_sentence_and_retried(
     assert scraper.is_refused == (status in (401, 403))
     server.set_answer("/metrics", VllmPage().text())
     wait_for(lambda: not scraper.why, scraper)
-    assert scraper.take_scraped() is not None
+    assert scraper.poll_result() is not None
 
 
 def test_api_key_is_sent_and_never_shown_when_refused(server: FakeServer, scrape: Callable[..., Scraper]) -> None:
@@ -185,7 +185,7 @@ def test_proxy_of_the_environment_is_used_and_named_in_errors(
     monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{server.port}")
     server.set_answer("http://gpu-box.invalid:8000/metrics", VllmPage().text())
     scraper = scrape("vllm://gpu-box.invalid:8000")
-    wait_for(scraper.take_scraped, scraper)
+    wait_for(scraper.poll_result, scraper)
     server.close()
     reason = f"nobody listens at the proxy 127.0.0.1:{server.port}, which is in the way to http://gpu-box.invalid:8000"
     assert reason in failure_reason(scraper)
@@ -200,7 +200,7 @@ def test_proxy_is_not_used_for_this_machine(
     server.set_answer("/metrics", VllmPage().text())
     for host in ("127.0.0.1", "localhost"):
         scraper = scrape(f"vllm://{host}:{server.port}")
-        wait_for(scraper.take_scraped, scraper)
+        wait_for(scraper.poll_result, scraper)
 
 
 @pytest.mark.filterwarnings(
@@ -236,7 +236,7 @@ def facts(scraper: Scraper) -> ServerFacts:
     found: list[Scraped] = []
 
     def has_taken() -> bool:
-        found.extend(filter(None, [scraper.take_scraped()]))
+        found.extend(filter(None, [scraper.poll_result()]))
         return bool(found)
 
     wait_for(has_taken, scraper)

@@ -8,8 +8,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from kvscope_telemetry.collectors.slots import MAX_ROWS, Slots
-from kvscope_telemetry.collectors.tiers import tier_of
+from kvscope_telemetry.collectors.cached_rows import MAX_ROWS, CachedRows
+from kvscope_telemetry.collectors.row_allocator import tier_of
 from kvscope_telemetry.kv_events.batches import HASH_MASK, AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from kvscope_telemetry.ledger import BlockState, Ledger, Tier
 
@@ -20,15 +20,15 @@ def stored(
     return BlockStored(hashes, parent, tuple(range(4 * len(hashes))), 4, medium=medium, group_idx=group)
 
 
-def settle(slots: Slots) -> None:
+def apply_pending(slots: CachedRows) -> None:
     if slots.must_change:
         slots.lay_out(Ledger(sum(slots.num_rows.values())))
-    ids, columns = slots.take_changes()
+    ids, columns = slots.drain_changes()
     for name, values in columns.items():
         getattr(slots.ledger, name)[ids] = values
 
 
-def held(slots: Slots, tier: Tier = Tier.HBM) -> list[tuple[int, int]]:
+def held(slots: CachedRows, tier: Tier = Tier.HBM) -> list[tuple[int, int]]:
     """Hashes and parents, as the ledger has them."""
     ledger = slots.ledger
     rows = np.flatnonzero((ledger.state == BlockState.CACHED) & (ledger.tier == tier))
@@ -38,20 +38,20 @@ def held(slots: Slots, tier: Tier = Tier.HBM) -> list[tuple[int, int]]:
 
 
 def test_repeated_block_takes_no_row_and_unknown_removal_is_ignored() -> None:
-    slots = Slots(8)
+    slots = CachedRows(8)
     slots.apply(stored(1, 2))
-    settle(slots)
+    apply_pending(slots)
     before = slots.ledger.hash.copy()
     slots.apply(stored(1, 2))
     slots.apply(BlockRemoved((99,), "GPU"))
     slots.apply(BlockRemoved((1,), "CPU"))
-    assert not slots.take_changes()[0].size
+    assert not slots.drain_changes()[0].size
     assert np.array_equal(before, slots.ledger.hash)
     assert held(slots) == [(1, 0), (2, 1)]
 
 
 def test_block_in_several_media_and_groups_has_a_row_in_each() -> None:
-    slots = Slots(8)
+    slots = CachedRows(8)
     for event in (
         stored(1, group=0),
         stored(1, group=1),
@@ -59,30 +59,30 @@ def test_block_in_several_media_and_groups_has_a_row_in_each() -> None:
         stored(1, medium="STORAGE"),
     ):
         slots.apply(event)
-    settle(slots)
+    apply_pending(slots)
     assert (held(slots), held(slots, Tier.HOST), held(slots, Tier.DISK)) == ([(1, 0)] * 2, [(1, 0)], [(1, 0)])
     slots.apply(BlockRemoved((1,), "GPU", 1))
-    settle(slots)
+    apply_pending(slots)
     assert (held(slots), held(slots, Tier.HOST)) == ([(1, 0)], [(1, 0)])
 
 
 def test_row_is_freed_when_the_last_of_several_copies_is_removed() -> None:
-    slots = Slots(8)
+    slots = CachedRows(8)
     for _ in range(3):
         slots.apply(stored(7, group=0))
     slots.apply(stored(7, group=1))
     for num_left in (1, 1, 0):
         slots.apply(BlockRemoved((7,), "GPU", 0))
-        settle(slots)
+        apply_pending(slots)
         assert len(held(slots)) == num_left + 1
     slots.apply(BlockRemoved((7,), "GPU", 0))
-    settle(slots)
+    apply_pending(slots)
     assert held(slots) == [(7, 0)]
     assert slots.num_removed[Tier.HBM] == 1
 
 
 def test_block_reported_again_after_an_event_loss_is_counted_once() -> None:
-    slots = Slots(8)
+    slots = CachedRows(8)
     slots.apply(stored(1, 2))
     slots.apply(stored(1))
     slots.doubt_copies()
@@ -90,7 +90,7 @@ def test_block_reported_again_after_an_event_loss_is_counted_once() -> None:
     slots.apply(stored(2))
     slots.apply(stored(2))
     slots.apply(BlockRemoved((1, 2), "GPU"))
-    settle(slots)
+    apply_pending(slots)
     assert held(slots) == [(2, 1)]
 
 
@@ -108,91 +108,91 @@ def test_media_names_map_to_tiers_in_any_case(tier: Tier, media: tuple[str | Non
 
 
 def test_block_is_found_however_its_medium_is_written() -> None:
-    slots = Slots(8)
+    slots = CachedRows(8)
     slots.apply(stored(1, medium="cpu"))
     slots.apply(BlockRemoved((1,), "CPU"))
     slots.apply(stored(2, medium=None))
     slots.apply(BlockRemoved((2,), "gpu"))
-    settle(slots)
+    apply_pending(slots)
     assert slots.num_held == 0
 
 
 def test_unknown_medium_is_a_tier_of_its_own() -> None:
-    slots = Slots(8)
+    slots = CachedRows(8)
     slots.apply(stored(1, medium="STORAGE"))
     slots.apply(stored(1, medium="FRIDGE"))
-    settle(slots)
+    apply_pending(slots)
     assert (held(slots, Tier.DISK), held(slots, Tier.UNKNOWN)) == ([(1, 0)], [(1, 0)])
     assert slots.unknown_media == ["fridge"]
 
 
 def test_removal_without_a_group_removes_the_block_from_all_groups() -> None:
-    slots = Slots(8)
+    slots = CachedRows(8)
     slots.apply(stored(1, group=0))
     slots.apply(stored(1, group=1))
     slots.apply(BlockRemoved((1,), None))
-    settle(slots)
+    apply_pending(slots)
     assert held(slots) == []
 
 
 def test_freed_row_is_reused() -> None:
-    slots = Slots(2)
-    settle(slots)
+    slots = CachedRows(2)
+    apply_pending(slots)
     for number in range(1, 100):
         slots.apply(stored(number))
         slots.apply(BlockRemoved((number,), "GPU"))
     slots.apply(stored(100, 101))
     assert not slots.must_change
-    settle(slots)
+    apply_pending(slots)
     assert held(slots) == [(100, 0), (101, 100)]
 
 
 def test_tiers_grow_and_keep_their_blocks() -> None:
-    slots = Slots(2)
+    slots = CachedRows(2)
     slots.apply(stored(*range(1, 6)))
     assert slots.must_change
-    settle(slots)
+    apply_pending(slots)
     assert len(held(slots)) == 5
     slots.apply(stored(7, medium="CPU"))
-    settle(slots)
+    apply_pending(slots)
     slots.apply(stored(*range(100, 100 + slots.num_rows[Tier.HBM])))
     assert slots.must_change
-    settle(slots)
+    apply_pending(slots)
     assert held(slots, Tier.HOST) == [(7, 0)]
 
 
 def test_unused_rows_can_be_removed() -> None:
-    slots = Slots()
+    slots = CachedRows()
     slots.apply(stored(1, 2))
-    settle(slots)
+    apply_pending(slots)
     assert not slots.shrink(Tier.HBM, 1)
     assert slots.shrink(Tier.HBM, 2)
-    settle(slots)
+    apply_pending(slots)
     assert slots.ledger.num_blocks == 2
     assert held(slots) == [(1, 0), (2, 1)]
 
 
 def test_number_of_rows_is_bounded() -> None:
-    slots = Slots(4)
-    slots.want(Tier.HBM, 1 << 40)
-    slots.want(Tier.HOST, 1 << 40)
-    settle(slots)
+    slots = CachedRows(4)
+    slots.reserve(Tier.HBM, 1 << 40)
+    slots.reserve(Tier.HOST, 1 << 40)
+    apply_pending(slots)
     assert slots.ledger.num_blocks == MAX_ROWS
 
 
 def test_hash_zero_is_a_block_too() -> None:
-    slots = Slots(4)
+    slots = CachedRows(4)
     slots.apply(stored(0, 5))
-    settle(slots)
+    apply_pending(slots)
     assert held(slots) == [(5, HASH_MASK), (HASH_MASK, 0)]
     slots.apply(BlockRemoved((0,), "GPU"))
-    settle(slots)
+    apply_pending(slots)
     assert held(slots) == [(5, HASH_MASK)]
 
 
 def test_random_events_match_a_counting_model() -> None:
     chance = random.Random(7)
-    slots, model = Slots(4), {"GPU": Counter[int](), "CPU": Counter[int]()}
+    slots, model = CachedRows(4), {"GPU": Counter[int](), "CPU": Counter[int]()}
     for _ in range(4000):
         medium, number = chance.choice(("GPU", "CPU")), chance.randrange(1, 300)
         event: KvEvent
@@ -211,7 +211,7 @@ def test_random_events_match_a_counting_model() -> None:
                 model[medium] = +model[medium]
         slots.apply(event)
         if chance.randrange(10) == 0:
-            settle(slots)
+            apply_pending(slots)
             assert [each for each, _ in held(slots)] == sorted(model["GPU"])
             assert [each for each, _ in held(slots, Tier.HOST)] == sorted(model["CPU"])
             assert slots.num_held == sum(map(len, model.values()))

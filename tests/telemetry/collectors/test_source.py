@@ -12,12 +12,17 @@ from tests.telemetry.collectors.conftest import FakeServer, wait_for_mirror
 from tests.telemetry.collectors.pages import VllmPage, sglang_page
 
 from kvscope_inside.announcement import announce
+from kvscope_telemetry.collectors.external_source import (
+    AttachedParts,
+    ExternalSource,
+    MissingEventsDetector,
+    status_of_parts,
+)
 from kvscope_telemetry.collectors.readings import EngineReading
-from kvscope_telemetry.collectors.source import AttachedParts, ExternalSource, Silence, status_of_parts
 from kvscope_telemetry.collectors.vllm import VLLM
 from kvscope_telemetry.kv_events.batches import AllBlocksCleared, BlockRemoved, BlockStored
-from kvscope_telemetry.kv_events.config import KvEventsConfig
-from kvscope_telemetry.kv_events.publisher import KvEventPublisher
+from kvscope_telemetry.kv_events.event_publisher import KvEventPublisher
+from kvscope_telemetry.kv_events.kv_events_config import KvEventsConfig
 from kvscope_telemetry.kv_events.stream_items import StreamState, StreamStatus
 from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.prefixes.cached_blocks import blocks_of
@@ -221,21 +226,21 @@ def _at(seconds: float) -> int:
 
 
 def test_missing_events_are_reported_while_tokens_are_processed() -> None:
-    silence = Silence()
+    silence = MissingEventsDetector()
     for second in range(0, 60, 5):
-        silence.look(EngineReading(prompt_tokens=100 * second, generation_tokens=0), 0, _at(second))
+        silence.update(EngineReading(prompt_tokens=100 * second, generation_tokens=0), 0, _at(second))
         assert not silence.is_told
-    silence.look(EngineReading(prompt_tokens=6_000, generation_tokens=0), 0, _at(61))
+    silence.update(EngineReading(prompt_tokens=6_000, generation_tokens=0), 0, _at(61))
     assert silence.is_told
-    silence.look(EngineReading(prompt_tokens=6_100, generation_tokens=0), 1, _at(62))
+    silence.update(EngineReading(prompt_tokens=6_100, generation_tokens=0), 1, _at(62))
     assert not silence.is_told, "an event arrived"
 
 
 @pytest.mark.parametrize("tokens", [999, None])
 def test_missing_events_are_not_reported_for_a_nearly_idle_server(tokens: int | None) -> None:
-    silence = Silence()
-    silence.look(EngineReading(prompt_tokens=0 if tokens else None), 0, 0)
-    silence.look(EngineReading(prompt_tokens=tokens), 0, _at(600))
+    silence = MissingEventsDetector()
+    silence.update(EngineReading(prompt_tokens=0 if tokens else None), 0, 0)
+    silence.update(EngineReading(prompt_tokens=tokens), 0, _at(600))
     assert not silence.is_told
 
 
@@ -246,7 +251,7 @@ def test_missing_events_message_names_the_server_option() -> None:
         is_refused=False,
         events=StreamStatus(state=StreamState.LIVE),
         events_failure="",
-        has_begun=True,
+        has_started=True,
         events_option=VLLM.events_option,
         are_events_missing=True,
     )

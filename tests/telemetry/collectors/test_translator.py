@@ -13,14 +13,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvscope_telemetry.collectors import translator as module
-from kvscope_telemetry.collectors.engine import ExternalEngine
-from kvscope_telemetry.collectors.engines import find_engine
-from kvscope_telemetry.collectors.page import ScrapedPage
+from kvscope_telemetry.collectors import rank_translator as module
+from kvscope_telemetry.collectors.external_engine import ExternalEngine
+from kvscope_telemetry.collectors.external_engines import find_engine
+from kvscope_telemetry.collectors.rank_translator import SEVERAL_ENGINES, RankTranslator
 from kvscope_telemetry.collectors.readings import EngineReading
+from kvscope_telemetry.collectors.scraped_page import ScrapedPage
 from kvscope_telemetry.collectors.server_facts import ServerFacts
 from kvscope_telemetry.collectors.sglang import SGLANG
-from kvscope_telemetry.collectors.translator import SEVERAL_ENGINES, RankTranslator
 from kvscope_telemetry.collectors.vllm import VLLM
 from kvscope_telemetry.kv_events.batches import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KvEvent
 from kvscope_telemetry.kv_events.decoding import decode_batch
@@ -68,10 +68,10 @@ class TranslatorDriver:
 
     def publish_messages(self) -> list[TelemetryMessage]:
         self.now_ns += 100 * MS
-        messages = self.translator.messages(self.now_ns, is_heard=True)
+        messages = self.translator.messages(self.now_ns, is_alive=True)
         for message in messages:
             self.follower.feed(accepted(message, Unknowns()))
-        self.follower.settle()
+        self.follower.apply_pending()
         assert not self.follower.is_lost or not messages
         self.messages += messages
         return messages
@@ -313,8 +313,8 @@ def test_absurd_metric_values_are_unknown(value: str) -> None:
     buckets = [f'vllm:time_to_first_token_seconds_bucket{{le="{bound}"}} {value}' for bound in ("1.0", "+Inf")]
     page = "\n".join([*(f"vllm:{name} {value}" for name in names), config, *buckets, ""])
     driver = TranslatorDriver()
-    driver.read_metrics(VLLM.read(ScrapedPage(page.replace(value, "1"), ("vllm:",))))
-    driver.read_metrics(VLLM.read(ScrapedPage(page, ("vllm:",))))
+    driver.read_metrics(VLLM.read_metrics(ScrapedPage(page.replace(value, "1"), ("vllm:",))))
+    driver.read_metrics(VLLM.read_metrics(ScrapedPage(page, ("vllm:",))))
     for message in driver.messages:
         assert decode_telemetry(encode(message)) == message
     assert driver.follower.mirror.counters.prompt_tokens <= 1

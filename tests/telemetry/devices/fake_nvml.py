@@ -155,7 +155,7 @@ def animate(nvml: FakeNvml, at_s: float) -> None:
 def main() -> None:
     from kvscope_engine.server.device_publisher import DevicePublisher
     from kvscope_telemetry.devices.gpus import Gpus
-    from kvscope_telemetry.devices.host import HostReader
+    from kvscope_telemetry.devices.host_reader import HostReader
     from kvscope_telemetry.devices.sampler import DevicesSampler
 
     nvml, until_s = two_gpus(), time.monotonic() + float((sys.argv[2:] or ["3600"])[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvscope_telemetry.devices.device_reader import device_sample, tells_engines_share
+from kvscope_telemetry.devices.device_reader import device_sample, is_engine_share
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.devices import Devices, Gpu, GpuProcess, Host, HostProcess
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, DeviceSample, Hello, ModelInfo
@@ -63,8 +63,8 @@ def test_cpu_engine_is_summarized_by_host_and_process() -> None:
     sample = device_sample(Devices(epoch=3, time_ns=4, host=host), hello("cpu"), 5)
     assert (sample.memory_total_bytes, sample.memory_used_bytes, sample.process_bytes) == (100, 30, 16)
     assert sample.utilization == 0.5
-    assert tells_engines_share(hello("cpu"))
-    assert not tells_engines_share(hello("cuda"))
+    assert is_engine_share(hello("cpu"))
+    assert not is_engine_share(hello("cuda"))
     nothing = device_sample(Devices(epoch=3, time_ns=4, host=Host()), hello("cpu"), 5)
     assert nothing == DeviceSample(epoch=3, time_ns=4)
 
@@ -73,7 +73,7 @@ def test_without_an_engine_utilization_is_the_mean_of_all_cores() -> None:
     process = HostProcess(pid=5, anonymous_bytes=10, file_bytes=5, shared_bytes=1, cores=0.01)
     host = Host(memory_total_bytes=100, memory_available_bytes=70, cores=(1.0, 0.5), processes=(process,))
     alone = hello("cpu", has_engine=False)
-    assert not tells_engines_share(alone)
+    assert not is_engine_share(alone)
     sample = device_sample(Devices(epoch=3, time_ns=4, host=host), alone, 5)
     assert (sample.utilization, sample.process_bytes) == (0.75, -1)
     nothing = device_sample(Devices(epoch=3, time_ns=4, host=Host()), alone, 5)

@@ -12,9 +12,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fake_nvml import CODES, GIB, LOST, NOT_SUPPORTED, UNINITIALIZED, FakeGpu, FakeNvml, NVMLError, two_gpus
 
 from kvscope_telemetry.devices.gpus import RETRY_NS, Gpus
-from kvscope_telemetry.devices.host import HostReader, own_process
+from kvscope_telemetry.devices.host_reader import HostReader, own_process
 from kvscope_telemetry.devices.sampler import DevicesSampler
-from kvscope_telemetry.devices.throttling import in_words, is_slowed, names_of
+from kvscope_telemetry.devices.throttling import is_slowed, names_of, reasons_text
 from kvscope_telemetry.messages.devices import Devices, Gpu, GpuProcess
 
 FIGURES = {
@@ -169,7 +169,7 @@ def test_throttle_reasons_are_described() -> None:
     assert names_of(0) == ()
     assert names_of(0x24) == ("power_cap", "sw_thermal")
     assert names_of(0x1004) == ("power_cap", "reason 0x1000")
-    assert in_words(names_of(0x24)) == "power limit reached, thermal limit (driver)"
+    assert reasons_text(names_of(0x24)) == "power limit reached, thermal limit (driver)"
     assert is_slowed(["power_cap"])
     assert not is_slowed(["idle"])
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvscope_telemetry.devices.host import HostReader, own_process
+from kvscope_telemetry.devices.host_reader import HostReader, own_process
 from kvscope_telemetry.devices.sampler import DevicesSampler
 from kvscope_telemetry.messages.devices import Host
 

@@ -14,8 +14,8 @@ import pyarrow.parquet as parquet
 import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as trace_pb2
 
-from kvscope_telemetry.exports.digest import digest
 from kvscope_telemetry.exports.export import ExportTarget, export
+from kvscope_telemetry.exports.run_summary import summarize_run
 from kvscope_telemetry.exports.span import span_of
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.mirror.follower import Follower
@@ -74,7 +74,7 @@ def highest_usage(recording: Recording) -> tuple[float, float]:
     follower = Follower()
     for seconds, message in recording.messages():
         follower.feed(message)
-        follower.settle()
+        follower.apply_pending()
         usage = follower.mirror.num_active / recording.info.hello.cache.num_blocks
         if usage > peak:
             peak, at_s = usage, seconds
@@ -85,7 +85,7 @@ def test_peak_usage_and_its_time_are_those_of_the_fullest_frame_everywhere(
     recording: Recording, tmp_path: Path
 ) -> None:
     peak, at_s = highest_usage(recording)
-    figures = digest(recording, read_overview(recording), span_of(recording))
+    figures = summarize_run(recording, read_overview(recording), span_of(recording))
     assert figures.peak_usage == pytest.approx(peak)
     assert figures.peak_usage_s == pytest.approx(at_s, abs=1e-6)
     assert max(metrics_of(recording, tmp_path)["peak_usage"]) == pytest.approx(peak)

@@ -44,7 +44,7 @@ def recording_with_bookmarks(make_messages: Messages, folder: Path) -> tuple[Rec
         for message in messages:
             writer.write(message, wait=True)
         for bookmark in said:
-            writer.mark(bookmark)
+            writer.add_bookmark(bookmark)
     beside = [Bookmark(bookmark_id="d", time_ns=at(9), text="beside the file")]
     return Recording.open(writer.path), beside
 

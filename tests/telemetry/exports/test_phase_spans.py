@@ -37,7 +37,7 @@ def test_phases_are_derived_from_events(record_story: Callable[..., Recording]) 
     assert first.queue_ns == 100 * MS
     assert first.first_token_ns == first.arrival_ns + 150 * MS
     assert (first.end, first.end_reason, first.num_output_tokens) == ("finished", "reached its limit", 8)
-    assert first.aside_ns(recording.end_ns) == 300 * MS
+    assert first.preempted_ns(recording.end_ns) == 300 * MS
     assert not second.is_ended
     assert (second.num_output_tokens, second.num_cached_tokens) == (6, 4)
 

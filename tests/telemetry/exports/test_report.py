@@ -18,8 +18,8 @@ from tests.telemetry.exports.conftest import story
 
 from kvscope_telemetry.exports.export import ExportTarget, export
 from kvscope_telemetry.exports.report.charts import ChartLine, ReportTimeAxis, chart
-from kvscope_telemetry.exports.report.page import clean
 from kvscope_telemetry.exports.report.png import png
+from kvscope_telemetry.exports.report.report_page import clean
 from kvscope_telemetry.messages.telemetry import Event, EventData, Frame
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter

@@ -13,9 +13,9 @@ import pytest
 from kvscope_telemetry.alarms.expression import Expression
 from kvscope_telemetry.exports.comparison.comparison import Run, compare
 from kvscope_telemetry.exports.content import Content
-from kvscope_telemetry.exports.digest import digest
 from kvscope_telemetry.exports.perfetto.trace import write_perfetto
 from kvscope_telemetry.exports.report.report import write_report
+from kvscope_telemetry.exports.run_summary import summarize_run
 from kvscope_telemetry.exports.span import span_of
 from kvscope_telemetry.exports.tables.csv_file import write_csv
 from kvscope_telemetry.exports.tables.tables import metrics_table
@@ -37,7 +37,7 @@ from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.overview import read_overview
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
-from kvscope_telemetry.summaries.figures import fragmentation_of, usage_of
+from kvscope_telemetry.summaries.run_figures import fragmentation_of, usage_of
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 VLLM = Capabilities(
@@ -135,7 +135,7 @@ def test_metrics_table_is_empty_for_unknown_figures(watched, own):
 
 def test_summary_report_and_trace_leave_out_unknown_figures(watched):
     recording, overview, span = watched
-    found = digest(recording, overview, span)
+    found = summarize_run(recording, overview, span)
     assert found.totals["admitted"] is None
     assert found.num_steps is None
     assert found.latencies_are_bounds
@@ -177,7 +177,7 @@ def test_playback_restores_the_readings(watched):
         deadline = time.monotonic() + 60
         mirror = Mirror()
         while mirror.used_share < 0 and time.monotonic() < deadline:
-            update = source.take_update()
+            update = source.poll_update()
             if update is not None:
                 mirror.apply(update)
             elif mirror.hello is not None:

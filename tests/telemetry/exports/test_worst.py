@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvscope_telemetry.exports.phase_spans import RequestHistory
-from kvscope_telemetry.exports.report.requests import request_rows
+from kvscope_telemetry.exports.report.report_requests import request_rows
 from kvscope_telemetry.exports.report.worst import worst_requests
 from kvscope_telemetry.latencies import Moments
 from kvscope_telemetry.messages.telemetry import SUSPENDED, RequestInfo, Stop

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from kvscope_telemetry.addresses import Address
-from kvscope_telemetry.fleet.entries import FleetEntry
 from kvscope_telemetry.fleet.external_member import ExternalMember
+from kvscope_telemetry.fleet.fleet_list import FleetEntry
 from kvscope_telemetry.ledger import BlockState, Ledger
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import (
@@ -83,7 +83,7 @@ def test_row_without_metrics_has_no_counts(source):
     member = ExternalMember(ENTRY, source)
     source.updates.append(Update(snapshot=snapshot()))
     source.status = SourceStatus(SourceState.LIVE)
-    member.look()
+    member.poll()
     row = member.row()
     assert (row.usage, row.num_running, row.num_waiting, row.preemptions_per_s) == (None, None, None, None)
     assert (row.version, row.model, row.num_blocks, len(row.bins)) == ("0.11.0", "org/model-7B", 8, 8)
@@ -94,7 +94,7 @@ def test_latency_from_buckets_is_reported_as_a_bound(source):
     member = ExternalMember(ENTRY, source)
     source.updates.append(Update(snapshot=snapshot(), readings=(reading(1, 3, 0), reading(0, 2, 1))))
     source.status = SourceStatus(SourceState.LIVE)
-    member.look()
+    member.poll()
     row = member.row()
     assert (row.usage, row.num_running, row.num_waiting) == (0.25, 5, 2)
     assert (row.first_token_s, row.is_first_token_bound) == (0.5, True)
@@ -109,5 +109,5 @@ def test_median_above_the_last_bucket_is_unknown(source):
     member = ExternalMember(ENTRY, source)
     source.updates.append(Update(snapshot=snapshot(), readings=(reading(0, 0, 4),)))
     source.status = SourceStatus(SourceState.LIVE)
-    member.look()
+    member.poll()
     assert (member.row().first_token_s, member.row().is_first_token_bound) == (None, False)

@@ -11,11 +11,11 @@ from tests.simulated_engine.engine import SimulatedEngine
 from tests.simulated_engine.server import SimulatedServer
 
 from kvscope_telemetry.addresses import Address
-from kvscope_telemetry.fleet.entries import FleetEntry, parse_list
 from kvscope_telemetry.fleet.fleet import Fleet
+from kvscope_telemetry.fleet.fleet_list import FleetEntry, parse_list
+from kvscope_telemetry.fleet.fleet_row import FleetRow
 from kvscope_telemetry.fleet.pool_bins import pool_bins
 from kvscope_telemetry.fleet.rates import WINDOW_NS, Rates
-from kvscope_telemetry.fleet.row import FleetRow
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.telemetry import Counters
 from kvscope_telemetry.source import SourceState
@@ -33,13 +33,13 @@ def wait_for(is_so):
 
 class FakeMember:
     def __init__(self, entry):
-        self.entry, self.num_looks, self.is_closed = entry, 0, False
+        self.entry, self.num_checks, self.is_closed = entry, 0, False
 
-    def look(self):
-        self.num_looks += 1
+    def poll(self):
+        self.num_checks += 1
 
     def row(self):
-        return FleetRow(self.entry, SourceState.LIVE, num_running=self.num_looks)
+        return FleetRow(self.entry, SourceState.LIVE, num_running=self.num_checks)
 
     def close(self):
         self.is_closed = True
@@ -61,8 +61,8 @@ def test_changed_list_keeps_members_that_stay_open():
         wait_for(lambda: [row.entry for row in fleet.rows] == [c, b])
         assert [member.entry for member in opened] == [a, b, c]
         assert [member.is_closed for member in opened] == [True, False, False]
-        seen = opened[1].num_looks
-        wait_for(lambda: opened[1].num_looks > seen)
+        seen = opened[1].num_checks
+        wait_for(lambda: opened[1].num_checks > seen)
     finally:
         fleet.close()
     assert all(member.is_closed for member in opened)

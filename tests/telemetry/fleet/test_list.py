@@ -9,7 +9,7 @@ import time
 import pytest
 
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.fleet.entries import MAX_ENTRIES, parse_list
+from kvscope_telemetry.fleet.fleet_list import MAX_ENTRIES, parse_list
 from kvscope_telemetry.fleet.list_reader import ListReader
 from kvscope_telemetry.fleet.list_texts import MAX_LIST_BYTES, CommandText, FileText
 

@@ -10,7 +10,7 @@ import zmq
 from tests.telemetry.kv_events.follower import Follower
 
 from kvscope_telemetry.kv_events.batches import END_SEQ
-from kvscope_telemetry.kv_events.stream import KvEventStream
+from kvscope_telemetry.kv_events.event_stream import KvEventStream
 
 ANY = "tcp://127.0.0.1:0"
 WAIT_S = 60.0
@@ -105,7 +105,7 @@ class WatchedStream:
         def look() -> object:
             if publisher is not None:
                 publisher.answer()
-            self.follower.take(self.stream.take_items())
+            self.follower.take(self.stream.poll_items())
             return condition()
 
         wait_for(look, lambda: (self.stream.status, self.follower.items[-3:]))

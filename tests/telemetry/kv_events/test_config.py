@@ -7,7 +7,7 @@ import json
 import pytest
 
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.kv_events.config import KvEventsConfig, parse_config
+from kvscope_telemetry.kv_events.kv_events_config import KvEventsConfig, parse_config
 
 VLLM = {
     "enable_kv_cache_events": True,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.telemetry.kv_events.follower import Follower
 
 from kvscope_telemetry.kv_events.batches import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KvEvent
-from kvscope_telemetry.kv_events.continuity import EventContinuity
 from kvscope_telemetry.kv_events.encoding import encode_batch
+from kvscope_telemetry.kv_events.event_continuity import EventContinuity
 from kvscope_telemetry.kv_events.stream_items import Gap, Received, Reset
 
 SPOILT = b"\x93spoilt"
@@ -64,7 +64,7 @@ class FollowedEngine:
         self.follower = Follower()
         self.continuity = EventContinuity(lambda item, num_bytes: self.follower.take([item]), can_replay=can_replay)
 
-    def settle(self, *, answers: float = 1.0, seed: int = 0) -> None:
+    def apply_pending(self, *, answers: float = 1.0, seed: int = 0) -> None:
         """Request all wanted replays. With `answers`, only that share of their batches arrives."""
         chance = random.Random(seed)
         for attempt in range(100):
@@ -88,7 +88,7 @@ class FollowedEngine:
 def followed() -> FollowedEngine:
     """Follower from the first batch on, with a replay endpoint."""
     made = FollowedEngine(Engine())
-    made.settle()
+    made.apply_pending()
     for _ in range(5):
         made.continuity.live(*made.engine.publish_random_events())
     assert made.is_right()
@@ -111,7 +111,7 @@ def test_late_follower_gets_earlier_batches_by_replay() -> None:
         followed.engine.publish_random_events()
     during = followed.engine.publish_random_events()
     followed.continuity.live(*during)
-    followed.settle()
+    followed.apply_pending()
     assert followed.is_right()
     assert (followed.continuity.last, followed.continuity.uncertain) == (20, "")
     assert followed.count(Received) == 21
@@ -121,7 +121,7 @@ def test_late_follower_is_uncertain_if_the_buffer_is_too_short() -> None:
     followed = FollowedEngine(Engine(buffer_steps=5))
     for _ in range(20):
         followed.engine.publish_random_events()
-    followed.settle()
+    followed.apply_pending()
     assert followed.follower.cached <= followed.engine.truth.cached
     assert "before batch 15" in followed.continuity.uncertain
 
@@ -131,7 +131,7 @@ def test_gap_is_filled_by_a_replay(followed: FollowedEngine) -> None:
     followed.continuity.live(*followed.engine.publish_random_events())
     assert followed.continuity.wants == "batches 5 to 5 are missing"
     followed.continuity.live(*followed.engine.publish_random_events())
-    followed.settle()
+    followed.apply_pending()
     assert followed.is_right()
     assert not followed.continuity.uncertain
     assert followed.count(Gap) == followed.count(Reset) == 0
@@ -141,7 +141,7 @@ def test_batches_are_put_in_order(followed: FollowedEngine) -> None:
     first, second = followed.engine.publish_random_events(), followed.engine.publish_random_events()
     followed.continuity.live(*second)
     followed.continuity.live(*first)
-    followed.settle()
+    followed.apply_pending()
     assert followed.is_right()
     assert not followed.continuity.uncertain
     assert followed.count(Received) == 7
@@ -161,7 +161,7 @@ def test_damaged_batch_is_requested_again(followed: FollowedEngine) -> None:
     seq, _ = followed.engine.publish_random_events()
     followed.continuity.live(seq, SPOILT)
     followed.continuity.live(*followed.engine.publish_random_events())
-    followed.settle()
+    followed.apply_pending()
     assert followed.is_right()
     assert not followed.continuity.uncertain
 
@@ -170,7 +170,7 @@ def test_batch_damaged_in_the_replay_too_is_skipped(followed: FollowedEngine) ->
     seq, _ = followed.engine.publish_random_events()
     followed.engine.buffer[-1] = (seq, SPOILT)
     followed.continuity.live(seq, SPOILT)
-    followed.settle()
+    followed.apply_pending()
     assert f"batch {seq} cannot be read" in followed.continuity.uncertain
     followed.continuity.live(*followed.engine.publish_random_events())
     assert followed.continuity.last == seq + 1
@@ -182,19 +182,19 @@ def test_damaged_replay_of_an_intact_batch_is_ignored(followed: FollowedEngine) 
     seq, payload = followed.engine.publish_random_events()
     followed.engine.buffer[-1] = (seq, SPOILT)
     followed.continuity.live(seq, payload)
-    followed.settle()
+    followed.apply_pending()
     assert followed.is_right()
     assert not followed.continuity.uncertain
 
 
 def test_damaged_batch_missing_from_the_buffer_is_skipped() -> None:
     followed = FollowedEngine(Engine(buffer_steps=1))
-    followed.settle()
+    followed.apply_pending()
     followed.continuity.live(*followed.engine.publish_random_events())
     followed.engine.publish_random_events()
     followed.engine.buffer[-1] = (1, SPOILT)
     followed.continuity.live(1, SPOILT)
-    followed.settle()
+    followed.apply_pending()
     assert followed.continuity.uncertain
 
 
@@ -203,9 +203,9 @@ def test_restart_is_detected_after_any_number_of_missed_batches(followed: Follow
     followed.engine.restart()
     for _ in range(missed):
         followed.engine.publish_random_events()
-    followed.continuity.connected_anew()
+    followed.continuity.reconnected()
     followed.continuity.live(*followed.engine.publish_random_events())
-    followed.settle()
+    followed.apply_pending()
     assert followed.is_right()
     assert not followed.continuity.uncertain
     assert followed.continuity.counts.restarts >= 1
@@ -214,7 +214,7 @@ def test_restart_is_detected_after_any_number_of_missed_batches(followed: Follow
 def test_restart_is_detected_by_the_sequence_number(followed: FollowedEngine) -> None:
     followed.engine.restart()
     followed.continuity.live(*followed.engine.publish_random_events())
-    followed.settle()
+    followed.apply_pending()
     assert followed.is_right()
     assert not followed.continuity.uncertain
     assert followed.count(Reset) == 1
@@ -222,12 +222,12 @@ def test_restart_is_detected_by_the_sequence_number(followed: FollowedEngine) ->
 
 def test_gap_longer_than_the_buffer_resets_and_is_reported() -> None:
     followed = FollowedEngine(Engine(buffer_steps=4))
-    followed.settle()
+    followed.apply_pending()
     followed.continuity.live(*followed.engine.publish_random_events())
     for _ in range(9):
         followed.engine.publish_random_events()
     followed.continuity.live(*followed.engine.publish_random_events())
-    followed.settle()
+    followed.apply_pending()
     assert followed.follower.cached <= followed.engine.truth.cached
     assert "is unknown" in followed.continuity.uncertain
 
@@ -236,7 +236,7 @@ def test_missed_last_batch_is_found_by_a_check(followed: FollowedEngine) -> None
     followed.engine.publish_random_events()
     followed.continuity.check()
     assert followed.continuity.is_checking
-    followed.settle()
+    followed.apply_pending()
     assert followed.is_right()
     assert not followed.continuity.uncertain
 
@@ -259,7 +259,7 @@ def test_unanswered_replay_is_uncertain_until_a_later_one_succeeds(followed: Fol
     followed.continuity.live(*followed.engine.publish_random_events())
     assert followed.continuity.failed
     followed.continuity.try_again()
-    followed.settle()
+    followed.apply_pending()
     assert followed.is_right()
     assert not followed.continuity.uncertain
 
@@ -272,7 +272,7 @@ def test_interrupted_replay_is_continued() -> None:
     for batch in list(followed.engine.buffer)[:4]:
         followed.continuity.replayed(*batch)
     followed.continuity.fail_replay("it broke off")
-    followed.settle()
+    followed.apply_pending()
     assert followed.is_right()
     assert followed.count(Received) == 9
     assert not followed.continuity.uncertain
@@ -313,7 +313,7 @@ def test_uncertainty_ends_when_all_blocks_are_cleared() -> None:
 def test_restart_without_a_replay_endpoint_resets() -> None:
     followed = without_replay()
     followed.engine.restart()
-    followed.continuity.connected_anew()
+    followed.continuity.reconnected()
     assert followed.continuity.uncertain
     followed.continuity.live(*followed.engine.publish_random_events())
     assert followed.is_right()
@@ -351,12 +351,12 @@ def test_any_history_ends_right_or_uncertain(
     actions: list[str], seed: int, buffer_steps: int, can_replay: bool
 ) -> None:
     followed = FollowedEngine(Engine(seed, buffer_steps), can_replay=can_replay)
-    followed.settle()
+    followed.apply_pending()
     for number, action in enumerate(actions):
         _act(followed, action, seed + number)
-    followed.settle()
+    followed.apply_pending()
     followed.continuity.check()
-    followed.settle()
+    followed.apply_pending()
     if can_replay:  # without a replay endpoint, a missed last batch cannot be noticed
         assert followed.is_right() or followed.continuity.uncertain, followed.follower.items
     if can_replay and buffer_steps == 10_000 and "half" not in actions:  # every replay request is answered
@@ -383,12 +383,12 @@ def _act(followed: FollowedEngine, action: str, seed: int) -> None:
         continuity.live(*first)
     elif action == "restart":
         engine.restart()
-        continuity.connected_anew()
+        continuity.reconnected()
     elif action == "cut":
-        continuity.connected_anew()
+        continuity.reconnected()
     elif action == "settle":
-        followed.settle()
+        followed.apply_pending()
     elif action == "half":
-        followed.settle(answers=0.5, seed=seed)
+        followed.apply_pending(answers=0.5, seed=seed)
     else:
         continuity.check()

@@ -16,7 +16,7 @@ from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.kv_events.batches import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, block_key
 from kvscope_telemetry.kv_events.decoding import decode_batch, read_extra_keys
 from kvscope_telemetry.kv_events.encoding import pack_extra_keys
-from kvscope_telemetry.kv_events.wire import MAX_BATCH_BYTES, MAX_EVENTS
+from kvscope_telemetry.kv_events.event_wire import MAX_BATCH_BYTES, MAX_EVENTS
 
 CAPTURED = dict(
     line.split() for line in (Path(__file__).parent / "captured.txt").read_text("ascii").splitlines() if line[0] != "#"

@@ -14,8 +14,8 @@ from tests.telemetry.kv_events.conftest import WAIT_S, WatchedStream, wait_for
 
 from kvscope_telemetry.errors import BadInput, EndpointInUse
 from kvscope_telemetry.kv_events.batches import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
-from kvscope_telemetry.kv_events.config import KvEventsConfig
-from kvscope_telemetry.kv_events.publisher import KvEventPublisher
+from kvscope_telemetry.kv_events.event_publisher import KvEventPublisher
+from kvscope_telemetry.kv_events.kv_events_config import KvEventsConfig
 from kvscope_telemetry.kv_events.stream_items import Gap, StreamState
 
 Socket = zmq.Socket[bytes]
@@ -157,7 +157,7 @@ def test_full_queue_drops_batches_without_blocking(
         assert may_go_on.wait(WAIT_S)
         return msgspec.msgpack.encode((batch.ts, [], 0))
 
-    monkeypatch.setattr("kvscope_telemetry.kv_events.publisher.encode_batch", held)
+    monkeypatch.setattr("kvscope_telemetry.kv_events.event_publisher.encode_batch", held)
     publisher = publish(max_queue_size=3)
     publisher.publish([stored(0)])
     assert is_held.wait(WAIT_S)
@@ -201,7 +201,7 @@ def test_batch_that_cannot_be_encoded_is_a_gap(
 def test_last_batches_are_sent_before_close_returns(
     context: zmq.Context[Socket], publish: Callable[..., KvEventPublisher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvscope_telemetry.kv_events.publisher.LINGER_MS", int(1000 * WAIT_S))
+    monkeypatch.setattr("kvscope_telemetry.kv_events.event_publisher.LINGER_MS", int(1000 * WAIT_S))
     publisher = publish()
     socket = subscriber(context, publisher)
     for seq in range(500):

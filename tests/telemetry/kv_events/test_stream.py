@@ -13,7 +13,7 @@ from tests.telemetry.kv_events.conftest import FakePublisher, WatchedStream
 from kvscope_telemetry.errors import BadInput, EndpointInUse
 from kvscope_telemetry.kv_events.batches import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KvEvent
 from kvscope_telemetry.kv_events.encoding import encode_batch
-from kvscope_telemetry.kv_events.stream import KvEventStream, PendingItems
+from kvscope_telemetry.kv_events.event_stream import KvEventStream, PendingItems
 from kvscope_telemetry.kv_events.stream_items import Gap, Received, Reset, StreamState
 
 Fake = Callable[..., FakePublisher]

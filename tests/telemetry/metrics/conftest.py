@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 import pytest
 from tests.telemetry.metrics.scripted import ScriptedEngine
 
-from kvscope_telemetry.metrics.page import MetricsPage
+from kvscope_telemetry.metrics.metrics_page import MetricsPage
 
 
 @pytest.fixture

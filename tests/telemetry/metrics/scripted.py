@@ -27,7 +27,7 @@ from kvscope_telemetry.messages.telemetry import (
     RequestRows,
     Snapshot,
 )
-from kvscope_telemetry.metrics.page import MetricsPage
+from kvscope_telemetry.metrics.metrics_page import MetricsPage
 from kvscope_telemetry.transport.server_sockets import ServerSockets
 
 WAIT_S = 60.0

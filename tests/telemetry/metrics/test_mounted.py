@@ -17,7 +17,7 @@ from kvscope_engine.cli.main import main
 from kvscope_engine.http.api_state import HttpSettings
 from kvscope_engine.http.http_child import HttpChild
 from kvscope_engine.http.http_server import make_app, metrics_route
-from kvscope_telemetry.metrics.page import PATH, MetricsPage
+from kvscope_telemetry.metrics.metrics_page import PATH, MetricsPage
 from kvscope_telemetry.transport.connections import NO_KEY
 
 Start = Callable[..., ScriptedEngine]

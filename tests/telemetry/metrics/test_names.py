@@ -20,7 +20,7 @@ from tests.telemetry.metrics.scripted import LABELS, ScrapedMetrics, ScriptedEng
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.telemetry import DeviceSample
 from kvscope_telemetry.metrics.histogram import lengths
-from kvscope_telemetry.metrics.page import MetricsPage
+from kvscope_telemetry.metrics.metrics_page import MetricsPage
 
 ROOT = Path(__file__).parents[3]
 GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info")

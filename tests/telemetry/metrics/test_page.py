@@ -25,7 +25,7 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Batch, DeviceSample, Event, EventData, RequestInfo
-from kvscope_telemetry.metrics.page import MetricsPage
+from kvscope_telemetry.metrics.metrics_page import MetricsPage
 
 Start = Callable[..., ScriptedEngine]
 

@@ -30,7 +30,7 @@ def test_rows_keep_their_entries_while_others_grow_or_leave() -> None:
     _write(tables, [0, 0], [(0, 0, [1, 2]), (1, 0, [3])])
     tables.append_rows(1)
     _write(tables, [2, 1, 0], [(2, 0, list(range(5000))), (1, 1, list(range(100)))])
-    tables.keep(np.array([2, 0]))
+    tables.select_rows(np.array([2, 0]))
     assert tables.first(0, 5000).tolist() == list(range(5000))
     assert tables.first(1, 2).tolist() == [1, 2]
 
@@ -57,5 +57,5 @@ def test_buffer_is_compacted_after_removals() -> None:
     tables = BlockTableBuffer(64)
     for turn in range(500):
         _write(tables, [0] * 64, [(turn % 64, 0, list(range(300)))])  # dropped before the next turn
-        tables.keep(np.roll(np.arange(64), 1))
+        tables.select_rows(np.roll(np.arange(64), 1))
     assert tables.num_bytes < 64 * 300 * 4 * 4

@@ -15,7 +15,7 @@ from tests.conftest import examples
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import RequestInfo, RequestRows
-from kvscope_telemetry.mirror.coalesce import join_request_rows
+from kvscope_telemetry.mirror.coalesce import merge_request_rows
 from kvscope_telemetry.mirror.request_mirror import RequestMirror, equal_requests, read_changes
 
 NO_ROWS = RequestRows()
@@ -55,7 +55,7 @@ def test_block_tables_match_a_plain_model_for_any_batching(data: st.DataObject) 
             blocks = data.draw(st.lists(st.integers(0, 99), max_size=5))
             model[number] = model[number][:start] + blocks
             batch.append(_row(number, RequestState.RUNNING, start, blocks, output))
-        mirror.apply((), join_request_rows(batch), time_ns=2)
+        mirror.apply((), merge_request_rows(batch), time_ns=2)
         for number, table in model.items():
             assert mirror.table(number).tolist() == table
             row = mirror.row_of(number)
@@ -71,7 +71,7 @@ def test_gap_inside_a_batch_is_refused() -> None:
     mirror.apply([_info(1)], _row(1, RequestState.RUNNING, 0, [5, 6, 7]), time_ns=1)
     cut_then_far = [_row(1, RequestState.RUNNING, 1, []), _row(1, RequestState.RUNNING, 3, [9])]
     with pytest.raises(ProtocolError, match="goes on at 3, but has 1"):
-        mirror.apply((), join_request_rows(cut_then_far), time_ns=2)
+        mirror.apply((), merge_request_rows(cut_then_far), time_ns=2)
     assert mirror.table(1).tolist() == [5, 6, 7]
 
 
@@ -126,11 +126,11 @@ def test_holders_of_a_block_are_found_without_copying_tables(monkeypatch: pytest
     mirror.apply([_info(n) for n in (1, 2, 3)], NO_ROWS, time_ns=1)
     tables = {number: list(range(number * length, (number + 1) * length)) for number in (1, 2, 3)}
     rows = [_row(number, RequestState.RUNNING, 0, table) for number, table in tables.items()]
-    mirror.apply((), join_request_rows(rows), time_ns=2)
+    mirror.apply((), merge_request_rows(rows), time_ns=2)
     tracemalloc.start()
     try:
         assert mirror.holders(3 * length + 7, limit=9) == [3]
-        assert mirror.place_in_tables(3, 3 * length + 7) == (0, 7)
+        assert mirror.index_in_tables(3, 3 * length + 7) == (0, 7)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -156,13 +156,13 @@ def test_each_kv_group_has_its_own_tables() -> None:
     mirror.apply([_info(1), _info(2)], NO_ROWS, time_ns=1)
     changes = [_row(1, running, 0, [4, 5]), _in_group(2, _row(1, running, 0, [9])), _row(2, running, 0, [7])]
     changes += [_in_group(2, _row(1, running, 1, [8])), _in_group(0, _row(1, running, 1, [6]))]
-    mirror.apply((), join_request_rows(changes), time_ns=2)
+    mirror.apply((), merge_request_rows(changes), time_ns=2)
     assert mirror.groups == [0, 2]
     assert [mirror.table(1, group).tolist() for group in (0, 1, 2)] == [[4, 6], [], [9, 8]]
     assert mirror.table(2).tolist() == [7]
     assert mirror.table(2, 2).size == 0
     assert mirror.blocks(1).tolist() == [4, 6, 9, 8]
-    assert (mirror.holders(8, limit=9), mirror.place_in_tables(1, 8)) == ([1], (2, 1))
+    assert (mirror.holders(8, limit=9), mirror.index_in_tables(1, 8)) == ([1], (2, 1))
     assert mirror.num_held.tolist() == [4, 1]
     mirror.num_reserved = 7
     assert mirror.num_held.tolist() == [2, 1]
@@ -188,13 +188,13 @@ def test_invalid_group_table_changes_nothing(group: int, start: int, words: str)
     mirror.apply([_info(1)], NO_ROWS, time_ns=1)
     changes = [_row(1, RequestState.RUNNING, 0, [3]), _in_group(group, _row(1, RequestState.RUNNING, start, [5]))]
     with pytest.raises(ProtocolError, match=words):
-        mirror.apply((), join_request_rows(changes), time_ns=2)
+        mirror.apply((), merge_request_rows(changes), time_ns=2)
     assert mirror.blocks(1).size == 0
 
 
 def test_more_than_65536_requests_are_changed_in_order() -> None:
     numbers = np.arange(1, (1 << 16) + 3)
     rows = [_row(number, RequestState.RUNNING, start, [number]) for number in (1, 65_537) for start in (0, 1)]
-    changes = read_changes(join_request_rows(rows), numbers, np.zeros(numbers.size, np.int32))
+    changes = read_changes(merge_request_rows(rows), numbers, np.zeros(numbers.size, np.int32))
     assert changes.rows.tolist() == [0, 0, 65_536, 65_536]
     assert changes.table_end.tolist() == [1, 2, 1, 2]

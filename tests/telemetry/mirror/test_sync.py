@@ -16,7 +16,7 @@ from tests.simulated_engine.engine import SimulatedEngine
 from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, Snapshot
 from kvscope_telemetry.mirror.coalesce import coalesce
 from kvscope_telemetry.mirror.mirror import Mirror
-from kvscope_telemetry.mirror.sync import BEHIND_GRACE_NS, MAX_BYTES, REQUEST_INTERVAL_NS, HeldFrames, Sync
+from kvscope_telemetry.mirror.sync import BEHIND_GRACE_NS, MAX_BYTES, REQUEST_INTERVAL_NS, BufferedFrames, Sync
 
 MS = 1_000_000
 S = 1_000 * MS
@@ -90,18 +90,18 @@ class LossyWorld:
         self._answers = [(due_ns, s) for due_ns, s in self._answers if due_ns > self.now_ns]
         for snapshot in due:
             self.sync.snapshot(snapshot, self.now_ns)
-        self._apply_pending()
+        self._settle()
 
-    def _apply_pending(self) -> None:
+    def _settle(self) -> None:
         """Apply what may be applied. The mirror always equals a state that the engine once had."""
-        for run in self.sync.take_runs():
+        for run in self.sync.drain_runs():
             self.mirror.apply(coalesce(run.frames, snapshot=run.snapshot))
             rows = self.mirror.ledger.pack_all()
             shown = b"".join(getattr(rows, n) for n in rows.__struct_fields__)
             assert self.mirror.epoch is not None
             assert shown == self.truth[self.mirror.epoch, self.mirror.seq]
 
-    def settle(self) -> None:
+    def apply_pending(self) -> None:
         """Make the channel reliable; the engine only sends heartbeats."""
         self.loss = self.repeat = self.reorder = self.answer_loss = 0.0
         for _ in range(100):
@@ -144,7 +144,7 @@ def test_mirror_is_never_wrong_and_finally_in_sync(
                 world.beat()
             if i % 40 == 0:
                 world.pass_time(400 * MS)
-    world.settle()
+    world.apply_pending()
     gaps = [b - a for a, b in zip(world.asked_ns, world.asked_ns[1:], strict=False)]
     assert all(gap >= REQUEST_INTERVAL_NS for gap in gaps)
 
@@ -271,29 +271,29 @@ def test_number_of_held_frames_is_bounded() -> None:
     sync = Sync()
     for seq in range(1, 100_000):
         sync.frame(Frame(epoch=1, seq=seq, step=seq, time_ns=1), seq)
-    assert len(sync._held.take()) <= 20_000
+    assert len(sync._held.drain()) <= 20_000
 
 
 def test_bytes_of_held_frames_are_bounded() -> None:
-    held, data = HeldFrames(), bytes(MAX_BYTES // 10)
+    held, data = BufferedFrames(), bytes(MAX_BYTES // 10)
     for seq in range(1, 1_000):
-        held.hold(Frame(epoch=1, seq=seq, step=seq, time_ns=1), data)
-    frames = held.take()
+        held.append(Frame(epoch=1, seq=seq, step=seq, time_ns=1), data)
+    frames = held.drain()
     assert len(frames) <= 10
     assert frames[-1][0].seq == 999
-    held.hold(frames[0][0], bytes(2 * MAX_BYTES))
+    held.append(frames[0][0], bytes(2 * MAX_BYTES))
     assert held, "a single frame is kept whatever its size"
 
 
 def test_sync_is_at_rest_only_if_nothing_is_missing_or_pending() -> None:
     world = LossyWorld(random.Random(0))
-    assert not world.sync.is_at_rest
+    assert not world.sync.is_idle
     world.beat()
-    world.settle()
-    assert world.sync.is_at_rest
+    world.apply_pending()
+    assert world.sync.is_idle
     world.loss = 1.0
     world.step()
     world.beat()
-    assert not world.sync.is_at_rest, "a frame is in flight or lost"
-    world.settle()
-    assert world.sync.is_at_rest
+    assert not world.sync.is_idle, "a frame is in flight or lost"
+    world.apply_pending()
+    assert world.sync.is_idle

@@ -41,10 +41,10 @@ class PlaybackWatcher:
         self.updates: list[Update] = []
         self.num_jumps = 0
 
-    def take_all(self) -> Mirror:
+    def drain(self) -> Mirror:
         """Apply everything available once it belongs to the position."""
         assert self.source.wait(lambda: not self.source.is_seeking, WAIT_S)
-        while (update := self.source.take_update()) is not None:
+        while (update := self.source.poll_update()) is not None:
             if self.source.has_jumped:
                 self.mirror, self.updates = Mirror(), []
                 self.num_jumps += 1
@@ -83,7 +83,7 @@ def watch() -> Iterator[Callable[..., PlaybackWatcher]]:
         clock = ManualClock()
         opened.append(PlaybackSource(Recording.open(path), **{"is_playing": False, **options}, clock=clock))
         watcher = PlaybackWatcher(opened[-1], clock)
-        watcher.take_all()
+        watcher.drain()
         return watcher
 
     yield make
@@ -103,15 +103,15 @@ def test_playback_has_the_recorded_pace(
     source.play()
     watcher.pass_ms(500)
     assert source.position == pytest.approx(start + 0.5)
-    assert watcher.take_all().seq == watcher.num_frames_due() > 0
+    assert watcher.drain().seq == watcher.num_frames_due() > 0
     source.set_speed(4.0)
     watcher.pass_ms(500)
     assert source.position == pytest.approx(start + 2.5)
-    assert watcher.take_all().seq == watcher.num_frames_due() > 5
+    assert watcher.drain().seq == watcher.num_frames_due() > 5
     source.set_speed(0.25)
     watcher.pass_ms(400)
     assert source.position == pytest.approx(start + 2.6)
-    assert watcher.take_all().seq == watcher.num_frames_due()
+    assert watcher.drain().seq == watcher.num_frames_due()
     assert watcher.seqs() == list(range(1, watcher.num_frames_due() + 1))
     assert_same_state(watcher.mirror, source.recording.state_at(source.position))
 
@@ -130,7 +130,7 @@ def test_paused_time_does_not_advance_the_position(
     assert source.status.reason == ""
     watcher.pass_ms(100)
     assert source.position == pytest.approx(start + 0.2)
-    assert watcher.take_all().seq == watcher.num_frames_due() > 0
+    assert watcher.drain().seq == watcher.num_frames_due() > 0
 
 
 def test_long_gap_in_polling_skips_nothing(record: Callable[..., Any], watch: Callable[..., PlaybackWatcher]) -> None:
@@ -140,7 +140,7 @@ def test_long_gap_in_polling_skips_nothing(record: Callable[..., Any], watch: Ca
     watcher.clock.now_ns += 10**12
     assert watcher.source.wait(lambda: watcher.source.position > start, WAIT_S)
     assert watcher.source.position == pytest.approx(start + 0.1)
-    assert watcher.take_all().seq == watcher.num_frames_due()
+    assert watcher.drain().seq == watcher.num_frames_due()
 
 
 def test_playback_stops_at_the_end_with_everything_applied(
@@ -152,13 +152,13 @@ def test_playback_stops_at_the_end_with_everything_applied(
     watcher.play_to_the_end()
     assert source.position == source.duration
     assert source.status.reason == "at the end"
-    assert_same_state(watcher.take_all(), recorded.mirror_after(152))
+    assert_same_state(watcher.drain(), recorded.mirror_after(152))
     assert watcher.seqs() == list(range(1, 151))
     assert watcher.updates[0].snapshot is not None
     source.play()
-    assert watcher.take_all().seq == 0
+    assert watcher.drain().seq == 0
     watcher.pass_ms(10)
-    assert watcher.take_all().seq == watcher.num_frames_due() > 0
+    assert watcher.drain().seq == watcher.num_frames_due() > 0
 
 
 @pytest.mark.parametrize("with_past", [True, False])
@@ -172,15 +172,15 @@ def test_seek_gives_the_state_there_and_playback_continues(
         before = watcher.num_jumps
         source.seek(seconds, with_past=with_past)
         assert source.position == pytest.approx(seconds)
-        watcher.take_all()
+        watcher.drain()
         assert watcher.num_jumps == before + 1
         assert watcher.updates[0].snapshot is not None
         assert_same_state(watcher.mirror, source.recording.state_at(seconds))
     source.seek(3.0)
     source.play()
-    first = watcher.take_all().seq
+    first = watcher.drain().seq
     watcher.pass_ms(100)
-    last = watcher.take_all().seq
+    last = watcher.drain().seq
     assert last == watcher.num_frames_due() > first
     assert watcher.seqs()[first - last :] == list(range(first + 1, last + 1))
 
@@ -194,10 +194,10 @@ def test_seeks_beyond_the_ends_go_to_the_ends(
     assert watcher.source.recording.state_at(start).hello is not None
     assert watcher.source.recording.state_at(start - 1e-6).hello is None
     watcher.source.seek(1e12)
-    assert watcher.take_all().seq == 100
+    assert watcher.drain().seq == 100
     assert watcher.source.status.reason == "at the end"
     watcher.source.seek(-5.0)
-    assert watcher.take_all().seq == 0
+    assert watcher.drain().seq == 0
     assert watcher.source.position == start
 
 
@@ -206,19 +206,19 @@ def test_last_of_many_seeks_wins(record: Callable[..., Any], watch: Callable[...
     for index in range(100):
         watcher.source.seek(index * 7 % 8)
     watcher.source.seek(4.0)
-    assert watcher.take_all().seq == watcher.num_frames_due()
+    assert watcher.drain().seq == watcher.num_frames_due()
 
 
 def test_past_of_a_seek_comes_in_short_spans(record: Callable[..., Any], watch: Callable[..., PlaybackWatcher]) -> None:
     watcher = watch(record(400).path)
     watcher.source.seek(7.0)
-    watcher.take_all()
+    watcher.drain()
     assert watcher.seqs() == list(range(1, watcher.num_frames_due() + 1))
     for update in watcher.updates:
         times = update.series["time_ns"] if update.series else [0]
         assert times[-1] - times[0] <= SPAN_NS
     watcher.source.seek(7.0, with_past=False)
-    watcher.take_all()
+    watcher.drain()
     assert len(watcher.updates) == 1
 
 
@@ -231,7 +231,7 @@ def test_memory_breakdown_is_known_after_any_seek(
     source = PlaybackSource(Recording.open(path), is_playing=False)
     source.seek(5.0, with_past=False)  # before the start was read
     watcher = PlaybackWatcher(source, ManualClock())
-    watcher.take_all()
+    watcher.drain()
     source.close()
     assert watcher.updates[0].memory == memory
 
@@ -242,12 +242,12 @@ def test_epochs_are_played_in_order(
     recorded = record(make_messages(60, epoch=1) + make_messages(70, epoch=2))
     watcher = watch(recorded.path)
     watcher.play_to_the_end()
-    assert (watcher.take_all().epoch, watcher.mirror.seq) == (2, 70)
+    assert (watcher.drain().epoch, watcher.mirror.seq) == (2, 70)
     snapshots = [update.snapshot for update in watcher.updates if update.snapshot]
     assert [snapshot.hello.epoch for snapshot in snapshots] == [1, 2]
     assert watcher.seqs() == [*range(1, 61), *range(1, 71)]
     watcher.source.seek(0.5)
-    assert (watcher.take_all().epoch, watcher.mirror.seq) == (1, watcher.num_frames_due())
+    assert (watcher.drain().epoch, watcher.mirror.seq) == (1, watcher.num_frames_due())
 
 
 def test_heartbeats_are_synthesized_only_for_an_idle_simulation(
@@ -261,7 +261,7 @@ def test_heartbeats_are_synthesized_only_for_an_idle_simulation(
     for number, (given, expected) in enumerate(((messages, int(idle_s / 0.5)), (with_heartbeat, 1))):
         watcher = watch(record([*given, late], f"idle{number}.mcap").path)
         watcher.source.seek(watcher.source.duration - 0.001)
-        watcher.take_all()
+        watcher.drain()
         assert len([update for update in watcher.updates if update.heartbeat]) == expected
 
 
@@ -275,7 +275,7 @@ def test_truncated_recording_plays_to_its_last_whole_chunk(
     recording = watcher.source.recording
     assert not recording.info.is_complete
     watcher.source.seek(1e9)
-    assert watcher.take_all().seq == recording.info.num_frames > 100
+    assert watcher.drain().seq == recording.info.num_frames > 100
     assert_same_state(watcher.mirror, recording.state_at(1e9))
 
 
@@ -287,7 +287,7 @@ def test_playback_continues_with_the_keyframe_after_a_damaged_chunk(
     for chunk in source.recording.segments[0].message_chunks[4:6]:
         chunk.crc ^= 1
     watcher.play_to_the_end()
-    assert_same_state(watcher.take_all(), source.recording.state_at(1e9))
+    assert_same_state(watcher.drain(), source.recording.state_at(1e9))
     assert len([update for update in watcher.updates if update.snapshot]) == 2
     assert len(watcher.seqs()) < 400
 
@@ -298,12 +298,12 @@ def test_refused_update_is_repaired_by_the_next_keyframe(
     watcher = watch(record(200).path)
     watcher.source.play()
     watcher.pass_ms(200)
-    before = watcher.take_all().seq
+    before = watcher.drain().seq
     watcher.source.resync()
     watcher.pass_ms(700)
-    assert watcher.take_all().seq == before
+    assert watcher.drain().seq == before
     watcher.pass_ms(300)
-    assert watcher.take_all().seq == watcher.num_frames_due()
+    assert watcher.drain().seq == watcher.num_frames_due()
 
 
 def test_vanished_file_is_reported(record: Callable[..., Any], watch: Callable[..., PlaybackWatcher]) -> None:
@@ -334,7 +334,7 @@ def test_recording_without_a_snapshot_has_no_state(
     record: Callable[..., Any], watch: Callable[..., PlaybackWatcher]
 ) -> None:
     watcher = watch(record(record(1).messages[:1], "alone.mcap").path, is_playing=True)
-    assert watcher.take_all().hello is None
+    assert watcher.drain().hello is None
     assert watcher.source.duration == 0.0
 
 

@@ -44,7 +44,7 @@ def test_tree_uses_the_first_group_that_keeps_whole_texts() -> None:
     ledger = Ledger(4)
     ledger.hash[:3], ledger.group[:3] = (7, 7, 8), (0, 1, 0)
     copied = LedgerCopy()
-    copied.take(ledger)
+    copied.copy_from(ledger)
     assert copied.blocks(0).row.tolist() == [0, 2]
     assert copied.blocks(1).row.tolist() == [1]
     assert len(copied.blocks()) == 3
@@ -125,8 +125,8 @@ def test_ledger_copy_does_not_follow_later_changes() -> None:
     ledger = Ledger(8)
     ledger.hash[[2, 5]], ledger.parent[5] = (7, 9), 7
     copied = LedgerCopy()
-    copied.take(ledger)
+    copied.copy_from(ledger)
     ledger.hash[:] = 0
     assert build(copied.blocks()).rows.tolist() == [2, 5]
-    copied.take(ledger)
+    copied.copy_from(ledger)
     assert len(copied.blocks()) == len(blocks_of(ledger)) == 0

@@ -66,7 +66,7 @@ class RecordedSession:
         follower = Follower()
         for message in [state, *self.messages[begin:count]]:
             follower.feed(message)
-        follower.settle()
+        follower.apply_pending()
         return follower.mirror
 
     @property
@@ -113,7 +113,7 @@ def assert_same_state() -> Callable[[Mirror, Mirror], None]:
         assert left.counters == right.counters
         columns = [name for name in REQUEST_COLUMNS if name not in ("first_seen_ns", "finished_ns")]
         for requests in (left.requests, right.requests):
-            requests._keep((requests.state != RequestState.FINISHED).nonzero()[0])
+            requests._select_rows((requests.state != RequestState.FINISHED).nonzero()[0])
         assert equal_requests(left.requests, right.requests, columns)
 
     return check

@@ -44,7 +44,7 @@ def mirrored_rows(recording: Recording, blocks: list[int]) -> list[tuple[int, li
     follower, seen = Follower(), []
     for seconds, message in recording.messages(keyframes=True):
         follower.feed(message)
-        follower.settle()
+        follower.apply_pending()
         if isinstance(message, Frame) and not follower.is_lost:
             rows = [row_of(follower.mirror, block) for block in blocks]
             seen.append((recording.start_ns + round(seconds * 1e9), rows))
@@ -85,7 +85,7 @@ def test_live_block_history_equals_the_mirror(make_messages: Callable[..., Any])
     mirror.reset(snapshot)
     block_histories = [BlockChanges(block) for block in blocks]
     for block_history in block_histories:
-        block_history.know(mirror.ledger, snapshot.time_ns, 1, snapshot.step)
+        block_history.add_known(mirror.ledger, snapshot.time_ns, 1, snapshot.step)
     rng = random.Random(1)
     while frames:
         count = rng.randint(1, 6)
@@ -140,7 +140,7 @@ def test_frame_overtaken_by_a_heartbeat_is_not_missed(
     follower = Follower()
     for message in messages[:301]:
         follower.feed(message)
-    follower.settle()
+    follower.apply_pending()
     hello = messages[0]
     assert isinstance(hello, Hello)
     until_ns = last.time_ns + hello.wall_time_ns - hello.time_ns
@@ -221,7 +221,7 @@ def test_block_history_is_the_same_from_any_start(
         follower.feed(message)
         seen.append(message)
         if place in (150, 151, 320):  # an answer to a request: it precedes frames whose effect it contains
-            follower.settle()
+            follower.apply_pending()
             seen.insert(-2, snapshot_of(follower.mirror))
     recording = Recording.open(record(seen, keyframe_interval_ns=LONG_NS).path)
     frames = [message for message in messages if isinstance(message, Frame)]

@@ -24,7 +24,7 @@ from kvscope_telemetry.summaries.bookmark import (
     encode_bookmarks,
     in_order,
     new_bookmark,
-    settled,
+    newest_revisions,
 )
 
 MakeRing = Callable[..., Ring]
@@ -32,7 +32,7 @@ MakeSession = Callable[..., Any]
 
 
 def current_bookmarks(said: list[Bookmark]) -> list[Bookmark]:
-    return in_order(settled(said).values())
+    return in_order(newest_revisions(said).values())
 
 
 def test_latest_revision_wins_in_any_order() -> None:
@@ -52,7 +52,7 @@ def test_bookmark_round_trips_through_json() -> None:
     assert decode_bookmark(encode_bookmark(bookmark)) == bookmark
     assert decode_bookmarks(encode_bookmarks([bookmark, bookmark])) == [bookmark, bookmark]
     assert decode_bookmarks(encode_bookmarks([])) == []
-    assert not bookmark.is_note
+    assert not bookmark.is_user_note
     for data in (b"", b"{}", b"[1]", b'{"bookmark_id":1,"time_ns":2}', b"[" * 100_000):
         with pytest.raises(ProtocolError):
             decode_bookmark(data)
@@ -65,11 +65,11 @@ def test_bookmark_is_readable_after_a_flush(make_ring: MakeRing, make_session: M
     session = make_session(ring)
     session.advance(300)
     marked = new_bookmark(session.times_ns[100], "the first")
-    assert ring.mark(marked)
+    assert ring.add_bookmark(marked)
     session.advance(400)
     late = new_bookmark(session.times_ns[-1], "the second")
-    assert ring.mark(late)
-    assert ring.mark(replace(marked, text="renamed", revision=1))
+    assert ring.add_bookmark(late)
+    assert ring.add_bookmark(replace(marked, text="renamed", revision=1))
     assert ring.flush(60.0)
     ring_recording = Recording.open(ring.folder, origin_ns=ring.origin_ns)
     assert len(ring_recording.segments) > 3
@@ -84,7 +84,7 @@ def test_bookmark_outlives_the_segments_before_it(make_ring: MakeRing, make_sess
     session = make_session(ring)
     session.advance(300)
     marked = new_bookmark(session.times_ns[-1], "kept")
-    ring.mark(marked)
+    ring.add_bookmark(marked)
     session.advance(60)
     assert ring.flush(60.0)
     assert current_bookmarks(Recording.open(ring.folder, origin_ns=ring.origin_ns).bookmarks()) == [marked]
@@ -99,7 +99,7 @@ def test_saved_part_has_the_bookmarks_about_it(make_ring: MakeRing, make_session
     reaching = new_bookmark(session.times_ns[50], "reaches in", "kv_usage", session.times_ns[450])
     gone = new_bookmark(session.times_ns[420], "gone")
     for said in (early, inside, reaching, gone, replace(gone, revision=1, is_deleted=True)):
-        ring.mark(said)
+        ring.add_bookmark(said)
     assert ring.flush(60.0)
     ring_recording = Recording.open(ring.folder, origin_ns=ring.origin_ns)
     path = tmp_path / "saved.mcap"
@@ -124,4 +124,4 @@ def test_saved_part_has_the_bookmarks_about_it(make_ring: MakeRing, make_session
 def test_closed_ring_accepts_no_bookmark(make_ring: MakeRing) -> None:
     ring = make_ring()
     ring.close()
-    assert not ring.mark(new_bookmark(1))
+    assert not ring.add_bookmark(new_bookmark(1))

@@ -95,7 +95,7 @@ def test_merged_batch_has_the_effect_of_its_frames(record: Callable[..., Any]) -
     for follower, messages in ((one, frames), (other, [_batch(frames).joined(None)[0][1]])):  # type: ignore[index]
         for message in (snapshot, *messages):
             follower.feed(message)
-        follower.settle()
+        follower.apply_pending()
     assert one.mirror.ledger.differences(other.mirror.ledger) == []
     assert (one.mirror.seq, one.mirror.counters) == (other.mirror.seq, other.mirror.counters)
     assert [one.mirror.requests.table(n).tolist() for n in one.mirror.requests.number.tolist()] == [

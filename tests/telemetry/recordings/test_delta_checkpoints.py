@@ -38,7 +38,7 @@ def test_seek_gives_the_state_of_any_frame(record: Callable[..., Any]) -> None:
     recording = Recording.open(recorded.path)
     times = {message.seq: at for at, message in recording.messages() if isinstance(message, Frame)}
     for seq in random.sample(range(1, 901), 40):
-        num_read = sum(1 for _ in recording.run_up(times[seq]))
+        num_read = sum(1 for _ in recording.state_messages(times[seq]))
         assert num_read < 150, "a seek must use delta checkpoints"
         assert_same(recording.state_at(times[seq]), recorded.mirror_after(seq + 2))
 
@@ -67,7 +67,7 @@ def test_frame_batches_are_skipped_as_a_whole(record: Callable[..., Any]) -> Non
     recorded = record(900, keyframe_interval_ns=LONG_NS)
     for chunk in Recording.open(recorded.path).segments[0].checkpoints:
         recording = damaged(recorded.path, chunk)
-    messages = [message for _, message in recording.run_up(1e9)]
+    messages = [message for _, message in recording.state_messages(1e9)]
     joined = [message for message in messages if isinstance(message, DeltaCheckpoint)]
     assert sum(checkpoint.seq - checkpoint.since_seq for checkpoint in joined) > 900 - 150
     assert (type(messages[-1]), messages[-1].seq) == (Frame, 900), "the last step must be a frame"

@@ -86,7 +86,7 @@ def num_states(recording: Recording) -> int:
     follower, known = Follower(), set[int]()
     for _, message in recording.messages(keyframes=True):
         follower.feed(message)
-        follower.settle()
+        follower.apply_pending()
         if isinstance(message, Frame) and not follower.is_lost and follower.mirror.seq == message.seq:
             known.add(message.seq)
     return len(known)
@@ -123,10 +123,10 @@ def test_state_is_known_again_after_a_damaged_second(tmp_path: Path, at_s: float
     data[damaged.offset + damaged.stored_bytes // 2] ^= 1
     path.write_bytes(data)
     recording, follower = Recording.open(path), Follower()
-    for _, message in recording.run_up(at_s):
+    for _, message in recording.state_messages(at_s):
         follower.feed(message)
     for _, message in recording.messages(at_s, at_s + 3.0, keyframes=True):
         follower.feed(message)
-    follower.settle()
+    follower.apply_pending()
     assert not follower.is_lost
     assert follower.mirror.ledger.equals(whole.state_at(at_s + 3.0).ledger)

@@ -198,7 +198,7 @@ def test_total_claimed_size_of_chunks_is_bounded(
 
 
 def test_opening_reports_progress_and_can_be_cancelled(record: Record, monkeypatch: Any) -> None:
-    monkeypatch.setattr(budgets, "_LOOK_EVERY", 1)
+    monkeypatch.setattr(budgets, "_PROGRESS_EVERY", 1)
     path = record(200).path
     shares: list[float] = []
     Recording.open(path, lambda share: shares.append(share) is None)
@@ -210,7 +210,7 @@ def test_opening_reports_progress_and_can_be_cancelled(record: Record, monkeypat
 
 
 def test_opening_that_takes_too_long_returns_a_part(record: Record, monkeypatch: Any) -> None:
-    monkeypatch.setattr(budgets, "_LOOK_EVERY", 1)
+    monkeypatch.setattr(budgets, "_PROGRESS_EVERY", 1)
     now = iter(range(1 << 30))
     monkeypatch.setattr(surveys, "ReadBudget", lambda stored, watch: ReadBudget(stored, watch, clock=now.__next__))
     assert "it took longer than 30 s" in Recording.open(record(2_000).path).detail

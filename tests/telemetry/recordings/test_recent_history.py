@@ -19,7 +19,7 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import Frame, Hello, MemoryBreakdown, Snapshot, TelemetryMessage
 from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.playback.playback_source import PlaybackSource
-from kvscope_telemetry.recordings.left_rings import left_rings, tidy_left_rings
+from kvscope_telemetry.recordings.orphaned_rings import find_orphaned_rings, remove_orphaned_rings
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.request_index import recorded_requests
 from kvscope_telemetry.recordings.ring import Ring
@@ -219,7 +219,7 @@ def test_replaced_file_is_not_read(tmp_path: Path, make_session: MakeSession) ->
     (tmp_path / "x.mcap").unlink()
     with pytest.raises(BadInput, match="No such file"):
         recording.state_at(0)
-    assert recording.segments[0].is_gone
+    assert recording.segments[0].is_deleted
     (tmp_path / "moved.mcap.part").rename(tmp_path / "x.mcap.part")
     writer.close()
 
@@ -263,7 +263,7 @@ def test_ring_is_played_while_it_is_written(
         def follow() -> Mirror:
             nonlocal mirror
             assert source.wait(lambda: not source.is_seeking, WAIT_S)
-            while (update := source.take_update()) is not None:
+            while (update := source.poll_update()) is not None:
                 mirror = Mirror() if source.has_jumped else mirror
                 mirror.apply(update)
             return mirror
@@ -273,7 +273,7 @@ def test_ring_is_played_while_it_is_written(
             assert ring.flush(60.0)
             length_s = (session.times_ns[-1] - session.times_ns[0]) / 1e9
             assert source.wait(lambda at_s=length_s: source.duration == at_s, WAIT_S), (
-                f"{source.duration} s of {length_s} s are seen; {source.failure or source.note or source.note_detail}"
+                f"{source.duration} s of {length_s} s are seen; {source.failure or source.note or source.detail}"
             )
             source.seek(source.duration)
             assert_same_state(follow(), session.mirror_at(session.times_ns[-1]))
@@ -306,7 +306,7 @@ LATE_S = 30.0
 KILLED = """
 import sys, time
 from tests.simulated_engine.engine import SimulatedEngine
-from kvscope_telemetry.recordings.left_rings import left_rings
+from kvscope_telemetry.recordings.orphaned_rings import find_orphaned_rings
 from kvscope_telemetry.recordings.ring import Ring
 ring = Ring(sys.argv[1], segment_seconds=0.4, keyframe_interval_ns=200_000_000)
 engine = SimulatedEngine(num_blocks=200, num_running=4)
@@ -340,12 +340,12 @@ def test_sigkill_loses_only_unflushed_frames(tmp_path: Path) -> None:
             lines += [line.split() for line in process.stdout if line.endswith("\n")]
             process.wait()
             _assert_all_but_the_newest(tmp_path / f"ring{i}", lines)
-        rings = left_rings(tmp_path)
+        rings = find_orphaned_rings(tmp_path)
         assert len(rings) == 3
         assert all(ring.seconds > 0 and ring.model and ring.num_bytes > 1000 for ring in rings)
         rings[0].discard()
         assert not rings[0].folder.exists()
-        assert len(left_rings(tmp_path)) == 2
+        assert len(find_orphaned_rings(tmp_path)) == 2
     finally:
         for process in started:
             process.kill()
@@ -411,9 +411,9 @@ def test_ring_that_is_being_written_is_not_offered_or_discarded(
     ring = make_ring()
     make_session(ring).advance(100)
     assert ring.flush(60.0)
-    assert left_rings(tmp_path) == [] == left_rings(tmp_path / "nowhere")
+    assert find_orphaned_rings(tmp_path) == [] == find_orphaned_rings(tmp_path / "nowhere")
     ring.close(keep=True)
-    (left,) = left_rings(tmp_path)
+    (left,) = find_orphaned_rings(tmp_path)
     assert (left.folder, left.start_ns) == (ring.folder, ring.start_ns)
     other = make_ring("other")
     make_session(other).advance(10)
@@ -429,11 +429,11 @@ def test_clock_that_is_years_ahead_discards_no_ring(
         ring = make_ring(name)
         make_session(ring).advance(10)
         ring.close(keep=True)
-    first = left_rings(tmp_path)[-1]
+    first = find_orphaned_rings(tmp_path)[-1]
     monkeypatch.setattr(time, "time_ns", lambda: first.end_ns + 16 * 365 * 86_400 * 10**9)
-    assert tidy_left_rings(tmp_path).discarded == []
-    age_s = (left_rings(tmp_path)[0].end_ns - first.end_ns) / 1e9
-    assert [ring.folder.name for ring in tidy_left_rings(tmp_path, max_seconds=age_s / 2).discarded] == ["first"]
+    assert remove_orphaned_rings(tmp_path).discarded == []
+    age_s = (find_orphaned_rings(tmp_path)[0].end_ns - first.end_ns) / 1e9
+    assert [ring.folder.name for ring in remove_orphaned_rings(tmp_path, max_seconds=age_s / 2).discarded] == ["first"]
 
 
 def test_left_rings_are_bounded_by_size_and_age(make_ring: MakeRing, make_session: MakeSession, tmp_path: Path) -> None:
@@ -442,19 +442,19 @@ def test_left_rings_are_bounded_by_size_and_age(make_ring: MakeRing, make_sessio
         ring = make_ring(name)
         make_session(ring).advance(100)
         ring.close(keep=True)
-    rings = left_rings(tmp_path)
+    rings = find_orphaned_rings(tmp_path)
     assert [ring.folder.name for ring in rings] == ["third", "second", "first"], "the newest first"
-    assert tidy_left_rings(tmp_path).discarded == []
+    assert remove_orphaned_rings(tmp_path).discarded == []
     damaged = tmp_path / "unreadable"
     damaged.mkdir()
     (damaged / "lock").touch()
     (damaged / "000001.mcap.part").write_bytes(b"x" * 1000)
     os.utime(damaged / "000001.mcap.part", (0, 0))
     two = rings[0].num_bytes + rings[1].num_bytes
-    tidied = tidy_left_rings(tmp_path, max_bytes=two)
+    tidied = remove_orphaned_rings(tmp_path, max_bytes=two)
     assert [ring.folder.name for ring in tidied.kept] == ["third", "second"]
     assert [ring.folder.name for ring in tidied.discarded] == ["first", "unreadable"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["second", "third"]
-    assert [ring.folder.name for ring in tidy_left_rings(tmp_path, max_bytes=1).kept] == ["third"]
-    assert [ring.folder.name for ring in tidy_left_rings(tmp_path, max_seconds=-1e6).discarded] == ["third"]
+    assert [ring.folder.name for ring in remove_orphaned_rings(tmp_path, max_bytes=1).kept] == ["third"]
+    assert [ring.folder.name for ring in remove_orphaned_rings(tmp_path, max_seconds=-1e6).discarded] == ["third"]
     assert list(tmp_path.iterdir()) == []

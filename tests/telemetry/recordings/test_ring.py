@@ -19,7 +19,7 @@ from kvscope_telemetry.recordings.mcap_file import McapFile
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.ring import MAX_SECONDS, SEGMENT_S, Ring
 from kvscope_telemetry.recordings.ring_folder import segments_in
-from kvscope_telemetry.recordings.ring_segments import PARTS
+from kvscope_telemetry.recordings.ring_segments import MIN_SEGMENTS
 
 MakeRing = Callable[..., Ring]
 MakeSession = Callable[..., Any]
@@ -96,8 +96,8 @@ def test_idle_engine_is_kept_no_longer_and_written_rarely(make_ring: MakeRing, m
     assert ring.flush(60.0)
     assert ring.start_ns is not None
     assert ring.end_ns is not None
-    assert MAX_SECONDS <= (ring.end_ns - ring.start_ns) / 1e9 <= MAX_SECONDS * (1 + 1 / PARTS) + 1
-    assert len(segments_in(ring.folder)) <= PARTS + 2
+    assert MAX_SECONDS <= (ring.end_ns - ring.start_ns) / 1e9 <= MAX_SECONDS * (1 + 1 / MIN_SEGMENTS) + 1
+    assert len(segments_in(ring.folder)) <= MIN_SEGMENTS + 2
     ring.close()
 
 

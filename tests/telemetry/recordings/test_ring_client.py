@@ -94,20 +94,20 @@ def test_ring_status_is_current_after_a_flush(ring: RingClient, make_session: Ma
     )
     assert ring.num_bytes > 1000
     assert ring.num_dropped == 0
-    overview = ring.take_overview()
+    overview = ring.drain_overview()
     summaries = [item for item in overview if isinstance(item, Summary)]
     seconds = [summary.time_ns for summary in summaries]
     assert seconds == sorted(seconds)
     assert len(seconds) >= 3
     assert any(isinstance(item, TimedEvent) for item in overview)
-    assert ring.take_overview() == []
+    assert ring.drain_overview() == []
 
 
 def test_bookmarks_texts_and_bounds_reach_the_ring_process(ring: RingClient, make_session: MakeSession) -> None:
     session = make_session(ring)
     session.advance(60)
     mark = new_bookmark(session.times_ns[-1], "here")
-    assert ring.mark(mark)
+    assert ring.add_bookmark(mark)
     text = RecordedText(time_ns=session.times_ns[-1], epoch=1, block=3, owner=1, token_ids=(1, 2), text="hé")
     assert ring.write_texts([text])
     ring.set_bounds(max_bytes=1 << 20, max_seconds=60.0)
@@ -153,7 +153,7 @@ def test_unsuitable_folder_is_reported(tmp_path: Path, make_session: MakeSession
     wait_until(lambda: ring.failure)
     assert "not a directory" in ring.failure
     assert not ring.write(make_frame(make_session))
-    assert not ring.mark(new_bookmark(1))
+    assert not ring.add_bookmark(new_bookmark(1))
     assert not ring.flush(WAIT_S)
     ring.close()
     assert (tmp_path / "file").read_text() == "x"

@@ -355,7 +355,7 @@ def _replies(source: LiveSource, until: Callable[[list[Reply]], bool]) -> list[R
     replies: list[Reply] = []
 
     def enough() -> bool:
-        replies.extend(source.take_replies())
+        replies.extend(source.poll_replies())
         return until(replies)
 
     assert source.wait(enough, WAIT_S), replies

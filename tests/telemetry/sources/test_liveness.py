@@ -15,7 +15,7 @@ def _live(*, is_local: bool = True) -> Liveness:
     liveness = Liveness(is_local=is_local)
     liveness.connection(True)
     liveness.began()
-    liveness.heard(START)
+    liveness.record_message(START)
     return liveness
 
 
@@ -24,7 +24,7 @@ def _beat(liveness: Liveness, now_s: float, step: int, *, unfinished: int = 1, s
     now_ns = START + int(now_s * S)
     engine_ns = 50 * S + int(now_s * S)
     started_ns = engine_ns - int(step_age_s * S) if step_age_s else 0
-    liveness.heard(now_ns)
+    liveness.record_message(now_ns)
     liveness.heartbeat(
         Heartbeat(
             epoch=1,
@@ -48,7 +48,7 @@ def test_source_is_connecting_until_a_snapshot_arrives() -> None:
     liveness.rejection = "the engine speaks protocol 2"
     assert liveness.state(START) == (SourceState.CONNECTING, "the engine speaks protocol 2")
     liveness.began()
-    liveness.heard(START)
+    liveness.record_message(START)
     assert _state(liveness, 0.1) is SourceState.LIVE
 
 
@@ -139,6 +139,6 @@ def test_loading_progress_is_shown() -> None:
     liveness.progress(progress)
     assert _state(liveness, 0) is SourceState.LOADING
     liveness.began()
-    liveness.heard(START)
+    liveness.record_message(START)
     liveness.progress(progress)
     assert _state(liveness, 0.1) is SourceState.LIVE, "a running engine may load something else"

@@ -26,37 +26,37 @@ def test_what_waits_comes_as_one_update() -> None:
     pending = Pending()
     for seq in (1, 2, 3):
         pending.put(_frame(seq))
-    assert _seqs(pending.take_update()) == [1, 2, 3]
-    assert pending.take_update() is None
+    assert _seqs(pending.poll_update()) == [1, 2, 3]
+    assert pending.poll_update() is None
 
 
 def test_a_snapshot_begins_an_update() -> None:
     pending = Pending()
     for update in (_frame(1), _frame(2), _snapshot(2), _frame(3), _snapshot(3)):
         pending.put(update)
-    assert _seqs(pending.take_update()) == [1, 2]
-    second = pending.take_update()
+    assert _seqs(pending.poll_update()) == [1, 2]
+    second = pending.poll_update()
     assert _seqs(second) == [3]
     assert second is not None
     assert second.snapshot is not None
     assert second.snapshot.hello.epoch == 2
-    assert pending.take_update() is not None
-    assert pending.take_update() is None
+    assert pending.poll_update() is not None
+    assert pending.poll_update() is None
 
 
 def test_a_taker_that_stays_away_costs_bounded_memory_and_one_snapshot() -> None:
     pending = Pending(max_entries=100)
     for seq in range(1, 1000):
         pending.put(_frame(seq))
-    assert pending.take_update() is None
+    assert pending.poll_update() is None
     assert pending.num_frames_discarded == 999
-    assert pending.take_overflow()
-    assert not pending.take_overflow()
+    assert pending.pop_overflow()
+    assert not pending.pop_overflow()
     pending.put(_frame(1000))
-    assert pending.take_update() is None, "state without the state before it"
+    assert pending.poll_update() is None, "state without the state before it"
     pending.put(_snapshot())
     pending.put(_frame(1001))
-    assert _seqs(pending.take_update()) == [1001]
+    assert _seqs(pending.poll_update()) == [1001]
 
 
 def test_what_is_no_state_comes_through_while_a_snapshot_is_awaited() -> None:
@@ -65,7 +65,7 @@ def test_what_is_no_state_comes_through_while_a_snapshot_is_awaited() -> None:
     pending.discard()
     pending.put(_frame(2))
     pending.put(coalesce((), samples=[DeviceSample(epoch=1, time_ns=5)]))
-    update = pending.take_update()
+    update = pending.poll_update()
     assert _seqs(update) == []
     assert update is not None
     assert len(update.samples) == 1
@@ -74,7 +74,7 @@ def test_what_is_no_state_comes_through_while_a_snapshot_is_awaited() -> None:
 def test_one_large_update_is_kept() -> None:
     pending = Pending(max_entries=1)
     pending.put(coalesce([SimulatedEngine(num_blocks=500).advance()]))
-    assert _seqs(pending.take_update()) == [1]
+    assert _seqs(pending.poll_update()) == [1]
 
 
 def test_long_words_count_by_their_bytes() -> None:
@@ -82,5 +82,5 @@ def test_long_words_count_by_their_bytes() -> None:
     pending.put(_snapshot())
     for seq in range(1, 100):
         pending.put(_frame(seq), num_bytes=10_000)
-    assert pending.take_overflow()
+    assert pending.pop_overflow()
     assert pending.num_frames_discarded > 0

@@ -13,5 +13,5 @@ def test_there_is_room_until_there_are_many_or_they_are_large() -> None:
     assert replies.room == MAX_REPLIES - 1
     replies.put(Done(tag=2), 1)
     assert replies.room == 0
-    assert replies.take_all() == [Done(tag=1), Done(tag=2)]
+    assert replies.drain() == [Done(tag=1), Done(tag=2)]
     assert replies.room == MAX_REPLIES

@@ -27,8 +27,8 @@ from kvscope_telemetry.messages.telemetry import (
     TelemetryMessage,
 )
 from kvscope_telemetry.messages.wire import decode_telemetry
-from kvscope_telemetry.mirror.continuity import Continuity
 from kvscope_telemetry.mirror.mirror import Mirror
+from kvscope_telemetry.mirror.state_continuity import Continuity
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.sources.live_source import LiveSource
 from kvscope_telemetry.sources.sink import SinkFeed
@@ -64,7 +64,7 @@ class Collected:
         """Frames follow one another, a snapshot first and after each hole; how many there are."""
         sequence = Continuity()
         for message in self.of(Frame, Snapshot):
-            is_taken = sequence.takes(message)
+            is_taken = sequence.accepts(message)
             assert is_taken or isinstance(message, Snapshot), f"frame {message.seq} does not follow {sequence.seq}"
         return len(self.of(Frame))
 
@@ -218,21 +218,21 @@ def test_nothing_is_asked_for_a_sink_that_failed(make_endpoint: MakeEndpoint, se
 def test_a_snapshot_that_is_older_than_what_is_held_does_not_do() -> None:
     engine = SimulatedEngine(num_blocks=50)
     feed, sink = SinkFeed(), Collected()
-    feed.passed(engine.snapshot(), None)
+    feed.add_accepted(engine.snapshot(), None)
     old = engine.snapshot()
-    feed.passed(engine.advance(), None)
+    feed.add_accepted(engine.advance(), None)
     feed.set(sink)
     feed.begin_pass()
     kept: list[tuple[Any, bytes | None]] = []
     sink.write = lambda message, data=None: kept.append(message) or True  # type: ignore[method-assign,func-returns-value,assignment]
     second = engine.advance()
-    feed.passed(second, None)
+    feed.add_accepted(second, None)
     feed.snapshot(old, None)
     assert kept == []
     assert feed.wants_snapshot(0)
     fresh = engine.snapshot()
     third = engine.advance()
-    feed.passed(third, None)
+    feed.add_accepted(third, None)
     feed.snapshot(fresh, None)
     assert kept == [fresh, third]
     assert not feed.wants_snapshot(0)
@@ -261,22 +261,22 @@ def test_the_sink_before_gets_what_the_snapshot_of_the_next_has_already(is_early
     feed.set(before)
     feed.begin_pass()
     first = engine.snapshot()
-    feed.passed(first, None)
+    feed.add_accepted(first, None)
     frames = [engine.advance() for _ in range(5)]
-    feed.passed(frames[0], None)
+    feed.add_accepted(frames[0], None)
     feed.set(after)
     feed.begin_pass()
-    feed.passed(frames[1], None)
+    feed.add_accepted(frames[1], None)
     place = replace(engine.snapshot(), seq=frames[2].seq)
     if is_early:
         feed.snapshot(place, None)
         assert after.taken == []
         assert not feed.wants_snapshot(0), "it is there; frames are on their way"
     for frame in frames[2:4]:
-        feed.passed(frame, None)
+        feed.add_accepted(frame, None)
     if not is_early:
         feed.snapshot(place, None)
-    feed.passed(frames[4], None)
+    feed.add_accepted(frames[4], None)
     assert before.taken == [first, *frames[:3]]
     assert after.taken == [place, *frames[3:]]
 
@@ -285,11 +285,11 @@ def test_a_sink_that_nobody_follows_gets_no_more() -> None:
     engine, feed, before, after = SimulatedEngine(num_blocks=50), SinkFeed(), Plain(), Plain()
     feed.set(before)
     feed.begin_pass()
-    feed.passed(engine.snapshot(), None)
+    feed.add_accepted(engine.snapshot(), None)
     feed.set(None)
     feed.begin_pass()
     feed.set(after)
     feed.begin_pass()
-    feed.passed(engine.advance(), None)
+    feed.add_accepted(engine.advance(), None)
     feed.snapshot(engine.snapshot(), None)
     assert [len(sink.taken) for sink in (before, after)] == [1, 1]

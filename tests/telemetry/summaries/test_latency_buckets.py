@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvscope_telemetry.summaries import latency_buckets
-from kvscope_telemetry.summaries.figures import quantile_of
+from kvscope_telemetry.summaries.run_figures import quantile_of
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, Latency, Summary
 

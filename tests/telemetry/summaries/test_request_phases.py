@@ -11,7 +11,7 @@ from kvscope_telemetry.messages.telemetry import Batch, Frame, Snapshot
 from kvscope_telemetry.recordings.overview import computed_part, read_overview
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.request_phase import RequestPhase
-from kvscope_telemetry.summaries.request_phases import PHASE, PhaseLog, PhaseNotes, numbers_of
+from kvscope_telemetry.summaries.request_phases import PHASE, PhaseLog, PhaseRecorder, numbers_of
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 
@@ -47,13 +47,13 @@ def turns_of(overview: SessionOverview) -> list[tuple[int, int, RequestPhase]]:
 
 
 def test_tokens_that_are_guessed_ahead_are_no_piece_of_a_prompt() -> None:
-    notes, log = PhaseNotes(), PhaseLog()
+    notes, log = PhaseRecorder(), PhaseLog()
     batches = [({1: 46}, 46), ({1: 6}, 0), ({1: 6}, 0), ({1: 4, 2: 30}, 30), ({1: 6, 2: 6}, 0), ({1: 1, 2: 1}, 0)]
     for at_ns, (sizes, num_prefill) in enumerate(batches, 1):
         number, num_tokens = (np.array(list(column), "<u4").tobytes() for column in (sizes, sizes.values()))
         batch = Batch(number, num_tokens, num_prefill, sum(sizes.values()) - num_prefill)
         notes.frame(Frame(epoch=1, seq=at_ns, step=at_ns, time_ns=at_ns, batch=batch), 0)
-    log.add(notes.take(), 1)
+    log.add(notes.drain(), 1)
     phases = [(time_ns, number, kind) for time_ns, _, number, kind in numbers_of(log.rows)]
     assert phases == [(1, 1, RequestPhase.DECODE), (4, 2, RequestPhase.DECODE)]
 

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvscope_telemetry.exports.digest import digest
+from kvscope_telemetry.exports.run_summary import summarize_run
 from kvscope_telemetry.exports.span import Span, span_of
 from kvscope_telemetry.ledger import BlockRows, BlockState, pack_u4
 from kvscope_telemetry.messages.telemetry import Batch, Counters, Frame, Heartbeat, Snapshot, TelemetryMessage, Timings
 from kvscope_telemetry.mirror.follower import Follower
 from kvscope_telemetry.recordings.overview import read_overview
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.summaries.figures import BY_KEY
+from kvscope_telemetry.summaries.run_figures import BY_KEY
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, CarriedStep, Summary
 
@@ -46,13 +46,13 @@ def test_peaks_are_the_largest_values_of_all_frames_of_a_second(record: Callable
     second = -1
     for at_s, message in recording.messages():
         log_ns = recording.start_ns + round(at_s * 1e9)
-        follower.settle()
+        follower.apply_pending()
         mirror = follower.mirror
         if log_ns // SECOND_NS != second and mirror.hello is not None:
             second = log_ns // SECOND_NS
             reached[second].append((mirror.num_active, mirror.counters.num_running, mirror.counters.num_waiting))
         follower.feed(message)
-        follower.settle()
+        follower.apply_pending()
         second = log_ns // SECOND_NS
         reached[second].append((mirror.num_active, mirror.counters.num_running, mirror.counters.num_waiting))
     expected = np.array([np.max(reached[int(time_ns) // SECOND_NS], axis=0) for time_ns in overview.time_ns])
@@ -74,7 +74,7 @@ def test_usage_between_two_seconds_is_the_peak_with_its_time(record: Callable[..
         frame_after(begun, 3, to_next + 2_500_000_000, counters=idle),
     ]
     recording = Recording.open(record([begun.hello, begun, *frames]).path)
-    found = digest(recording, read_overview(recording), span_of(recording))
+    found = summarize_run(recording, read_overview(recording), span_of(recording))
     level = np.count_nonzero(np.frombuffer(begun.blocks.state, "u1")[: begun.hello.cache.num_blocks] == 1)
     assert found.peak_usage == pytest.approx((level + 4) / begun.hello.cache.num_blocks)
     assert found.peak_usage_s is not None

@@ -165,8 +165,8 @@ def test_the_oldest_go_and_what_is_left_keeps_its_bins() -> None:
     assert overview.column("num_steps").tolist() == [5, 6, 7, 8]
     assert overview.bins("active", np.array([0, 3])).tolist() == [[7] * 4] * 2
     assert len(overview.events) == 4
-    assert overview.place_at(6 * SECOND_NS + 1) == 1
-    assert overview.place_at(0) == -1
+    assert overview.index_at(6 * SECOND_NS + 1) == 1
+    assert overview.index_at(0) == -1
 
 
 def test_pools_of_two_sizes_stand_beside_each_other() -> None:

@@ -18,7 +18,7 @@ def beats(count: int, step: int = 5, first: int = 0, **more: object) -> list[Hea
 
 def seen(beats: list[Heartbeat]) -> list[float]:
     stall = Stall()
-    return [stall.seen(beat) for beat in beats]
+    return [stall.update(beat) for beat in beats]
 
 
 def test_grows_while_a_step_does_not_end() -> None:

@@ -101,15 +101,15 @@ def test_an_engine_that_comes_is_followed_and_nothing_is_told_of_before(tmp_path
 
 def test_it_is_looked_into_at_once() -> None:
     """The pace is by the clock that the reading thread gives: the first look is after 0.3 s of it."""
-    from kvscope_telemetry.transport.absence import FIRST_S, Absence
+    from kvscope_telemetry.transport.unreachable_engine import FIRST_S, UnreachableEngine
 
-    absence = Absence(f"tcp://127.0.0.1:{free_port()}")
-    absence.look(10.0, is_open=False, is_up=False)
+    absence = UnreachableEngine(f"tcp://127.0.0.1:{free_port()}")
+    absence.poll(10.0, is_open=False, is_up=False)
     assert absence.why == ""
-    absence.look(10.0 + FIRST_S, is_open=False, is_up=False)
+    absence.poll(10.0 + FIRST_S, is_open=False, is_up=False)
     deadline = time.monotonic() + WAIT_S
     while not absence.why and time.monotonic() < deadline:
-        absence.look(10.0 + FIRST_S, is_open=False, is_up=False)
+        absence.poll(10.0 + FIRST_S, is_open=False, is_up=False)
     assert "connection refused" in absence.why
-    absence.look(11.0, is_open=True, is_up=True)
+    absence.poll(11.0, is_open=True, is_up=True)
     assert absence.why == ""

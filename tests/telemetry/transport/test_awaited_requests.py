@@ -25,38 +25,38 @@ def test_a_request_is_followed_from_submit_to_its_last_completion() -> None:
     requests.sent(GetStatus())
     requests.sent(Submit(request_id="r", prompt="x"))
     assert requests.all() == (Awaited(request_id="r"),)
-    requests.heard(Accepted(request_id="r", numbers=(1, 2), num_prompt_tokens=1))
+    requests.record_reply(Accepted(request_id="r", numbers=(1, 2), num_prompt_tokens=1))
     for index in (0, 1, 1):
-        requests.heard(Tokens(request_id="r", index=index, token_ids=(1,), text="a"))
-    requests.heard(_finished("r", 0))
+        requests.record_reply(Tokens(request_id="r", index=index, token_ids=(1,), text="a"))
+    requests.record_reply(_finished("r", 0))
     assert requests.all() == (Awaited(request_id="r", heard=(-1, 2)),)
-    requests.heard(_finished("r", 1))
+    requests.record_reply(_finished("r", 1))
     assert requests.all() == ()
 
 
 def test_refused_ones_and_other_clients_ids_are_not_awaited() -> None:
     requests = AwaitedRequests()
     requests.sent(Submit(request_id="r", prompt="x"))
-    requests.heard(Tokens(request_id="other", token_ids=(1,), text="a"))
-    requests.heard(_finished("other"))
-    requests.heard(Refused(request_id="r", reason="why"))
+    requests.record_reply(Tokens(request_id="other", token_ids=(1,), text="a"))
+    requests.record_reply(_finished("other"))
+    requests.record_reply(Refused(request_id="r", reason="why"))
     assert requests.ids == []
 
 
 def test_a_second_request_with_the_same_id_does_not_end_the_first() -> None:
     requests = AwaitedRequests()
     requests.sent(Submit(request_id="r", prompt="x"))
-    requests.heard(Accepted(request_id="r", numbers=(1,), num_prompt_tokens=1))
+    requests.record_reply(Accepted(request_id="r", numbers=(1,), num_prompt_tokens=1))
     requests.sent(Submit(request_id="r", prompt="y"))
-    requests.heard(Refused(request_id="r", reason="in use"))
+    requests.record_reply(Refused(request_id="r", reason="in use"))
     assert requests.ids == ["r"]
 
 
 def test_nonsense_from_an_engine_changes_nothing() -> None:
     requests = AwaitedRequests()
     requests.sent(Submit(request_id="r", prompt="x"))
-    requests.heard(Accepted(request_id="r", numbers=(1,), num_prompt_tokens=1))
+    requests.record_reply(Accepted(request_id="r", numbers=(1,), num_prompt_tokens=1))
     for index in (-1, 1, 1 << 40):
-        requests.heard(Tokens(request_id="r", index=index, token_ids=(1,), text="a"))
-        requests.heard(_finished("r", index))
+        requests.record_reply(Tokens(request_id="r", index=index, token_ids=(1,), text="a"))
+        requests.record_reply(_finished("r", index))
     assert requests.all() == (Awaited(request_id="r", heard=(0,)),)

@@ -97,7 +97,7 @@ def test_all_queues_together_are_bounded_and_the_longest_is_lost() -> None:
 def test_an_answer_that_was_asked_for_finds_room_or_not() -> None:
     wire = Wire(a=0)
     backlogs = ReplyBacklogs(wire.send, wire.lost.append)
-    assert backlogs.has_room(b"a", 1 << 30), "one alone always has"
+    assert backlogs.has_capacity(b"a", 1 << 30), "one alone always has"
     backlogs.add(b"a", b"x" * (10 << 20))
-    assert backlogs.has_room(b"a", 5 << 20)
-    assert not backlogs.has_room(b"a", 7 << 20)
+    assert backlogs.has_capacity(b"a", 5 << 20)
+    assert not backlogs.has_capacity(b"a", 7 << 20)

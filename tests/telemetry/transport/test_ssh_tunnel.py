@@ -15,7 +15,7 @@ from tests.telemetry.conftest import make_endpoint, serve
 
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.fleet.entries import parse_list
+from kvscope_telemetry.fleet.fleet_list import parse_list
 from kvscope_telemetry.source import SourceState
 
 WAIT_S = 60.0

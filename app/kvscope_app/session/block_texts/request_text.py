@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from kvscope_app.session.block_texts.session_texts import asked_of
-from kvscope_telemetry.block_texts.block_texts import Asked
+from kvscope_telemetry.block_texts.block_texts import BlockTextLookup
 from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.prefixes.cached_blocks import group_of_tree
@@ -32,7 +32,7 @@ class TextBlock:
     index: int
     """Index among the request's blocks."""
     part: str
-    asked: Asked
+    asked: BlockTextLookup
 
 
 def text_blocks(mirror: Mirror, number: int) -> list[TextBlock]:
@@ -56,7 +56,7 @@ def text_blocks(mirror: Mirror, number: int) -> list[TextBlock]:
 
 
 def text_parts(
-    blocks: list[TextBlock], get: Callable[[Asked], BlockContent | None], why_not: str
+    blocks: list[TextBlock], get: Callable[[BlockTextLookup], BlockContent | None], why_not: str
 ) -> Iterator[tuple[str, str]]:
     """Yield (name, text) of each part. `why_not` is shown if no text is known or expected."""
     if not blocks:

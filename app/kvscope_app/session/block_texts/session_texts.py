@@ -18,7 +18,7 @@ from PySide6.QtCore import QObject, QTimer, Signal, SignalInstance
 
 from kvscope_app.session.background import Background
 from kvscope_app.session.timeline import Timeline
-from kvscope_telemetry.block_texts.block_texts import Asked
+from kvscope_telemetry.block_texts.block_texts import BlockTextLookup
 from kvscope_telemetry.messages.commands import BlockContent, BlockText, Command, Failed, GetBlockText, Reply
 from kvscope_telemetry.mirror.mirror import Mirror
 
@@ -44,14 +44,14 @@ NO_ENGINE: Final = "Text is not available here."
 Key = tuple[int, int, int, int]
 
 
-def asked_of(mirror: Mirror, block: int) -> Asked:
+def asked_of(mirror: Mirror, block: int) -> BlockTextLookup:
     """Return the identity of the content of `block`, 0 <= block < mirror.num_rows.
 
     A different value may mean other text.
     """
     ledger = mirror.ledger
     columns = (int(column[block]) for column in (ledger.owner, ledger.filled, ledger.hash))
-    return Asked(mirror.epoch or 0, block, *columns)
+    return BlockTextLookup(mirror.epoch or 0, block, *columns)
 
 
 class SessionTexts(QObject):
@@ -66,11 +66,11 @@ class SessionTexts(QObject):
         self._cache: OrderedDict[Key, BlockContent] = OrderedDict()
         self._filling: dict[tuple[int, int, int], BlockContent] = {}  # epoch, block, owner
         self._missing: dict[Key, float] = {}  # time of the last failed lookup
-        self._wanted: dict[int, dict[Key, Asked]] = {}  # by id() of the view
-        self._requested: list[Asked] = []
+        self._wanted: dict[int, dict[Key, BlockTextLookup]] = {}  # by id() of the view
+        self._requested: list[BlockTextLookup] = []
         self._tag = 0
         self._tags = itertools.count(_FIRST_TAG)
-        self._lookup_keys: list[Asked] = []
+        self._lookup_keys: list[BlockTextLookup] = []
         self._failure = ""  # reason why the last lookup in the recording failed
         self._lookup: Background[list[BlockContent | None]] | None = None
         self._timer = QTimer(self, singleShot=True, interval=REQUEST_INTERVAL_MS)
@@ -79,7 +79,7 @@ class SessionTexts(QObject):
         self._reply_timer.timeout.connect(self._on_reply_timeout)
         session.replies.connect(self._on_replies)
 
-    def get(self, asked: Asked) -> BlockContent | None:
+    def get(self, asked: BlockTextLookup) -> BlockContent | None:
         """Return the known content, or None. For a block that is being filled it may lack the newest tokens."""
         key = _key(asked)
         found = self._cache.get(key)
@@ -89,7 +89,7 @@ class SessionTexts(QObject):
         before = None if asked.hash else self._filling.get((asked.epoch, asked.block, asked.owner))
         return before if before is not None and len(before.token_ids) <= asked.filled else None
 
-    def request(self, view: object, wanted: Iterable[Asked]) -> None:
+    def request(self, view: object, wanted: Iterable[BlockTextLookup]) -> None:
         """Replace the blocks that view `view` needs. `arrived` is emitted when they are known."""
         unknown = {key: asked for asked in wanted if (key := _key(asked)) not in self._cache}
         self._wanted.pop(id(view), None)
@@ -98,11 +98,11 @@ class SessionTexts(QObject):
             if not self._timer.isActive() and not self._requested:
                 self._timer.start()
 
-    def is_pending(self, asked: Asked) -> bool:
+    def is_pending(self, asked: BlockTextLookup) -> bool:
         """Whether the text is unknown but can still arrive."""
         return _key(asked) not in self._cache and not self.why_not(asked)
 
-    def why_not(self, asked: Asked) -> str:
+    def why_not(self, asked: BlockTextLookup) -> str:
         """Return a sentence on why the text is missing, or "" if it is known or can still arrive."""
         key = _key(asked)
         if key in self._cache:
@@ -167,7 +167,7 @@ class SessionTexts(QObject):
     def _recorded(self) -> RecordedTexts | None:
         return self._session.recorded_texts
 
-    def _is_live(self, asked: Asked) -> bool:
+    def _is_live(self, asked: BlockTextLookup) -> bool:
         """Whether the engine can be asked and its block still has the requested content.
 
         Away from the live end, the block may hold other text by now. At the live end, a block that is being filled may
@@ -182,7 +182,7 @@ class SessionTexts(QObject):
         is_at_end = live is session.mirror
         return now.owner == asked.owner and (now == asked or (is_at_end and now.filled >= asked.filled))
 
-    def _send_request(self, wanted: list[Asked]) -> None:
+    def _send_request(self, wanted: list[BlockTextLookup]) -> None:
         if not wanted or self._requested:
             return
         tag = next(self._tags)
@@ -220,7 +220,7 @@ class SessionTexts(QObject):
             self._store(asked, content)
         self.arrived.emit()
 
-    def _store(self, asked: Asked, content: BlockContent | None) -> None:
+    def _store(self, asked: BlockTextLookup, content: BlockContent | None) -> None:
         key = _key(asked)
         if content is None:
             self._missing[key] = time.monotonic()
@@ -243,7 +243,7 @@ class SessionTexts(QObject):
         return since_s is not None and not (may_come and time.monotonic() - since_s > _RETRY_S)
 
 
-def _key(asked: Asked) -> Key:
+def _key(asked: BlockTextLookup) -> Key:
     if asked.hash:
         return asked.epoch, -1, 0, asked.hash
     return asked.epoch, asked.block, (asked.owner << 32) + asked.filled, 0

@@ -14,7 +14,7 @@ from pathlib import Path
 from kvscope_telemetry.credentials.private_files import make_private_folder, read_private, write_private
 from kvscope_telemetry.errors import BadInput, ProtocolError
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.summaries.bookmark import Bookmark, decode_bookmarks, encode_bookmarks, settled
+from kvscope_telemetry.summaries.bookmark import Bookmark, decode_bookmarks, encode_bookmarks, newest_revisions
 
 _WHAT = "file of bookmarks"
 
@@ -42,7 +42,7 @@ def save_bookmarks(path: Path, revisions: list[Bookmark]) -> str:
     try:
         path.parent.parent.mkdir(parents=True, exist_ok=True)
         make_private_folder(path.parent, "folder of bookmarks")
-        standing = settled([*read_bookmarks(path), *revisions])
+        standing = newest_revisions([*read_bookmarks(path), *revisions])
         write_private(path, encode_bookmarks(standing.values()), _WHAT)
     except BadInput as error:
         return str(error)

@@ -12,7 +12,7 @@ from typing import Final
 from msgspec.structs import replace
 from PySide6.QtCore import QObject, Signal
 
-from kvscope_telemetry.summaries.bookmark import MAX_TEXT, Bookmark, in_order, new_bookmark, settled
+from kvscope_telemetry.summaries.bookmark import MAX_TEXT, Bookmark, in_order, new_bookmark, newest_revisions
 
 StoreBookmarks = Callable[[list[Bookmark]], str]
 """Function that stores new bookmark revisions. Returns the error text, empty on success."""
@@ -102,7 +102,7 @@ class Bookmarks(QObject):
         gone = [
             key
             for key, each in self._stored.items()
-            if max(each.time_ns, each.until_ns) < time_ns and (each.is_note or each.until_ns)
+            if max(each.time_ns, each.until_ns) < time_ns and (each.is_user_note or each.until_ns)
         ]
         for key in gone:
             del self._stored[key]
@@ -121,7 +121,7 @@ class Bookmarks(QObject):
         self.add_revisions([replace(before, revision=before.revision + 1, text=text, is_deleted=is_deleted)])
 
     def _merge(self, bookmarks: Iterable[Bookmark]) -> None:
-        self._stored = settled([*self._stored.values(), *bookmarks])
+        self._stored = newest_revisions([*self._stored.values(), *bookmarks])
         self._update_shown()
 
     def _update_shown(self) -> None:
@@ -136,6 +136,6 @@ class Bookmarks(QObject):
 
 def _is_same(one: Bookmark, other: Bookmark) -> bool:
     """Whether both are alarms of one incident: the same kind, and overlapping in time."""
-    if one.kind != other.kind or one.is_note:
+    if one.kind != other.kind or one.is_user_note:
         return False
     return one.time_ns <= max(other.until_ns, other.time_ns) and other.time_ns <= max(one.until_ns, one.time_ns)

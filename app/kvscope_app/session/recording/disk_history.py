@@ -79,7 +79,7 @@ class DiskHistory:
 
         Returns whether there was anything new.
         """
-        fresh = self.ring.take_overview()
+        fresh = self.ring.drain_overview()
         if not fresh:
             return False
         summaries = [item for item in fresh if isinstance(item, Summary)]
@@ -90,10 +90,10 @@ class DiskHistory:
 
     def store_bookmarks(self, bookmarks: list[Bookmark]) -> str:
         """Store bookmark revisions, also in a running recording. Returns the error text, empty on success."""
-        taken = [self.ring.mark(bookmark) for bookmark in bookmarks]
+        taken = [self.ring.add_bookmark(bookmark) for bookmark in bookmarks]
         if self.recorder is not None:
             for bookmark in bookmarks:
-                self.recorder.writer.mark(bookmark)
+                self.recorder.writer.add_bookmark(bookmark)
         return "" if all(taken) else f"bookmarks last as long as this window: {self.failure or 'nothing is kept'}"
 
     def write_texts(self, texts: list[RecordedText]) -> None:

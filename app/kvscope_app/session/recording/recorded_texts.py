@@ -12,7 +12,7 @@ from typing import Final
 from kvscope_app.session.background import Background
 from kvscope_app.session.links import Player
 from kvscope_app.session.recording.disk_history import DiskHistory
-from kvscope_telemetry.block_texts.block_texts import Asked, RecordedText, TextIndex
+from kvscope_telemetry.block_texts.block_texts import BlockTextLookup, RecordedText, TextIndex
 from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
 from kvscope_telemetry.recordings.reader import Recording
@@ -51,7 +51,7 @@ class RecordedTexts:
         """Whether texts that are missing now may appear later."""
         return self._recording is None or self._recording.may_grow
 
-    def look_up(self, asked: Sequence[Asked], at_ns: int) -> Background[list[BlockContent | None]]:
+    def look_up(self, asked: Sequence[BlockTextLookup], at_ns: int) -> Background[list[BlockContent | None]]:
         """Return the content of each block at `at_ns`, in the given order; None where it was not recorded."""
 
         def work(watch: ProgressCallback) -> list[BlockContent | None]:
@@ -67,7 +67,7 @@ class RecordedTexts:
         def work(watch: ProgressCallback) -> list[RecordedText]:
             with self._lock:
                 self._read(lambda share: watch(share) and not self._is_closed.is_set())
-                return self._index.containing(words, limit)
+                return self._index.search(words, limit)
 
         return Background(work, "kvscope-texts")
 

@@ -14,7 +14,7 @@ from kvscope_app.session.background import Background
 from kvscope_app.settings.settings_store import read_settings
 
 if TYPE_CHECKING:
-    from kvscope_telemetry.recordings.left_rings import TidiedRings
+    from kvscope_telemetry.recordings.orphaned_rings import RemovedRings
     from kvscope_telemetry.recordings.ring_client import RingClient
 
 _numbers = itertools.count(1)
@@ -52,13 +52,13 @@ def make_ring(settings: QSettings) -> RingClient:
     return RingClient(folder, max_bytes=megabytes << 20, max_seconds=minutes * 60.0)
 
 
-def find_left_rings() -> Background[TidiedRings]:
+def find_left_rings() -> Background[RemovedRings]:
     """Find the rings of crashed sessions, newest first, and delete those that are too old or too large."""
     parent = rings_folder()
 
-    def find(_: object) -> TidiedRings:
-        from kvscope_telemetry.recordings.left_rings import tidy_left_rings
+    def find(_: object) -> RemovedRings:
+        from kvscope_telemetry.recordings.orphaned_rings import remove_orphaned_rings
 
-        return tidy_left_rings(parent)
+        return remove_orphaned_rings(parent)
 
     return Background(find, "kvscope-left")

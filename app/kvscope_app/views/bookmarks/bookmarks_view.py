@@ -246,7 +246,7 @@ class MarkModel(QAbstractListModel):
 
     def refresh(self) -> bool:
         """Update the rows. Returns whether anything changed, which clears the selection."""
-        wanted = [mark for mark in self._bookmarks.shown if self.choice in (ALL, MINE if mark.is_note else ALARMS)]
+        wanted = [mark for mark in self._bookmarks.shown if self.choice in (ALL, MINE if mark.is_user_note else ALARMS)]
         if wanted == self.marks:
             return False
         self.beginResetModel()
@@ -273,7 +273,7 @@ class MarkModel(QAbstractListModel):
         if role == _ROLE.EditRole:
             return mark.text
         if role == _ROLE.DecorationRole:
-            return sign_pixmap(is_note=mark.is_note, theme=self.theme)
+            return sign_pixmap(is_note=mark.is_user_note, theme=self.theme)
         return None
 
     def setData(self, index: Index, value: Any, role: int = _ROLE.EditRole) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kvscope_app.session.device_log import host_used_bytes, used_bytes
 from kvscope_app.ui.number_text import NOTHING, UNKNOWN, count, num_bytes, percent, plural
 from kvscope_telemetry.devices.device_reader import busy_share
-from kvscope_telemetry.devices.throttling import in_words, is_slowed
+from kvscope_telemetry.devices.throttling import is_slowed, reasons_text
 from kvscope_telemetry.messages.devices import Devices, Gpu, Host
 
 
@@ -36,8 +36,8 @@ def gpu_state(gpu: Gpu) -> tuple[str, str]:
     if gpu.throttled_by is None:
         return "", "muted"
     if is_slowed(gpu.throttled_by):
-        return f"Slowed down: {in_words(gpu.throttled_by)}", "warn"
-    return in_words(gpu.throttled_by).capitalize() or "At full clocks", "muted"
+        return f"Slowed down: {reasons_text(gpu.throttled_by)}", "warn"
+    return reasons_text(gpu.throttled_by).capitalize() or "At full clocks", "muted"
 
 
 def gpu_figures(gpu: Gpu) -> list[DeviceFigure]:

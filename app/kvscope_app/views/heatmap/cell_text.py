@@ -17,7 +17,7 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 
 def index_at(overview: SessionOverview, time_ns: int) -> int:
     """Return the index of the second that contains the moment, or -1 if there is no data for it."""
-    index = overview.place_at(time_ns)
+    index = overview.index_at(time_ns)
     return index if index >= 0 and time_ns - int(overview.time_ns[index]) < SECOND_NS else -1
 
 

@@ -42,7 +42,7 @@ from kvscope_telemetry.messages.telemetry import DeviceInfo, Hello
 from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.mirror.pool_use import pool_use
 from kvscope_telemetry.summaries.address_bins import free_run_lengths
-from kvscope_telemetry.summaries.figures import fragmentation_of, waste_of
+from kvscope_telemetry.summaries.run_figures import fragmentation_of, waste_of
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 

@@ -131,7 +131,7 @@ class BlockHistory(QObject):
             return
         self._live, self._live_begin_ns = GrowingBlockHistory(block, mirror.hello.cache.block_size), _wall_ns(mirror)
         self._live_after = (mirror.hello.epoch, mirror.seq)
-        self._live.block_history.know(mirror.ledger, self._live_begin_ns, mirror.hello.epoch, mirror.step)
+        self._live.block_history.add_known(mirror.ledger, self._live_begin_ns, mirror.hello.epoch, mirror.step)
 
     def _extend(self, update: Update | None) -> None:
         mirror = self._session.live_mirror
@@ -139,7 +139,7 @@ class BlockHistory(QObject):
             return
         block_history = self._live.block_history
         if update.snapshot is not None:
-            block_history.know(mirror.ledger, _wall_ns(mirror), mirror.hello.epoch, mirror.step)
+            block_history.add_known(mirror.ledger, _wall_ns(mirror), mirror.hello.epoch, mirror.step)
         else:
             block_history.add_update(update, mirror.hello.wall_time_ns - mirror.hello.time_ns)
         if self._live.has_news:

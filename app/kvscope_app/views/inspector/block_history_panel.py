@@ -18,7 +18,7 @@ from kvscope_app.views.inspector.block_history import BlockHistory, known_text
 from kvscope_app.views.inspector.block_history_strip import BlockHistoryStrip
 from kvscope_app.views.inspector.moment_model import DESCRIPTION_COLUMN, MomentModel
 from kvscope_app.views.table import RowTable
-from kvscope_telemetry.block_texts.block_texts import Asked
+from kvscope_telemetry.block_texts.block_texts import BlockTextLookup
 from kvscope_telemetry.summaries.block_moments import BlockMoment, MomentKind
 
 _MIN_WIDTH_FOR_STEPS: Final = 380
@@ -130,11 +130,11 @@ class BlockHistoryPanel(QWidget):
         wanted = (self._text_key(moment) for moment in seen if moment is not None)
         self._session.texts.request(self, [asked for asked in wanted if asked is not None])
 
-    def _text_key(self, moment: BlockMoment) -> Asked | None:
+    def _text_key(self, moment: BlockMoment) -> BlockTextLookup | None:
         block = self.history.block
         if block is None or moment.kind not in _WITH_TEXT or not moment.hash:
             return None
-        return Asked(moment.epoch, block, moment.request, moment.filled, moment.hash)
+        return BlockTextLookup(moment.epoch, block, moment.request, moment.filled, moment.hash)
 
     def _text_of(self, moment: BlockMoment) -> str:
         asked = self._text_key(moment)

@@ -68,7 +68,7 @@ def _tables(mirror: Mirror, facts: BlockFacts, cache: CacheInfo) -> Iterator[Fac
         if facts.is_state:
             yield Fact(f"Request #{count(number)}", "its recurrent state", request_link(number))
             continue
-        place = mirror.requests.place_in_tables(number, facts.block)
+        place = mirror.requests.index_in_tables(number, facts.block)
         if place is None:
             continue
         (group, index), table = place, mirror.requests.table(number, place[0])

@@ -21,7 +21,7 @@ from kvscope_app.ui.clock_text import clock_text
 from kvscope_app.ui.number_text import count, plural
 from kvscope_app.views.block_locations import locate_block
 from kvscope_app.views.inspector.findings import Finding
-from kvscope_telemetry.block_texts.block_texts import Asked, RecordedText
+from kvscope_telemetry.block_texts.block_texts import BlockTextLookup, RecordedText
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.mirror.mirror import Mirror
 
@@ -38,7 +38,7 @@ _CONTEXT_LETTERS: Final = 28
 
 @dataclass(frozen=True, slots=True)
 class SearchBlock:
-    asked: Asked
+    asked: BlockTextLookup
     run: int
     """Number of the request in whose table the block follows the previous one; 0: none."""
 

@@ -38,7 +38,7 @@ from kvscope_app.views.memory.stacked_bar import BarSegment, StackedBar, Swatch
 from kvscope_app.views.memory.tier_table import TierTable
 from kvscope_app.views.memory.tiers import tier_uses
 from kvscope_app.views.memory.workspace import allocator_rows
-from kvscope_telemetry.alarms.figures import forecast_at
+from kvscope_telemetry.alarms.alarm_figures import forecast_at
 from kvscope_telemetry.alarms.forecast import WINDOW_S
 from kvscope_telemetry.source import Update
 
@@ -330,7 +330,7 @@ class ForecastLine(QWidget):
     def _which(self) -> str:
         """Return which blocks are still available, such as "Free and cached blocks". If none is free, cached ones are
         evicted."""
-        overview, index = self._session.overview, self._session.overview.place_at(self._session.timeline.cursor_ns)
+        overview, index = self._session.overview, self._session.overview.index_at(self._session.timeline.cursor_ns)
         there = [word for word in ("free", "cached") if overview.column(f"{word}_blocks")[index] > 0]
         return f"{' and '.join(there)} blocks".strip().capitalize()
 

@@ -11,7 +11,7 @@ from kvscope_app.session.block_texts.session_texts import asked_of
 from kvscope_app.ui.number_text import UNKNOWN, count, percent, plural
 from kvscope_app.views.block_locations import group_name, is_swapped_out, locate_block
 from kvscope_app.views.tier_style import TIER_STYLES
-from kvscope_telemetry.block_texts.block_texts import Asked
+from kvscope_telemetry.block_texts.block_texts import BlockTextLookup
 from kvscope_telemetry.ledger import (
     LOWER_TIERS,
     NO_OWNER,
@@ -59,7 +59,7 @@ class BlockFacts:
     holders: tuple[int, ...]
     """Requests whose block tables hold the block, at most `MAX_HOLDERS_NAMED`."""
     owner: int | None
-    asked: Asked | None
+    asked: BlockTextLookup | None
     """Key for requesting the block's token text; None if the block holds none."""
 
     is_state: bool
@@ -205,7 +205,7 @@ def _held_text(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
     number = holders[0]
     if mirror.ledger.tier[block] == Tier.HOST_STATES:
         return f"the recurrent state of request #{number} (swapped out)"
-    place = mirror.requests.place_in_tables(number, block)
+    place = mirror.requests.index_in_tables(number, block)
     index = None if place is None else place[1]
     return f"block {index} of request #{number}" + (" (swapped out)" if is_swapped_out(mirror, number) else "")
 

@@ -42,7 +42,7 @@ from kvscope_app.views.prefixes.shown_nodes import Mask, PrefixFilter
 from kvscope_app.views.prefixes.step_times import StepTimes
 from kvscope_app.views.prefixes.tree_builder import PrefixTreeBuilder
 from kvscope_app.views.visibility import is_on_screen
-from kvscope_telemetry.block_texts.block_texts import Asked
+from kvscope_telemetry.block_texts.block_texts import BlockTextLookup
 from kvscope_telemetry.ledger import NO_OWNER
 from kvscope_telemetry.messages.telemetry import CacheInfo, KVGroup
 from kvscope_telemetry.mirror.mirror import Mirror
@@ -218,8 +218,8 @@ class PrefixesView(View):
         content = self.session.texts.get(self._asked(block_hash, 0))
         return "" if content is None else ", ".join(f"{name} {value}" for name, value in content.notes)
 
-    def _asked(self, block_hash: int, row: int) -> Asked:
-        return Asked(self.session.mirror.epoch or 0, row, 0, 0, block_hash)
+    def _asked(self, block_hash: int, row: int) -> BlockTextLookup:
+        return BlockTextLookup(self.session.mirror.epoch or 0, row, 0, 0, block_hash)
 
     def _show_empty(self, why: str) -> None:
         if self.empty_label.text() != why:

@@ -77,7 +77,7 @@ class PrefixTreeBuilder:
         if num_rows > MAX_SYNC_ROWS and not self._copy.fits(mirror.ledger):
             self._work = Background(lambda watch: self._reserve(num_rows), "kvscope-prefixes")
             return False
-        self._copy.take(mirror.ledger)
+        self._copy.copy_from(mirror.ledger)
         self._moment = (mirror.step, mirror.epoch)
         self._began_s = time.monotonic()
         if num_rows <= MAX_SYNC_ROWS:
@@ -88,7 +88,7 @@ class PrefixTreeBuilder:
         return False
 
     def _reserve(self, num_rows: int) -> PrefixTree | None:
-        self._copy.make_room(num_rows)
+        self._copy.reserve(num_rows)
         return None
 
     def _finish_build(self) -> bool:

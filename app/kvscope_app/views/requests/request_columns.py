@@ -20,7 +20,7 @@ from kvscope_telemetry.latencies import running_s, tokens_per_s
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.request_log import SHARE_OF, Ending, RequestColumns, cached_share
-from kvscope_telemetry.slo import Goals, Judged, judge
+from kvscope_telemetry.slo import GoalResults, Goals, judge
 
 FloatArray = npt.NDArray[np.float64]
 NOT_YET: Final = 254
@@ -122,11 +122,11 @@ def took_s(columns: RequestColumns) -> dict[str, FloatArray]:
     return {"ttft": columns.ttft_s, "tpot": tpot_s, "e2el": columns.time_s}
 
 
-def judged(columns: RequestColumns, goals: Goals) -> Judged:
+def judged(columns: RequestColumns, goals: Goals) -> GoalResults:
     """Judge the requests that finished. Unfinished, aborted and refused ones count neither as met nor as missed."""
     has_finished = columns.has_ended & np.isin(columns.ending, (Ending.UNKNOWN, Ending.FINISHED))
     found = judge(took_s(columns), goals)
-    return Judged(found.kept & has_finished, found.missed & has_finished)
+    return GoalResults(found.kept & has_finished, found.missed & has_finished)
 
 
 @dataclass(frozen=True, slots=True)

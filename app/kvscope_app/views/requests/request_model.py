@@ -24,7 +24,7 @@ from kvscope_app.views.requests.request_columns import NOT_YET, RequestQuery, ju
 from kvscope_app.views.table import LEFT, RIGHT, Index, TableColumn, TableHead, TableModel
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.request_log import Ending, RequestColumns
-from kvscope_telemetry.slo import Goals, Judged, missed_words
+from kvscope_telemetry.slo import GoalResults, Goals, missed_goals_text
 
 PROGRESS_ROLE: Final = Qt.ItemDataRole.UserRole + 1
 """Item role: share of `max_tokens` generated at the moment shown, 0 to 1."""
@@ -276,7 +276,7 @@ class RequestModel(TableModel):
         return self.wanted.goals
 
     @property
-    def judged(self) -> Judged | None:
+    def judged(self) -> GoalResults | None:
         """Which requests met the goals and which missed them; None without goals or requests."""
         return None if self._columns is None or not self.goals else judged(self._columns, self.goals)
 
@@ -285,7 +285,7 @@ class RequestModel(TableModel):
         columns, row = self._columns, self._index_of(number)
         if columns is None or row is None or not self.goals or not judged(columns, self.goals).missed[row]:
             return []
-        return missed_words({name: float(each[row]) for name, each in took_s(columns).items()}, self.goals)
+        return missed_goals_text({name: float(each[row]) for name, each in took_s(columns).items()}, self.goals)
 
     def key_of(self, number: int) -> int | None:
         row = self._index_of(number)

@@ -49,7 +49,7 @@ from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.commands import Abort
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.mirror.mirror import Mirror
-from kvscope_telemetry.slo import GOAL_NAMES, Judged, goals_text, read_goals
+from kvscope_telemetry.slo import GOAL_NAMES, GoalResults, goals_text, read_goals
 
 _BESIDE_FROM_WIDTH = 900
 _LOW = 400
@@ -469,7 +469,7 @@ class RequestsView(View):
         self.stack.addWidget(self.numbers)
 
 
-def _goodput_text(judged: Judged | None) -> str:
+def _goodput_text(judged: GoalResults | None) -> str:
     if judged is None:
         return "No goals set"
     missed = int(np.count_nonzero(judged.missed))

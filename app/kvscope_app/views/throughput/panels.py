@@ -22,8 +22,8 @@ from kvscope_app.views.chart.peak_line import CurvePeak
 from kvscope_telemetry.latencies import FIRST_TOKEN, INTER_TOKEN, QUEUED
 from kvscope_telemetry.messages.event_kinds import cause_text
 from kvscope_telemetry.mirror.mirror import Mirror
-from kvscope_telemetry.summaries.figures import ACCEPTED, BY_KEY, HIT_RATE, USAGE
 from kvscope_telemetry.summaries.histograms import PercentileBounds
+from kvscope_telemetry.summaries.run_figures import ACCEPTED, BY_KEY, HIT_RATE, USAGE
 from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
 
 MAX_MARKED_EVENTS: Final = 2000

@@ -46,7 +46,7 @@ class LaneHit:
 def hit_lane(name: str, shown: ShownLanes, time_ns: int, reach_ns: int) -> LaneHit:
     """Return what lane `name` (one above the requests) shows at `time_ns`, or nearby within `reach_ns`."""
     overview = shown.overview
-    index = overview.place_at(time_ns)
+    index = overview.index_at(time_ns)
     is_known = index >= 0 and time_ns - int(overview.time_ns[index]) < SECOND_NS
     if name in ("usage", "running", "waiting"):
         return LaneHit(time_ns, _state_text(overview, index) if is_known else "no data for this second")

@@ -34,7 +34,7 @@ from kvscope_app.views.timeline.step_lane import draw_pieces, draw_steps, steps_
 from kvscope_app.views.timeline.steps import StepColumns
 from kvscope_telemetry.messages.event_kinds import KIND_CODES
 from kvscope_telemetry.request_phase import RequestPhase
-from kvscope_telemetry.summaries.figures import pool_of, usage_of
+from kvscope_telemetry.summaries.run_figures import pool_of, usage_of
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 

@@ -48,21 +48,23 @@ def paint_marks(painter: QPainter, marks: LaneMarks, span: TimeSpan, layout: Lan
     for mark in seen:
         if mark.until_ns:
             begin, end = (_x(at, span, layout) for at in (mark.time_ns, mark.until_ns))
-            painter.fillRect(QRectF(begin, top + height - 3, max(end - begin, 2), 3), sign_color(mark.is_note, theme))
+            painter.fillRect(
+                QRectF(begin, top + height - 3, max(end - begin, 2), 3), sign_color(mark.is_user_note, theme)
+            )
     before = -_APART_PX
     for index, mark in enumerate(seen):
         x = _x(mark.time_ns, span, layout)
         if x - before < _APART_PX:
             continue
         before = x
-        paint_sign(painter, x, top + 2, height - 5, is_note=mark.is_note, theme=theme)
+        paint_sign(painter, x, top + 2, height - 5, is_note=mark.is_user_note, theme=theme)
         after = _x(seen[index + 1].time_ns, span, layout) if index + 1 < len(seen) else layout.width
         _paint_text(painter, mark, QRectF(x + WIDTH, top, after - x - 1.6 * WIDTH, height - 2), theme)
     painter.restore()
 
 
 def _paint_text(painter: QPainter, mark: Bookmark, box: QRectF, theme: Theme) -> None:
-    if box.width() < _MIN_TEXT_PX or (mark.is_note and not mark.text):
+    if box.width() < _MIN_TEXT_PX or (mark.is_user_note and not mark.text):
         return
     painter.setPen(theme.color("text"))
     text = painter.fontMetrics().elidedText(name_of(mark), Qt.TextElideMode.ElideRight, int(box.width()))

@@ -17,7 +17,7 @@ from kvscope_app.ui.number_text import UNKNOWN, count, percent, seconds, short
 from kvscope_app.views.timeline.request_lanes import OPEN_NS, RequestLanes
 from kvscope_telemetry.latencies import FIRST_TOKEN, INTER_TOKEN, LatencyKind
 from kvscope_telemetry.request_phase import WAITING_PHASES
-from kvscope_telemetry.summaries.figures import FIGURES, largest_of, quantile_of, rows_in
+from kvscope_telemetry.summaries.run_figures import FIGURES, largest_of, quantile_of, rows_in
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 

@@ -30,7 +30,7 @@ _PIECES_PX: Final = 5.0
 
 def wants_steps(overview: SessionOverview, span: TimeSpan, width: int) -> bool:
     """Whether single steps should be shown, judging by the per-second counts."""
-    first, last = overview.place_at(span.begin_ns), overview.place_at(span.end_ns)
+    first, last = overview.index_at(span.begin_ns), overview.index_at(span.end_ns)
     if last < 0:
         return False
     counts = overview.column("num_steps")[max(first, 0) : last + 1]

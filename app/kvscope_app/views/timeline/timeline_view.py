@@ -30,7 +30,7 @@ from kvscope_app.views.timeline.range_card import RangeCard
 from kvscope_app.views.timeline.step_feed import StepFeed
 from kvscope_app.views.timeline.step_lane import wants_steps
 from kvscope_app.views.visibility import is_on_screen
-from kvscope_telemetry.summaries.figures import rows_in
+from kvscope_telemetry.summaries.run_figures import rows_in
 
 _LENGTHS: Final[dict[str, int | None]] = {
     "All": None,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from kvscope_telemetry.addresses import Address
-from kvscope_telemetry.collectors import engines
+from kvscope_telemetry.collectors import external_engines
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.transport.connections import Connection
 
@@ -39,9 +39,8 @@ class TypedAddress:
             return Address(self.where, Path(self.key_file) if self.key_file else None)
         scheme, separator, rest = self.where.partition("://")
         if separator and scheme not in ("http", "https", self.kind):
-            raise BadInput(
-                f"address {self.where!r} is not accepted for {engines.engine_name(self.kind)}: HOST:PORT of its server"
-            )
+            name = external_engines.engine_name(self.kind)
+            raise BadInput(f"address {self.where!r} is not accepted for {name}: HOST:PORT of its server")
         host = rest if separator else self.where
         return Address(
             f"{self.kind}://{host.rstrip('/') if '?' not in host else host}",
@@ -60,12 +59,12 @@ class TypedAddress:
 
 def engine_kinds() -> tuple[str, ...]:
     """Return the kinds of engines in the dialog's order: kvscope's own, then the schemes of other engines."""
-    return (OWN_ENGINE, *[engine.scheme for engine in engines.ENGINES])
+    return (OWN_ENGINE, *[engine.scheme for engine in external_engines.ENGINES])
 
 
 def kind_of(text: str) -> str:
     scheme = text.partition("://")[0]
-    return scheme if engines.find_engine(scheme) is not None else OWN_ENGINE
+    return scheme if external_engines.find_engine(scheme) is not None else OWN_ENGINE
 
 
 def shown_of(text: str) -> str:

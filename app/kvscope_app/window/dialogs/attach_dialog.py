@@ -18,10 +18,10 @@ from kvscope_app.ui.sheet import Sheet
 from kvscope_app.window.dialogs.attach_address import OWN_ENGINE, engine_kinds, kind_of, shown_of
 from kvscope_app.window.dialogs.attach_fields import AttachFields
 from kvscope_telemetry.addresses import Address
-from kvscope_telemetry.collectors.engines import find_engine
+from kvscope_telemetry.collectors.external_engines import find_engine
 from kvscope_telemetry.credentials.api_keys import keep_api_key, read_api_keys
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.transport.connections import Connection, forget, read_connections, remember, rename
+from kvscope_telemetry.transport.connections import Connection, read_connections, remember, remove, rename
 
 _NEW: Final = "Another engine"
 _SIZE: Final = (640, 330)
@@ -145,7 +145,7 @@ class AttachDialog(Sheet):
         if row < 1:
             return
         try:
-            forget(self._connections[row - 1].endpoint)
+            remove(self._connections[row - 1].endpoint)
             keep_api_key(self._connections[row - 1].endpoint, "")
         except BadInput as error:
             self._show_error(str(error))

@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QCheckBox, QComboBox, QGridLayout, QLineEdit, QPus
 from kvscope_app.ui.plain_text import PlainLabel
 from kvscope_app.ui.widgets import SegmentedControl
 from kvscope_app.window.dialogs.attach_address import OWN_ENGINE, TypedAddress, engine_kinds
-from kvscope_telemetry.collectors.engines import engine_name, find_engine
+from kvscope_telemetry.collectors.external_engines import engine_name, find_engine
 from kvscope_telemetry.transport.connections import Connection
 
 _OWN_ENDPOINT: Final = "ipc:///run/user/1000/kvscope/telemetry"
@@ -63,7 +63,7 @@ class AttachFields:
     @property
     def _has_events(self) -> bool:
         engine = find_engine(self.kind)
-        return engine is not None and not engine.tells_slots
+        return engine is not None and not engine.publishes_slots
 
     def show_kind(self, kind: str) -> None:
         """Show only the fields that apply to this kind of engine."""

@@ -19,11 +19,11 @@ from kvscope_engine.bench.kernels.report import text
 from kvscope_engine.bench.measure import teller
 from kvscope_engine.command_parser import whole_number
 from kvscope_engine.model.platforms.cpu_count import usable_cores
-from kvscope_telemetry.about import program_version
 from kvscope_telemetry.devices.gpus import Gpus
-from kvscope_telemetry.devices.host import HostReader
+from kvscope_telemetry.devices.host_reader import HostReader
 from kvscope_telemetry.engine_config import DEVICES, DTYPES
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.program_version import program_version
 
 if TYPE_CHECKING:
     import torch

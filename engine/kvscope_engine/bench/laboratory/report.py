@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from kvscope_engine.bench.laboratory.labels import HEADER, cells, headline, heat_words, sparse_words
 from kvscope_engine.bench.laboratory.measuring import Measurement
-from kvscope_telemetry.exports.report.page import clean, page, section, table
+from kvscope_telemetry.exports.report.report_page import clean, page, section, table
 
 _WIDTH: Final = 960
 _NAME_WIDTH: Final = 170

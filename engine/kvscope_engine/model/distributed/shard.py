@@ -18,7 +18,7 @@ from torch import nn
 from kvscope_engine.model.distributed.rank import Rank, divides
 from kvscope_telemetry.errors import BadInput
 
-MAX_TOLD: Final = 64
+MAX_PENDING_OVERVIEW: Final = 64
 _ATTENTION: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP: Final = ("gate_proj", "up_proj", "down_proj")
 
@@ -46,7 +46,7 @@ def check_divides(count: int, num_query_heads: int, num_kv_heads: int, intermedi
     if divides(count, num_query_heads, num_kv_heads, intermediate):
         return
     sizes = num_query_heads, num_kv_heads, intermediate
-    accepted = ", ".join(str(other) for other in range(1, MAX_TOLD + 1) if divides(other, *sizes))
+    accepted = ", ".join(str(other) for other in range(1, MAX_PENDING_OVERVIEW + 1) if divides(other, *sizes))
     raise BadInput(
         f"tensor_parallel_size={count} is not accepted for model {name!r}: its {num_query_heads} query heads,"
         f" {num_kv_heads} KV heads and {intermediate} rows of the feed-forward block cannot be shared out evenly;"

@@ -34,7 +34,7 @@ def check_pins(pool: BlockPool, needs: BlockNeeds, requests: Iterable[Request], 
     for request in requests:
         if _num_missing(pool, needs, request, pinned) > 0:
             raise BadInput(
-                pins.refusal_beside(
+                pins.refusal_for_request(
                     request.number,
                     num_needed=needs.max_blocks_of_request(request),
                     num_usable=pool.num_usable,

@@ -16,13 +16,13 @@ from kvscope_telemetry.collectors.http_client import (
     OK,
     REFUSALS,
     HttpClient,
-    HttpQuestion,
+    HttpExchange,
     NoAnswer,
     content_type,
     why_no_stream,
 )
+from kvscope_telemetry.collectors.prompting.completion_query import CompletionQuery
 from kvscope_telemetry.collectors.prompting.error_text import error_text
-from kvscope_telemetry.collectors.prompting.question import Question
 from kvscope_telemetry.collectors.prompting.reply_box import ReplyBox
 from kvscope_telemetry.collectors.prompting.served_model import ServedModel
 from kvscope_telemetry.collectors.prompting.streamed_answer import DONE, AnswerError, EventLines, StreamedAnswer
@@ -49,7 +49,7 @@ class Exchange:
 
     def __init__(
         self,
-        question: Question,
+        question: CompletionQuery,
         http: HttpClient,
         model: ServedModel,
         box: ReplyBox,
@@ -59,7 +59,7 @@ class Exchange:
         self._question, self._address, self._model, self._box = question, http.address, model, box
         self._silence_s = silence_s
         self._url = http.address.url(question.path)
-        self._http = HttpQuestion(http)
+        self._http = HttpExchange(http)
         self._telling = StreamedAnswer(question.request_id, question.num_completions)
         self._lock = threading.Lock()
         self._is_over = False
@@ -68,7 +68,7 @@ class Exchange:
     def run(self, ended: Callable[[Exchange], None]) -> None:
         """Send the request and enqueue replies until the answer ends, then call `ended`."""
         try:
-            self._go()
+            self._exchange()
         except NoAnswer as error:
             self._fail(str(error))
         except AnswerError as error:
@@ -84,24 +84,24 @@ class Exchange:
         Returns False if the request had already ended; no reply is sent then.
         """
         is_ended = self._end([Done(request_id=self.request_id)], lambda: self._telling.ends("abort"))
-        self._http.cut()
+        self._http.abort()
         return is_ended
 
     def cut(self) -> None:
         """Close the connection without a reply."""
         with self._lock:
             self._is_over = True
-        self._http.cut()
+        self._http.abort()
 
-    def _go(self) -> None:
+    def _exchange(self) -> None:
         body = self._body()
         head = {_RANK: str(self._address.rank)} if self._address.rank else {}
         if self.request_id.isascii() and self.request_id.isprintable():
             head[_ID] = self.request_id
-        with self._http.ask(self._question.path, body, accept=_EVENTS, head=head, wait_s=self._silence_s) as answer:
+        with self._http.send(self._question.path, body, accept=_EVENTS, head=head, wait_s=self._silence_s) as answer:
             self._check(answer)
             self._is_accepted = True
-            self._tell([Accepted(request_id=self.request_id, numbers=(), num_prompt_tokens=0)])
+            self._reply([Accepted(request_id=self.request_id, numbers=(), num_prompt_tokens=0)])
             self._read(answer)
             if not self._telling.is_whole:
                 raise ConnectionResetError("the rest is missing")
@@ -111,7 +111,7 @@ class Exchange:
         model = self._model.get()
         fields = {"model": model.name, **self._question.fields}
         fields = self._address.engine.fit_version(fields, self._model.version)
-        if model.tells_token_ids:
+        if model.returns_token_ids:
             fields["return_token_ids"] = True
         return msgspec.json.encode(fields)
 
@@ -121,7 +121,7 @@ class Exchange:
         if status == OK and kind == _EVENTS:
             return
         if status == NOT_FOUND:
-            self._model.forget()
+            self._model.invalidate()
         words = "" if status in (OK, *REFUSALS) else error_text(_beginning(answer))
         raise NoAnswer(why_no_stream(self._url, status, kind, words, self._address.refusal), status)
 
@@ -138,14 +138,14 @@ class Exchange:
                     return
                 with self._lock:
                     if not self._is_over:
-                        self._box.put(self._telling.take(event))
-            self._box.wait_for_room()
+                        self._box.put(self._telling.feed(event))
+            self._box.wait_for_capacity()
 
     def _fail(self, why: str) -> None:
         kind = Failed if self._is_accepted else Refused
         self._end([kind(request_id=self.request_id, reason=why)])
 
-    def _tell(self, replies: Iterable[Reply]) -> None:
+    def _reply(self, replies: Iterable[Reply]) -> None:
         with self._lock:
             if not self._is_over:
                 self._box.put(replies)

@@ -12,8 +12,8 @@ from typing import Final
 
 from kvscope_telemetry.collectors.address import ExternalAddress
 from kvscope_telemetry.collectors.http_client import HttpClient
+from kvscope_telemetry.collectors.prompting.completion_query import make_completion_query
 from kvscope_telemetry.collectors.prompting.exchange import SILENCE_S, Exchange
-from kvscope_telemetry.collectors.prompting.question import question_of
 from kvscope_telemetry.collectors.prompting.reply_box import ReplyBox
 from kvscope_telemetry.collectors.prompting.served_model import ServedModel
 from kvscope_telemetry.errors import BadInput, EngineDead
@@ -55,7 +55,7 @@ class Prompter:
         return self._model.adapters
 
     def send(self, command: Command) -> None:
-        """Execute a command; replies are returned by `take_replies`. Thread-safe and non-blocking.
+        """Execute a command; replies are returned by `poll_replies`. Thread-safe and non-blocking.
 
         Unsupported commands get a refusal as a reply. GetStatus has no reply, and queries `adapters` again. Raises
         BadInput for a prompt that is too large, EngineDead after `close`.
@@ -67,16 +67,16 @@ class Prompter:
         elif isinstance(command, Abort):
             self._abort(command)
         elif isinstance(command, GetStatus):
-            self._look()
+            self._refresh_model()
         else:
             self._box.put([refuse(command, f"{self._address.engine.name} can be watched but not controlled")])
 
     def has(self, request_id: str) -> bool:
         return request_id in self._open
 
-    def take_replies(self) -> list[Reply]:
+    def poll_replies(self) -> list[Reply]:
         """Return and clear the replies since the last call, oldest first."""
-        return self._box.take_all()
+        return self._box.drain()
 
     def close(self) -> None:
         """Abort all requests; takes up to `_END_S` for the adapter query and again for all requests. Idempotent."""
@@ -97,7 +97,7 @@ class Prompter:
         if command_bytes(submit) > MAX_COMMAND_BYTES:
             raise BadInput(f"a request of more than {MAX_COMMAND_BYTES >> 20} MB is not accepted")
         try:
-            question = question_of(submit, self._address.engine)
+            question = make_completion_query(submit, self._address.engine)
         except BadInput as error:
             self._box.put([refuse(submit, str(error))])
             return
@@ -107,11 +107,11 @@ class Prompter:
         if why:
             self._box.put([refuse(submit, why)])
 
-    def _look(self) -> None:
+    def _refresh_model(self) -> None:
         with self._lock:
             if self._is_closed or (self._looking is not None and self._looking.is_alive()):
                 return
-            looking = threading.Thread(target=self._model.look, name="kvscope-adapters", daemon=True)
+            looking = threading.Thread(target=self._model.refresh, name="kvscope-adapters", daemon=True)
             with suppress(RuntimeError):  # no thread can be started: the next call tries again
                 looking.start()
                 self._looking = looking

@@ -26,7 +26,7 @@ class ReplyBox:
             if not self._is_closed:
                 self._replies.extend(replies)
 
-    def take_all(self) -> list[Reply]:
+    def drain(self) -> list[Reply]:
         """Return and clear all replies, oldest first."""
         with self._changed:
             taken, self._replies = self._replies, []
@@ -34,7 +34,7 @@ class ReplyBox:
                 self._changed.notify_all()
         return taken
 
-    def wait_for_room(self) -> None:
+    def wait_for_capacity(self) -> None:
         """Wait until fewer than `MAX_WAITING` replies are queued, or the queue is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or len(self._replies) < MAX_WAITING)

@@ -10,8 +10,8 @@ from typing import Final
 import msgspec
 
 from kvscope_telemetry.collectors.address import ExternalAddress
-from kvscope_telemetry.collectors.engine import Version
-from kvscope_telemetry.collectors.engines import find_engine
+from kvscope_telemetry.collectors.external_engine import Version
+from kvscope_telemetry.collectors.external_engines import find_engine
 from kvscope_telemetry.collectors.http_client import HttpClient, NoAnswer
 from kvscope_telemetry.messages.commands import MAX_ADAPTER_CHARACTERS, LoadedAdapter
 
@@ -40,7 +40,7 @@ class _Cards(msgspec.Struct):
 @dataclass(frozen=True, slots=True)
 class _Model:
     name: str
-    tells_token_ids: bool
+    returns_token_ids: bool
     """Whether the server supports, or at least ignores, the option that adds token ids to its answers."""
 
 
@@ -63,7 +63,7 @@ class ServedModel:
         """LoRA adapters among the models, as of the last query; None before the server has answered."""
         return self._adapters
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Query the adapters again; waits for the server. They stay unchanged if it does not answer."""
         with self._lock, suppress(NoAnswer):
             self._cards()
@@ -87,7 +87,7 @@ class ServedModel:
                 self._version = self._asked_version()
             return self._version
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Query model and version again on next use, because the server does not know the model any more."""
         with self._lock:
             self._known = self._version = None
@@ -108,14 +108,14 @@ class ServedModel:
     def _noted(self) -> _Model:
         self._failure = ""
         try:
-            return self._ask()
+            return self._get()
         except NoAnswer as error:
             self._failure, self._status = str(error), error.status
             raise
         finally:
             self._num_asked += 1
 
-    def _ask(self) -> _Model:
+    def _get(self) -> _Model:
         cards = self._cards()
         if not cards:
             raise NoAnswer(f"{self._address.url(MODELS)} lists no model to send prompts to")

@@ -70,21 +70,21 @@ class EventLines:
     """Splits the bytes of one answer, received in arbitrary pieces, into server-sent events."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._remainder = b""
         self._data: list[bytes] = []
         self._num_bytes = 0
 
-    def feed(self, piece: bytes) -> list[bytes]:
+    def feed(self, data: bytes) -> list[bytes]:
         """Return the data of each event that is complete. Raises ProtocolError for an event that is too large."""
-        *lines, self._rest = (self._rest + piece).split(b"\n")
+        *lines, self._remainder = (self._remainder + data).split(b"\n")
         events: list[bytes] = []
         for line in lines:
-            self._take(line.removesuffix(b"\r"), events)
-        if len(self._rest) + self._num_bytes > MAX_EVENT_BYTES:
+            self._end_line(line.removesuffix(b"\r"), events)
+        if len(self._remainder) + self._num_bytes > MAX_EVENT_BYTES:
             raise ProtocolError(f"one event of the answer has more than {MAX_EVENT_BYTES >> 20} MB: that is not read")
         return events
 
-    def _take(self, line: bytes, events: list[bytes]) -> None:
+    def _end_line(self, line: bytes, events: list[bytes]) -> None:
         if line.startswith(_FIELD):
             self._data.append(line[len(_FIELD) :].removeprefix(b" "))
             self._num_bytes += len(line)
@@ -105,7 +105,7 @@ class StreamedAnswer:
         self._request_id = request_id
         self._completions = [_Completion() for _ in range(num_completions)]
         self._usage = _Usage()
-        self._begun_s = time.monotonic()
+        self._started_s = time.monotonic()
         self._decoder = msgspec.json.Decoder(_Chunk)
 
     @property
@@ -113,7 +113,7 @@ class StreamedAnswer:
         """Whether every completion has finished."""
         return all(completion.reason for completion in self._completions)
 
-    def take(self, event: bytes) -> list[Tokens]:
+    def feed(self, event: bytes) -> list[Tokens]:
         """Parse an event and return its tokens. Raises ProtocolError if it is malformed, AnswerError for the server's
         own error."""
         try:
@@ -125,14 +125,14 @@ class StreamedAnswer:
             raise AnswerError(words or "an error, without saying which")
         if chunk.usage is not None:
             self._usage = chunk.usage
-        return [tokens for choice in chunk.choices for tokens in self._taken(choice)]
+        return [tokens for choice in chunk.choices for tokens in self._apply_choice(choice)]
 
     def ends(self, reason: str = "") -> list[Finished]:
         """Return the end of each completion, with `reason` for those that did not finish."""
-        total_s = time.monotonic() - self._begun_s
+        total_s = time.monotonic() - self._started_s
         return [self._end(index, one.reason or reason, total_s) for index, one in enumerate(self._completions)]
 
-    def _taken(self, choice: _Choice) -> Iterator[Tokens]:
+    def _apply_choice(self, choice: _Choice) -> Iterator[Tokens]:
         if not 0 <= choice.index < len(self._completions):
             raise ProtocolError(f"its answer has a completion {choice.index}: {len(self._completions)} were asked for")
         completion = self._completions[choice.index]
@@ -142,7 +142,7 @@ class StreamedAnswer:
         if not text and not ids:
             return
         if completion.first_s is None:
-            completion.first_s = time.monotonic() - self._begun_s
+            completion.first_s = time.monotonic() - self._started_s
         completion.num_tokens += len(ids) or 1
         yield Tokens(request_id=self._request_id, token_ids=ids, text=text, index=choice.index)
 

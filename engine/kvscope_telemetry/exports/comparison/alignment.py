@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from kvscope_telemetry.messages.event_kinds import EVENT_KINDS
-from kvscope_telemetry.summaries.figures import peak_usage_of, peak_usage_time_ns
+from kvscope_telemetry.summaries.run_figures import peak_usage_of, peak_usage_time_ns
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 _FIRST_OF: Final = {kind.name: f"first {kind.noun}" for kind in EVENT_KINDS if kind.is_first_named}

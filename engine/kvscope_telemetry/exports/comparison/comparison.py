@@ -20,15 +20,15 @@ from kvscope_telemetry.exports.comparison.spread import (
     Verdict,
     judge,
 )
-from kvscope_telemetry.exports.digest import Digest, digest
+from kvscope_telemetry.exports.run_summary import RunSummary, summarize_run
 from kvscope_telemetry.exports.span import Span
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.summaries import figures
-from kvscope_telemetry.summaries.figures import Figure, rows_in
+from kvscope_telemetry.summaries import run_figures
+from kvscope_telemetry.summaries.run_figures import Figure, rows_in
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
-FIGURES: Final = tuple(figure for figure in figures.FIGURES if figure.is_compared)
+FIGURES: Final = tuple(figure for figure in run_figures.FIGURES if figure.is_compared)
 _EACH, _BOUNDS = "exact", "upper bounds, from histograms"
 _POOL: Final = {
     "num_blocks": "blocks",
@@ -99,14 +99,14 @@ class SettingDifference(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    a: Digest
-    b: Digest
+    a: RunSummary
+    b: RunSummary
     settings: tuple[SettingDifference, ...]
     rows: tuple[ComparisonRow, ...]
 
 
 def compare(a: Run, b: Run) -> Comparison:
-    of_a, of_b = (digest(run.recording, run.overview, run.span) for run in (a, b))
+    of_a, of_b = (summarize_run(run.recording, run.overview, run.span) for run in (a, b))
     return Comparison(of_a, of_b, _unlike(of_a, of_b), tuple(_row(figure, a, b) for figure in FIGURES))
 
 
@@ -154,7 +154,7 @@ def _parts(figure: Figure, run: Run) -> RunParts | None:
     return RunParts(*np.quantile(known, (0.05, 0.5, 0.95)).tolist()) if known.size else None
 
 
-def _unlike(a: Digest, b: Digest) -> tuple[SettingDifference, ...]:
+def _unlike(a: RunSummary, b: RunSummary) -> tuple[SettingDifference, ...]:
     pairs = [
         ("model", a.model, b.model),
         ("device", a.device, b.device),
@@ -162,11 +162,14 @@ def _unlike(a: Digest, b: Digest) -> tuple[SettingDifference, ...]:
     ]
     latencies_a, latencies_b = (_BOUNDS if one.latencies_are_bounds else _EACH for one in (a, b))
     pairs += [("latencies", latencies_a, latencies_b)]
-    pairs += [(name, _word(getattr(a.pool, field)), _word(getattr(b.pool, field))) for field, name in _POOL.items()]
+    pairs += [
+        (name, _value_text(getattr(a.pool, field)), _value_text(getattr(b.pool, field)))
+        for field, name in _POOL.items()
+    ]
     return tuple(SettingDifference(name, of_a, of_b) for name, of_a, of_b in pairs if of_a != of_b)
 
 
-def _word(value: object) -> str:
+def _value_text(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -11,7 +11,7 @@ from typing import BinaryIO, Final
 
 import numpy as np
 
-from kvscope_telemetry.exports.marks import end_of, name_of
+from kvscope_telemetry.exports.exported_bookmarks import end_of, name_of
 from kvscope_telemetry.exports.perfetto import packets
 from kvscope_telemetry.exports.phase_spans import RequestHistory, within
 from kvscope_telemetry.exports.span import Span
@@ -20,9 +20,9 @@ from kvscope_telemetry.messages.model_names import short_name
 from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.request_phase import PREEMPTED_PHASES
-from kvscope_telemetry.running_time import stop_words
+from kvscope_telemetry.running_time import stop_text
 from kvscope_telemetry.summaries.bookmark import Bookmark
-from kvscope_telemetry.summaries.figures import ends_of, peak_usage_of, rows_in, usage_of
+from kvscope_telemetry.summaries.run_figures import ends_of, peak_usage_of, rows_in, usage_of
 from kvscope_telemetry.summaries.session_overview import FloatArray, SessionOverview
 
 _ENGINE, _STEPS, _REQUESTS, _EVENTS, _MARKS, _STOPS = 1, 2, 3, 4, 5, 6
@@ -70,7 +70,7 @@ def write_perfetto(
     file.write(packets.process_track(_ENGINE, name, max(hello.pid, 1)))
     parts = (
         _counters(overview, span),
-        _marks(marks, span),
+        _bookmarks(marks, span),
         _events(overview, span),
         _stops(overview, span),
         _requests(histories, span),
@@ -87,12 +87,12 @@ def _counters(overview: SessionOverview, span: Span) -> Iterator[bytes]:
     """
     rows = rows_in(overview, span)
     begins, ends = np.maximum(overview.time_ns[rows], span.from_ns), ends_of(overview, rows, span)
-    for place, (name, unit, column) in enumerate(COUNTERS):
-        uuid = _FIRST_COUNTER + place
+    for index, (name, unit, column) in enumerate(COUNTERS):
+        uuid = _FIRST_COUNTER + index
         values = 100 * usage_of(overview)[rows] if column == "usage" else overview.column(column)[rows]
         if values.size and np.isnan(values).all():
             continue  # the engine does not report it
-        yield packets.counter_track(uuid, _ENGINE, name, unit, rank=place)
+        yield packets.counter_track(uuid, _ENGINE, name, unit, rank=index)
         times = begins if name.endswith("/s") else ends
         points = list(zip(times.tolist(), values.tolist(), strict=True))
         if column in _PEAKS:
@@ -111,13 +111,13 @@ def _peaks(
     after_ns = overview.column(after_name)[rows]
     before = np.concatenate([[-np.inf], levels[:-1]])
     falls, rises = (peaks > levels) & (after_ns > 0), (peaks >= levels) & (peaks > before) & (after_ns >= 0)
-    for place in np.flatnonzero(falls | rises).tolist():
-        time_ns = int(overview.time_ns[rows][place]) + int(after_ns[place])
+    for index in np.flatnonzero(falls | rises).tolist():
+        time_ns = int(overview.time_ns[rows][index]) + int(after_ns[index])
         if span.from_ns <= time_ns <= span.until_ns:
-            yield time_ns, float(peaks[place])
+            yield time_ns, float(peaks[index])
 
 
-def _marks(marks: Sequence[Bookmark], span: Span) -> Iterator[bytes]:
+def _bookmarks(marks: Sequence[Bookmark], span: Span) -> Iterator[bytes]:
     """Yield an instant for each mark, and a slice for its duration.
 
     Slices on one track nest, but alarms may overlap: overlapping ones go to further tracks with the same name, which
@@ -127,7 +127,7 @@ def _marks(marks: Sequence[Bookmark], span: Span) -> Iterator[bytes]:
         yield packets.track(_MARKS, _ENGINE, "Bookmarks", rank=len(COUNTERS))
     busy_until_ns: list[int] = []
     for mark in sorted(marks, key=lambda mark: mark.time_ns):
-        what = "note" if mark.is_note else "alarm"
+        what = "note" if mark.is_user_note else "alarm"
         values: packets.Values = {"kind": mark.kind, "text": mark.text, "lasted_s": (end_of(mark) - mark.time_ns) / 1e9}
         begin_ns = max(mark.time_ns, span.from_ns)
         yield packets.instant(_MARKS, begin_ns, name_of(mark), what, values)
@@ -145,8 +145,8 @@ def _marks(marks: Sequence[Bookmark], span: Span) -> Iterator[bytes]:
 def _events(overview: SessionOverview, span: Span) -> Iterator[bytes]:
     """Yield the events that concern no single request. The others are on the tracks of the requests."""
     yield packets.track(_EVENTS, _ENGINE, "Events", rank=len(COUNTERS) + 1)
-    for place in overview.events.find(span.from_ns, span.until_ns, kinds=_TRACED).tolist():
-        timed = overview.events[place]
+    for index in overview.events.find(span.from_ns, span.until_ns, kinds=_TRACED).tolist():
+        timed = overview.events[index]
         values: packets.Values = {"cause": cause_text(timed.event), "blocks": timed.event.num_blocks}
         yield packets.instant(_EVENTS, timed.time_ns, kind_text(timed.event.kind), "event", values)
 
@@ -154,23 +154,23 @@ def _events(overview: SessionOverview, span: Span) -> Iterator[bytes]:
 def _stops(overview: SessionOverview, span: Span) -> Iterator[bytes]:
     """Yield a slice for each stop of the engine. A stop that starts inside another is drawn from the other's end."""
     last_ns = span.from_ns
-    for place, stop in enumerate(sorted(overview.stops.within(span.from_ns, span.until_ns), key=lambda s: s.begin_ns)):
-        if not place:
+    for index, stop in enumerate(sorted(overview.stops.within(span.from_ns, span.until_ns), key=lambda s: s.begin_ns)):
+        if not index:
             yield packets.track(_STOPS, _ENGINE, "Engine paused or suspended", rank=len(COUNTERS) + 2)
         begin_ns, last_ns = max(stop.begin_ns, last_ns), max(stop.end_ns, last_ns)
         if begin_ns < last_ns:
-            yield packets.slice_begin(_STOPS, begin_ns, stop_words(stop), "engine", {"by": stop.by})
+            yield packets.slice_begin(_STOPS, begin_ns, stop_text(stop), "engine", {"by": stop.by})
             yield packets.slice_end(_STOPS, last_ns)
 
 
 def _requests(histories: Sequence[RequestHistory], span: Span) -> Iterator[bytes]:
     shown = within(histories, span.from_ns, span.until_ns)
-    uuids = {(history.epoch, history.info.number): _FIRST_REQUEST + place for place, history in enumerate(shown)}
+    uuids = {(history.epoch, history.info.number): _FIRST_REQUEST + index for index, history in enumerate(shown)}
     if shown:
         yield packets.track(_REQUESTS, _ENGINE, "Requests", rank=len(COUNTERS) + 4)
-    for place, history in enumerate(shown):
+    for index, history in enumerate(shown):
         name = f"#{history.info.number} {history.info.request_id}"
-        yield packets.track(_FIRST_REQUEST + place, _REQUESTS, name, rank=place)
+        yield packets.track(_FIRST_REQUEST + index, _REQUESTS, name, rank=index)
     for history in shown:  # first: readers resolve an arrow from its start
         yield from _preemptors(history, uuids, span)
     for history in shown:
@@ -179,21 +179,21 @@ def _requests(histories: Sequence[RequestHistory], span: Span) -> Iterator[bytes
 
 def _preemptors(history: RequestHistory, uuids: Mapping[tuple[int, int], int], span: Span) -> Iterator[bytes]:
     """Yield the starts of arrows to `history`, on the tracks of the requests for which it was preempted."""
-    for place, phase in enumerate(history.phases):
-        flow = _flow(history, place, uuids, span)
+    for index, phase in enumerate(history.phases):
+        flow = _flow(history, index, uuids, span)
         if flow:
             values = {"cause": phase.cause, "preempted": f"#{history.info.number}"}
             uuid = uuids[history.epoch, phase.other]
             yield packets.instant(uuid, phase.start_ns, f"preempts #{history.info.number}", "request", values, flow)
 
 
-def _flow(history: RequestHistory, place: int, uuids: Mapping[tuple[int, int], int], span: Span) -> int:
+def _flow(history: RequestHistory, index: int, uuids: Mapping[tuple[int, int], int], span: Span) -> int:
     """Return the id of the arrow to this phase from the request that caused the preemption; 0 if there is none."""
-    phase = history.phases[place]
+    phase = history.phases[index]
     is_aside = phase.kind in PREEMPTED_PHASES
     is_available = (history.epoch, phase.other) in uuids and span.from_ns <= phase.start_ns <= span.until_ns
     return (
-        uuids[history.epoch, history.info.number] << 20 | place + 1 if is_aside and phase.other and is_available else 0
+        uuids[history.epoch, history.info.number] << 20 | index + 1 if is_aside and phase.other and is_available else 0
     )
 
 
@@ -208,7 +208,7 @@ def _request(history: RequestHistory, uuids: Mapping[tuple[int, int], int], span
     }
     if info.adapter:
         facts = {**facts, "LoRA adapter": info.adapter}
-    for place, phase in enumerate(history.phases):
+    for index, phase in enumerate(history.phases):
         end_ns = span.until_ns if phase.end_ns is None else phase.end_ns
         begin_ns, end_ns = max(phase.start_ns, span.from_ns), min(end_ns, span.until_ns)
         if begin_ns > end_ns:
@@ -216,11 +216,11 @@ def _request(history: RequestHistory, uuids: Mapping[tuple[int, int], int], span
         because = {"cause": phase.cause} if phase.cause else {}
         if phase.other:
             because["for request"] = f"#{phase.other}"
-        flow = _flow(history, place, uuids, span)
+        flow = _flow(history, index, uuids, span)
         yield packets.slice_begin(uuid, begin_ns, phase.kind.label, "request", {**because, **facts}, flow)
         yield packets.slice_end(uuid, end_ns)
         if phase.cause and phase.start_ns >= span.from_ns:
-            yield packets.instant(uuid, begin_ns, _begun(phase.kind.label), "request", because)
+            yield packets.instant(uuid, begin_ns, _begun_name(phase.kind.label), "request", because)
     if history.first_token_ns is not None and span.from_ns <= history.first_token_ns <= span.until_ns:
         yield packets.instant(uuid, history.first_token_ns, "first token", "request", {})
     if history.end_ns is not None and history.end_ns <= span.until_ns:
@@ -260,5 +260,5 @@ def _step_name(frame: Frame) -> str:
     return "mixed" if prefill and decode else "prefill" if prefill else "decode"
 
 
-def _begun(kind: str) -> str:
+def _begun_name(kind: str) -> str:
     return {"prefill": "begun", "decode": "begun"}.get(kind, kind)

@@ -41,7 +41,7 @@ class ChartLine:
 
 
 @dataclass(frozen=True, slots=True)
-class ChartMark:
+class ReportMark:
     """A bookmark or alarm: a moment, or a time range if `end_s` is later than `at_s`."""
 
     at_s: float
@@ -65,7 +65,7 @@ class ReportTimeAxis:
 
     from_s: float
     until_s: float
-    marks: tuple[ChartMark, ...] = ()
+    marks: tuple[ReportMark, ...] = ()
     bands: tuple[Band, ...] = ()
     band_name: str = ""
     """Meaning of the bands in the chart keys, such as `engine suspended`."""
@@ -108,8 +108,8 @@ def chart(
     for line in lines:
         parts.append(_path(axis, times_s, line, y, TOP + plot_height))
     parts.append(mark_lines(axis, height))
-    words = ", ".join(line.name for line in lines)
-    return svg(height, f"{words} over time", "".join(parts))
+    text = ", ".join(line.name for line in lines)
+    return svg(height, f"{text} over time", "".join(parts))
 
 
 def frame(axis: ReportTimeAxis, height: int) -> str:
@@ -144,11 +144,11 @@ def mark_lines(axis: ReportTimeAxis, height: int) -> str:
     return "".join(parts)
 
 
-def svg(height: int, words: str, inner: str) -> str:
-    """Wrap `inner` in an SVG element of the page's width. `words` is the accessible label."""
+def svg(height: int, text: str, inner: str) -> str:
+    """Wrap `inner` in an SVG element of the page's width. `text` is the accessible label."""
     return (
         f'<svg viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img"'
-        f' aria-label="{escape(words)}">{inner}</svg>'
+        f' aria-label="{escape(text)}">{inner}</svg>'
     )
 
 

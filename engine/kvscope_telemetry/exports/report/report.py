@@ -14,10 +14,8 @@ from typing import BinaryIO, Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_telemetry.about import program_version
-from kvscope_telemetry.exports.digest import Digest, digest
-from kvscope_telemetry.exports.goals_kept import GoalsKept, goals_kept
-from kvscope_telemetry.exports.marks import end_of, name_of
+from kvscope_telemetry.exports.exported_bookmarks import end_of, name_of
+from kvscope_telemetry.exports.goodput import GoodputReport, evaluate_goals
 from kvscope_telemetry.exports.phase_spans import RequestHistory, within
 from kvscope_telemetry.exports.report.charts import (
     ALARM_INK,
@@ -30,7 +28,7 @@ from kvscope_telemetry.exports.report.charts import (
     TOP,
     Band,
     ChartLine,
-    ChartMark,
+    ReportMark,
     ReportTimeAxis,
     chart,
     frame,
@@ -38,17 +36,19 @@ from kvscope_telemetry.exports.report.charts import (
     svg,
 )
 from kvscope_telemetry.exports.report.inks import DARK, LIGHT, rgb
-from kvscope_telemetry.exports.report.page import clean, figures, keys, page, section, table
 from kvscope_telemetry.exports.report.png import png
-from kvscope_telemetry.exports.report.requests import event_rows, missed_rows, request_lanes, request_rows
+from kvscope_telemetry.exports.report.report_page import clean, figures, keys, page, section, table
+from kvscope_telemetry.exports.report.report_requests import event_rows, missed_rows, request_lanes, request_rows
 from kvscope_telemetry.exports.report.worst import worst_requests
+from kvscope_telemetry.exports.run_summary import RunSummary, summarize_run
 from kvscope_telemetry.exports.span import Span
 from kvscope_telemetry.latencies import LATENCIES
+from kvscope_telemetry.program_version import program_version
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.running_time import stop_words
+from kvscope_telemetry.running_time import stop_text
 from kvscope_telemetry.slo import Goals
 from kvscope_telemetry.summaries.bookmark import Bookmark
-from kvscope_telemetry.summaries.figures import FIGURES, Figure, ends_of, pool_of, rows_in, usage_of
+from kvscope_telemetry.summaries.run_figures import FIGURES, Figure, ends_of, pool_of, rows_in, usage_of
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
@@ -77,7 +77,7 @@ def write_report(
     """Write the report of `span`. `marks` are the bookmarks and alarms of the range. With `goals`, the requests that
     missed them are listed too.
     """
-    found = digest(recording, overview, span)
+    found = summarize_run(recording, overview, span)
     axis = _axis(overview, span, marks)
     title = f"KV cache of {found.model or 'an engine'}"
     body = [
@@ -86,14 +86,14 @@ def write_report(
         _bookmarks(marks, span),
         *_curves(overview, span, axis),
         _heatmap(overview, span, axis),
-        _goals(goals_kept(histories, overview, recording, span, goals, MAX_MISSED)) if goals else "",
+        _goals(evaluate_goals(histories, overview, recording, span, goals, MAX_MISSED)) if goals else "",
         *_requests(overview, histories, span, axis),
         f"<footer>Made by kvscope {clean(program_version())}. Times count from the recording's start.</footer>",
     ]
     file.write(page(title, [part for part in body if part]).encode("utf-8", "replace"))
 
 
-def _head(title: str, recording: Recording, found: Digest) -> str:
+def _head(title: str, recording: Recording, found: RunSummary) -> str:
     begun = datetime.fromtimestamp(found.start_ns / 1e9, UTC)
     pool, seconds = found.pool, (found.start_ns - recording.start_ns) / 1e9
     facts = [
@@ -105,7 +105,7 @@ def _head(title: str, recording: Recording, found: Digest) -> str:
     return f'<h1>{clean(title)}</h1>\n<p class="soft">{clean("; ".join(facts))}</p>{notes}'
 
 
-def _figures(found: Digest) -> list[tuple[str, str, str]]:
+def _figures(found: RunSummary) -> list[tuple[str, str, str]]:
     """Return name, value and secondary text of each figure. Figures that the engine does not report are left out."""
 
     texts = {figure.key: _text(figure, found) for figure in FIGURES}
@@ -121,7 +121,7 @@ def _figures(found: Digest) -> list[tuple[str, str, str]]:
     return [(name, value, "" if _UNKNOWN in more else more) for name, value, more in items if _UNKNOWN not in value]
 
 
-def _text(figure: Figure, found: Digest) -> str:
+def _text(figure: Figure, found: RunSummary) -> str:
     value = found.figures[figure.key]
     if value is None:
         return _UNKNOWN
@@ -140,7 +140,7 @@ def _stopped(overview: SessionOverview, span: Span) -> str:
         return ""
     whose: dict[str, int] = {}
     for stop in overview.stops.within(span.from_ns, span.until_ns):
-        whose[stop_words(stop)] = whose.get(stop_words(stop), 0) + stop.end_ns - stop.begin_ns
+        whose[stop_text(stop)] = whose.get(stop_text(stop), 0) + stop.end_ns - stop.begin_ns
     parts = ", ".join(f"{words} for {length_ns / 1e9:,.1f} s" for words, length_ns in whose.items())
     left_out = "Excluded from latencies and rates; shown as a band in the charts."
     return f'<p class="note">The engine stood still for {stopped_ns / 1e9:,.1f} s: {clean(parts)}. {left_out}</p>'
@@ -154,7 +154,7 @@ def _bookmarks(marks: Sequence[Bookmark], span: Span) -> str:
         [
             f"{span.seconds(mark.time_ns):,.1f} s",
             _lasted(mark),
-            "note" if mark.is_note else "alarm",
+            "note" if mark.is_user_note else "alarm",
             clean(name_of(mark)),
         ]
         for mark in marks[:MAX_MARKS]
@@ -255,7 +255,7 @@ def _requests(
     ]
 
 
-def _goals(kept: GoalsKept) -> str:
+def _goals(kept: GoodputReport) -> str:
     more = kept.num_missed - len(kept.missed)
     header = (("Request", False), ("Missed", False), ("What delayed it, since its arrival", False))
     return section(
@@ -268,14 +268,14 @@ def _goals(kept: GoalsKept) -> str:
 
 def _axis(overview: SessionOverview, span: Span, marks: Sequence[Bookmark]) -> ReportTimeAxis:
     drawn = tuple(
-        ChartMark(span.seconds(mark.time_ns), span.seconds(end_of(mark)), clean(name_of(mark)), mark.is_note)
+        ReportMark(span.seconds(mark.time_ns), span.seconds(end_of(mark)), clean(name_of(mark)), mark.is_user_note)
         for mark in marks[:MAX_MARKS]
     )
     bands = tuple(
         Band(
             span.seconds(stop.begin_ns),
             span.seconds(stop.end_ns),
-            clean(f"{stop_words(stop)}, {(stop.end_ns - stop.begin_ns) / 1e9:,.1f} s"),
+            clean(f"{stop_text(stop)}, {(stop.end_ns - stop.begin_ns) / 1e9:,.1f} s"),
         )
         for stop in overview.stops.within(span.from_ns, span.until_ns)[:MAX_BANDS]
     )
@@ -303,7 +303,7 @@ def heatmap(overview: SessionOverview, axis: ReportTimeAxis, start_ns: int) -> s
     seconds = max(1, round(axis.until_s - axis.from_s))
     num_columns = min(_MAX_COLUMNS, seconds)
     middles = axis.from_s + (np.arange(num_columns) + 0.5) * (axis.until_s - axis.from_s) / num_columns
-    places = np.array([_place(overview, start_ns + round(at_s * 1e9)) for at_s in middles.tolist()], np.int64)
+    places = np.array([_index(overview, start_ns + round(at_s * 1e9)) for at_s in middles.tolist()], np.int64)
     active, cached = overview.bins("active", places), overview.bins("cached", places)
     if not active.size:
         return ""
@@ -324,9 +324,9 @@ def heatmap(overview: SessionOverview, axis: ReportTimeAxis, start_ns: int) -> s
     return svg(HEIGHT, words, frame(axis, HEIGHT) + picture + labels + mark_lines(axis, HEIGHT))
 
 
-def _place(overview: SessionOverview, time_ns: int) -> int:
+def _index(overview: SessionOverview, time_ns: int) -> int:
     """Return the index of the second at `time_ns`, -1 if it was not recorded."""
-    place = overview.place_at(time_ns)
+    place = overview.index_at(time_ns)
     return place if place >= 0 and time_ns - int(overview.time_ns[place]) < 2 * SECOND_NS else -1
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvscope_telemetry.exports.content import Content
 from kvscope_telemetry.exports.span import Span
-from kvscope_telemetry.exports.tables.about import about
+from kvscope_telemetry.exports.tables.recording_description import about
 from kvscope_telemetry.exports.tables.table import Column, Table
 from kvscope_telemetry.messages.devices import Devices, Gpu, Host
 from kvscope_telemetry.messages.telemetry import TelemetryMessage

@@ -11,13 +11,13 @@ from typing import Final
 import numpy as np
 
 from kvscope_telemetry.exports.content import Content
-from kvscope_telemetry.exports.marks import end_of, name_of
+from kvscope_telemetry.exports.exported_bookmarks import end_of, name_of
 from kvscope_telemetry.exports.phase_spans import RequestHistory, within
-from kvscope_telemetry.exports.tables.about import about
+from kvscope_telemetry.exports.tables.recording_description import about
 from kvscope_telemetry.exports.tables.table import Column, Table
 from kvscope_telemetry.messages.event_kinds import cause_text
 from kvscope_telemetry.messages.request_state import RequestState
-from kvscope_telemetry.summaries.figures import ends_of, peak_usage_of, rows_in, usage_of
+from kvscope_telemetry.summaries.run_figures import ends_of, peak_usage_of, rows_in, usage_of
 from kvscope_telemetry.summaries.session_overview import OVERVIEW_COLUMNS, SessionOverview
 from kvscope_telemetry.summaries.summary import TimedEvent
 
@@ -120,11 +120,11 @@ def requests_table(content: Content) -> Table:
         ints("num_accepted_tokens", lambda history: history.num_accepted_tokens, "tokens", "draft tokens accepted"),
         ints("queue_ns", lambda history: history.moments.queue_ns, "ns", "from arrival until it first ran"),
         ints("first_token_ns", lambda history: history.moments.ttft_ns, "ns", "from arrival to its first token"),
-        ints("preempted_ns", lambda history: history.aside_ns(span.until_ns), "ns", "time preempted, in total"),
+        ints("preempted_ns", lambda history: history.preempted_ns(span.until_ns), "ns", "time preempted, in total"),
         ints("total_ns", lambda history: history.moments.total_ns, "ns", "from arrival to its end"),
         ints(
             "stopped_ns",
-            lambda history: history.stopped_in_all_ns(span.until_ns),
+            lambda history: history.total_stopped_ns(span.until_ns),
             "ns",
             "paused or suspended; excluded",
         ),

@@ -52,7 +52,7 @@ def test_regenerated_answer_keeps_the_old_one_and_its_later_turns(console, undo_
     console.token("other")
     console.finish()
     assert console.texts == ["prompt 1", "other"]
-    assert driver.text(console.card).count("2/2") == 1
+    assert driver.visible_text(console.card).count("2/2") == 1
     console.card.previous.click()
     assert console.texts == ["prompt 1", "answer 1", "prompt 2", "answer 2", "prompt 3", "answer 3"]
     console.page.transcript.cards[1].next.click()
@@ -107,7 +107,7 @@ def test_undo_while_an_answer_is_regenerated_aborts_it(console, undo_entries):
 def test_answer_cannot_be_regenerated_after_the_engine_ended(console):
     console.ask("One")
     console.token("half an ans")
-    console.engine.say(SourceState.ENDED, "killed by signal 9")
+    console.engine.set_status(SourceState.ENDED, "killed by signal 9")
     console.session.poll()
     console.chat.flush()
     assert not console.card.redo.isEnabled()
@@ -172,7 +172,7 @@ def test_drafts_and_edits_are_restored_after_a_kill(console, make_console, monke
     console.page.composer.set_text("in A, edited")
     console.page.new_conversation()
     console.page.composer.set_text("never sent")
-    console.chat.save()  # as the timer does; nothing else runs when the process is killed
+    console.chat.save()  # as the timer does; a killed process saves nothing at its end
     again = make_console()
     assert again.page.composer.edit.toPlainText() == "never sent"
     again.page.show_row(1)
@@ -266,7 +266,7 @@ def test_right_click_in_the_list_opens_the_menu_of_the_row_under_the_mouse(conso
     QApplication.sendEvent(listed.viewport(), QContextMenuEvent(QContextMenuEvent.Reason.Mouse, point, place))
     (menu,) = opened
     next(action for action in menu.actions() if action.text() == "Rename").trigger()
-    assert driver.only(listed, QLineEdit).text() == "first"
+    assert driver.only_child(listed, QLineEdit).text() == "first"
 
 
 def test_rename_keeps_the_open_title_editor_in_the_list(console):
@@ -274,12 +274,12 @@ def test_rename_keeps_the_open_title_editor_in_the_list(console):
     console.ask("first", "re first")
     listed = console.page.list
     console.page.rename()
-    driver.only(listed, QLineEdit).setText("kept")
+    driver.only_child(listed, QLineEdit).setText("kept")
     console.page.rename()
     menu = listed.menu_of(0)
     next(action for action in menu.actions() if action.text() == "Rename").trigger()
     menu.close()
-    assert driver.only(listed, QLineEdit).text() == "kept"
+    assert driver.only_child(listed, QLineEdit).text() == "kept"
 
 
 def test_undo_removes_the_notice_of_the_deletion(console, undo_entries):
@@ -377,11 +377,11 @@ def test_running_speed_excludes_time_in_which_the_engine_was_paused(console, mon
 def test_waiting_answer_states_that_the_engine_is_paused(console):
     console.ask("x")
     console.accept()
-    console.engine.say(SourceState.PAUSED)
+    console.engine.set_status(SourceState.PAUSED)
     console.session.poll()
     console.view.refresh()
     assert console.card.notice.text().startswith("The engine is paused: choose Resume engine in the Debug menu")
-    console.engine.live()
+    console.engine.set_live()
     console.session.poll()
     console.token("a")
     console.view.refresh()
@@ -399,7 +399,7 @@ def test_waiting_answer_shows_the_prefill_progress(console):
     assert console.card.notice.text().startswith(
         "Prefill 16 %: 1\u202f302 of 8\u202f136 prompt tokens, 240 of them cached"
     )
-    console.engine.say(SourceState.STUCK, "step 3 has not finished for 6 s")
+    console.engine.set_status(SourceState.STUCK, "step 3 has not finished for 6 s")
     console.session.poll()
     console.view.refresh()
     assert console.card.notice.text().endswith("240 of them cached; step 3 has not finished for 6 s")

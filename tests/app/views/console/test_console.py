@@ -124,7 +124,7 @@ def test_failed_answer_keeps_its_partial_text(console, qtbot):
 def test_partial_answer_is_kept_when_the_engine_dies(console, qtbot):
     type_and_send(console, qtbot, "x")
     console.token("half an ans")
-    console.engine.say(SourceState.ENDED, "killed by signal 9")
+    console.engine.set_status(SourceState.ENDED, "killed by signal 9")
     console.session.poll()
     console.chat.flush()
     assert console.card.message.ending == "interrupted"
@@ -140,7 +140,7 @@ def test_partial_answer_is_kept_when_the_engine_dies(console, qtbot):
 def test_answer_is_interrupted_when_the_engine_restarts(console, qtbot, poll):
     type_and_send(console, qtbot, "x")
     console.accept()
-    console.engine.begin(epoch=8)
+    console.engine.restart(epoch=8)
     poll(console.session)
     console.session.status_changed.emit()
     console.chat.flush()
@@ -150,7 +150,7 @@ def test_answer_is_interrupted_when_the_engine_restarts(console, qtbot, poll):
 
 
 def test_request_link_carries_a_63_bit_epoch(console, qtbot, poll):
-    console.engine.begin(epoch=4_812_049_538_478_226_247)
+    console.engine.restart(epoch=4_812_049_538_478_226_247)
     poll(console.session)
     console.session.status_changed.emit()
     type_and_send(console, qtbot, "x")
@@ -331,13 +331,13 @@ def test_wide_console_shows_the_conversation_list(console):
 
 @pytest.mark.parametrize("state", [SourceState.CONNECTING, SourceState.LOADING])
 def test_nothing_is_sent_before_the_engine_is_ready(console, qtbot, state):
-    console.engine.say(state)
+    console.engine.set_status(state)
     console.session.poll()
     type_and_send(console, qtbot, "early")
     assert console.submits == []
     assert console.page.composer.edit.toPlainText() == "early"
     assert console.page.notice.text() == console.page.why_blocked() != ""
-    console.engine.live()
+    console.engine.set_live()
     console.session.poll()
     assert not console.page.notice.isVisible()
 
@@ -385,7 +385,7 @@ def test_starter_prompt_can_be_edited_before_sending(console, qtbot):
 
 
 def test_starter_prompt_is_put_into_the_composer_while_nothing_can_be_sent(console, qtbot):
-    console.engine.say(SourceState.LOADING)
+    console.engine.set_status(SourceState.LOADING)
     console.session.poll()
     button = first_starter(console)
     qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
@@ -424,7 +424,7 @@ def test_long_conversation_shows_the_newest_messages_first(console, qtbot):
     console.page.show_conversation(other)
     console.page.show_row(1)
     assert len(console.page.transcript.cards) == 40
-    driver.press(console.page.transcript, "Show earlier messages")
+    driver.click_button(console.page.transcript, "Show earlier messages")
     assert len(console.page.transcript.cards) == 80
 
 

@@ -366,8 +366,8 @@ def test_moving_the_cursor_does_not_redraw_curves(engine, filled_ledger, overvie
 @pytest.mark.parametrize("mode", list(HeatMode))
 def test_recurrent_states_have_separate_rows(make_engine, make_view, overview, make_summary, mode):
     engine = make_engine(num_states=6)
-    engine.hold([64, 65], owner=3)
-    engine.hold([66], owner=2, ref_count=0, state=BlockState.CACHED)
+    engine.write_blocks([64, 65], owner=3)
+    engine.write_blocks([66], owner=2, ref_count=0, state=BlockState.CACHED)
     overview.extend([make_summary(0, engine.ledger, num_pool=64)])
     view = make_view(engine, overview)
     pools = PoolRegistry()

@@ -13,7 +13,7 @@ from kvscope_app.views.heatmap.time_frame import TimeFrame, TimeFrameMode
 from kvscope_app.views.heatmap.time_scale import FIRST_COLUMN_NS, TimeScale
 from kvscope_telemetry.ledger import Ledger
 from kvscope_telemetry.summaries.address_bins import bin_edges
-from kvscope_telemetry.summaries.figures import fragmentation_of
+from kvscope_telemetry.summaries.run_figures import fragmentation_of
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
 
 

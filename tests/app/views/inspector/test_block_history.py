@@ -186,7 +186,7 @@ def test_block_deselected_immediately_is_not_read(playback_session, qtbot):
     history.set_block(3)
     history.set_block(None)
     assert not history.is_reading
-    qtbot.waitUntil(lambda: driver.is_at_rest(history), timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: driver.has_no_running_timer(history), timeout=WAIT_MS)
     history.close()
 
 
@@ -198,7 +198,7 @@ def test_step_page_lists_the_requests_of_the_step(recording_and_block, playback_
     view.show_subject(STEP)
 
     def names():
-        return driver.facts(view.table)
+        return driver.table_facts(view.table)
 
     qtbot.waitUntil(lambda: "Requests run" not in names(), timeout=WAIT_MS)
     frame = next(frame for frame in file.frames() if frame.seq == playback_session.mirror.seq)
@@ -235,12 +235,12 @@ def test_switching_to_the_step_page_does_not_read_the_history_again(
 
 
 def test_without_recorded_history_it_begins_at_the_selection(engine, session, show_inspector, poll):
-    engine.hold([7], owner=2)
+    engine.write_blocks([7], owner=2)
     poll(session)
     view = show_inspector(session)
     session.selection.select_block(7)
-    engine.hold([7], owner=2, ref_count=2)
-    engine.hold([7], owner=2, ref_count=0, state=2)
+    engine.write_blocks([7], owner=2, ref_count=2)
+    engine.write_blocks([7], owner=2, ref_count=0, state=2)
     poll(session)
     view.refresh()
     assert "not available" in view.block_history.note.text()

@@ -22,8 +22,8 @@ pytestmark = pytest.mark.qt_log_ignore("grabbing the keyboard", extend=True)
 def busy_session(engine, session, poll):
     """Session in which request 12 holds blocks 7 and 8, and block 30 is cached."""
     engine.request(12, blocks=[7, 8])
-    engine.hold([7, 8], owner=12)
-    engine.hold([30], owner=3, state=BlockState.CACHED, ref_count=0)
+    engine.write_blocks([7, 8], owner=12)
+    engine.write_blocks([30], owner=3, state=BlockState.CACHED, ref_count=0)
     poll(session)
     return session
 

@@ -27,9 +27,9 @@ def sample(**fields):
 
 @pytest.fixture
 def mirror(engine, session, poll):
-    engine.hold([0, 1, 2], owner=1, filled=16)
-    engine.hold([3], owner=1, filled=4, ref_count=3)
-    engine.hold([4, 5], owner=1, state=BlockState.CACHED, ref_count=0)
+    engine.write_blocks([0, 1, 2], owner=1, filled=16)
+    engine.write_blocks([3], owner=1, filled=4, ref_count=3)
+    engine.write_blocks([4, 5], owner=1, state=BlockState.CACHED, ref_count=0)
     poll(session)
     return session.mirror
 
@@ -218,7 +218,7 @@ def test_view_shows_each_single_step_without_a_further_one(engine, session, poll
     view = window.views["memory"]
     qtbot.waitUntil(view.isVisible)
     for number in range(1, 6):
-        engine.hold([number])
+        engine.write_blocks([number])
         poll(session)
         held = bytes_by_key(account(session.mirror, session.history.memory, None, None))["kv_active"]
         assert held == number * BLOCK

@@ -17,11 +17,11 @@ BLOCK = 368_640
 
 def fill_tiers(engine):
     """Use three GPU blocks, two swapped and one cached block in host memory, and one swapped block on disk."""
-    engine.hold([0, 1, 2], filled=16)
-    engine.hold([64, 65], owner=2, filled=16)
-    engine.hold([66], owner=2, filled=16, state=BlockState.CACHED, ref_count=0)
+    engine.write_blocks([0, 1, 2], filled=16)
+    engine.write_blocks([64, 65], owner=2, filled=16)
+    engine.write_blocks([66], owner=2, filled=16, state=BlockState.CACHED, ref_count=0)
     counters = Counters(swapped_blocks=3, offloaded_blocks=1, loaded_blocks=1200)
-    engine.hold([84], owner=2, filled=3, ref_count=2, counters=counters)
+    engine.write_blocks([84], owner=2, filled=3, ref_count=2, counters=counters)
     return engine
 
 
@@ -60,8 +60,8 @@ def test_kv_detail_excludes_lower_tiers(tiered_engine, make_session):
 
 
 def test_unmapped_blocks_count_as_no_memory(engine, make_session):
-    engine.hold(range(40), state=BlockState.UNMAPPED, ref_count=0, owner=-1, filled=0)
-    engine.hold([50])
+    engine.write_blocks(range(40), state=BlockState.UNMAPPED, ref_count=0, owner=-1, filled=0)
+    engine.write_blocks([50])
     session = make_session(engine)
     parts = {part.key: part.num_bytes for part in account(session.mirror, None, None).parts}
     assert parts["kv_active"] == BLOCK

@@ -118,7 +118,7 @@ def test_every_key_in_use_has_a_color(mode, theme, ledger):
 
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT])
-def test_states_differ_in_lightness_too(theme):
+def test_state_colors_differ_in_lightness(theme):
     def light(color):
         red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
         return 0.2126 * red + 0.7152 * green + 0.0722 * blue

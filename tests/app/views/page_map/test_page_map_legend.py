@@ -143,7 +143,7 @@ def test_owners_in_the_legend_hold_the_most_blocks(make_engine, make_session, po
     engine = make_engine(num_blocks=400)
     for number in range(1, 41):
         first = (number - 1) * 10
-        engine.hold(range(first, first + (9 if number > 20 else 2)), owner=number)
+        engine.write_blocks(range(first, first + (9 if number > 20 else 2)), owner=number)
     session = make_session(engine)
     poll(session)
     owners, num_more = owners_in(session.mirror)

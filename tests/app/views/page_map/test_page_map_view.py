@@ -53,8 +53,8 @@ def color_at(view, block):
 def test_screen_shows_the_colors_of_the_blocks(engine, session, show_page_map, poll):
     view = show_page_map(session)
     assert color_at(view, 0) == DARK.block_free
-    engine.hold([0, 63])
-    engine.hold([10], state=BlockState.CACHED, ref_count=0)
+    engine.write_blocks([0, 63])
+    engine.write_blocks([10], state=BlockState.CACHED, ref_count=0)
     poll(session)
     view.refresh()
     assert color_at(view, 0) == color_at(view, 63) == DARK.block_active
@@ -63,7 +63,7 @@ def test_screen_shows_the_colors_of_the_blocks(engine, session, show_page_map, p
 
 
 def test_page_map_follows_the_theme(engine, session, show_page_map, poll):
-    engine.hold([5])
+    engine.write_blocks([5])
     poll(session)
     view = show_page_map(session)
     view.apply_theme(LIGHT)
@@ -72,7 +72,7 @@ def test_page_map_follows_the_theme(engine, session, show_page_map, poll):
 
 
 def test_summary_shows_block_counts_and_sizes(engine, session, show_page_map, poll):
-    engine.hold([0, 1, 2])
+    engine.write_blocks([0, 1, 2])
     poll(session)
     view = show_page_map(session)
     text = view.summary.longest
@@ -82,13 +82,13 @@ def test_summary_shows_block_counts_and_sizes(engine, session, show_page_map, po
 
 def test_hovering_over_a_block_shows_its_card_and_requests_its_text(engine, session, show_page_map, poll, qtbot):
     engine.request(2, blocks=[7, 8])
-    engine.hold([7, 8], owner=2, filled=13)
+    engine.write_blocks([7, 8], owner=2, filled=13)
     poll(session)
     view = show_page_map(session)
     qtbot.mouseMove(view.canvas, view.canvas.cell_rect(7).center())
     assert view.card.isVisible()
-    assert "Block 7" in driver.text(view.card)
-    assert "13 of 16 tokens" in driver.text(view.card)
+    assert "Block 7" in driver.visible_text(view.card)
+    assert "13 of 16 tokens" in driver.visible_text(view.card)
     qtbot.waitUntil(lambda: engine.source.sent != [], timeout=120_000)
     (question,) = engine.source.sent
     assert isinstance(question, GetBlockText)
@@ -97,13 +97,13 @@ def test_hovering_over_a_block_shows_its_card_and_requests_its_text(engine, sess
     content = BlockContent(block=7, number=2, start=0, token_ids=(1, 2), text="Once upon\na time", notes=notes)
     engine.source.replies.append(BlockText(contents=(content,), tag=question.tag))
     poll(session)
-    assert "Once upon" in driver.text(view.card)
-    assert "sql" in driver.text(view.card)
+    assert "Once upon" in driver.visible_text(view.card)
+    assert "sql" in driver.visible_text(view.card)
 
 
 def test_block_text_is_requested_once_and_cached(engine, session, show_page_map, poll, qtbot, monkeypatch):
     monkeypatch.setattr(session_texts, "REPLY_TIMEOUT_MS", 60_000)  # long enough for an answer on a slow machine
-    engine.hold([7, 8])
+    engine.write_blocks([7, 8])
     poll(session)
     view = show_page_map(session)
     for block in (7, 8, 7):
@@ -115,13 +115,13 @@ def test_block_text_is_requested_once_and_cached(engine, session, show_page_map,
             engine.source.replies.append(BlockText(contents=contents, tag=question.tag))
             answered.extend([question])
         poll(session)
-        return "kept 7" in driver.lines(view.card)
+        return "kept 7" in driver.visible_texts(view.card)
 
     answered = []
     qtbot.waitUntil(is_available, timeout=30_000)
     qtbot.mouseMove(view.canvas, view.canvas.cell_rect(20).center())
     qtbot.mouseMove(view.canvas, view.canvas.cell_rect(7).center())
-    assert "kept 7" in driver.lines(view.card)
+    assert "kept 7" in driver.visible_texts(view.card)
     assert [block for question in engine.source.sent for block in question.blocks].count(7) == 1
 
 
@@ -134,7 +134,7 @@ def test_text_of_a_free_block_is_not_requested(engine, session, show_page_map, q
 
 
 def test_text_reply_to_another_question_is_ignored(engine, session, show_page_map, poll, qtbot):
-    engine.hold([7])
+    engine.write_blocks([7])
     poll(session)
     view = show_page_map(session)
     qtbot.mouseMove(view.canvas, view.canvas.cell_rect(7).center())
@@ -142,13 +142,13 @@ def test_text_reply_to_another_question_is_ignored(engine, session, show_page_ma
     other = BlockText(contents=(BlockContent(block=9, token_ids=(1,), text="not ours"),), tag=3)
     engine.source.replies.append(other)
     poll(session)
-    assert "not ours" not in driver.text(view.card)
+    assert "not ours" not in driver.visible_text(view.card)
 
 
 def test_click_on_a_block_selects_its_request(engine, session, show_page_map, poll, qtbot):
     engine.request(2, blocks=[7, 8])
-    engine.hold([7, 8], owner=2)
-    engine.hold([9], owner=3)
+    engine.write_blocks([7, 8], owner=2)
+    engine.write_blocks([9], owner=3)
     poll(session)
     view = show_page_map(session)
     qtbot.mouseClick(view.canvas, Qt.MouseButton.LeftButton, pos=view.canvas.cell_rect(7).center())
@@ -165,7 +165,7 @@ def test_reserved_block_id_in_a_table_is_no_block_of_the_request(engine, make_se
     engine.source.updates.clear()
     engine.source.updates.append(Update(snapshot=engine.snapshot()))
     engine.request(2, blocks=[0, 0, 7, 8])
-    engine.hold([7, 8], owner=2)
+    engine.write_blocks([7, 8], owner=2)
     session = make_session(engine)
     poll(session)
     view = show_page_map(session)
@@ -181,7 +181,7 @@ def test_reserved_block_id_in_a_table_is_no_block_of_the_request(engine, make_se
 def test_clicks_on_a_shared_block_cycle_through_its_holders(engine, session, show_page_map, poll, qtbot):
     engine.request(2, blocks=[7])
     engine.request(5, blocks=[7])
-    engine.hold([7], owner=2, ref_count=2)
+    engine.write_blocks([7], owner=2, ref_count=2)
     poll(session)
     view = show_page_map(session)
     chosen = []
@@ -193,8 +193,8 @@ def test_clicks_on_a_shared_block_cycle_through_its_holders(engine, session, sho
 
 def test_selected_finished_request_shows_its_cached_blocks(engine, session, show_page_map, poll):
     engine.request(4, blocks=[], state=3)
-    engine.hold([30, 31], owner=4, state=BlockState.CACHED, ref_count=0)
-    engine.hold([40], owner=5)
+    engine.write_blocks([30, 31], owner=4, state=BlockState.CACHED, ref_count=0)
+    engine.write_blocks([40], owner=5)
     poll(session)
     view = show_page_map(session)
     session.selection.select_request(4)
@@ -204,9 +204,9 @@ def test_selected_finished_request_shows_its_cached_blocks(engine, session, show
 
 def test_ended_request_still_shows_the_cached_blocks_that_it_reused(engine, session, show_page_map, poll):
     engine.ledger.hash[[20, 30]], engine.ledger.parent[30] = (101, 102), 101
-    engine.hold([20], owner=3, state=BlockState.CACHED, ref_count=0)
-    engine.hold([30], owner=4, state=BlockState.CACHED, ref_count=0)
-    engine.hold([40], owner=5, state=BlockState.CACHED, ref_count=0)
+    engine.write_blocks([20], owner=3, state=BlockState.CACHED, ref_count=0)
+    engine.write_blocks([30], owner=4, state=BlockState.CACHED, ref_count=0)
+    engine.write_blocks([40], owner=5, state=BlockState.CACHED, ref_count=0)
     poll(session)
     view = show_page_map(session)
     session.selection.select_request(4)
@@ -215,14 +215,14 @@ def test_ended_request_still_shows_the_cached_blocks_that_it_reused(engine, sess
 
 def test_ended_request_that_wrote_no_full_block_shows_those_it_reused(engine, session, show_page_map, poll):
     engine.ledger.hash[[20, 30]], engine.ledger.parent[30] = (101, 102), 101
-    engine.hold([20, 30], owner=3)
-    engine.hold([31], owner=4, filled=5)
+    engine.write_blocks([20, 30], owner=3)
+    engine.write_blocks([31], owner=4, filled=5)
     engine.request(4, (20, 30, 31))
     poll(session)
     engine.request(4, (), state=3)
-    engine.hold([20, 30], owner=3, state=BlockState.CACHED, ref_count=0)
-    engine.hold([31], owner=-1, filled=0, state=BlockState.FREE, ref_count=0)
-    engine.hold([40], owner=5, state=BlockState.CACHED, ref_count=0)
+    engine.write_blocks([20, 30], owner=3, state=BlockState.CACHED, ref_count=0)
+    engine.write_blocks([31], owner=-1, filled=0, state=BlockState.FREE, ref_count=0)
+    engine.write_blocks([40], owner=5, state=BlockState.CACHED, ref_count=0)
     poll(session)
     view = show_page_map(session)
     session.selection.select_request(4)
@@ -231,14 +231,14 @@ def test_ended_request_that_wrote_no_full_block_shows_those_it_reused(engine, se
 
 def test_selected_request_without_blocks_does_not_dim_the_map(engine, session, show_page_map, poll):
     engine.request(4, (5, 6))
-    engine.hold([5, 6, 9], owner=4)
+    engine.write_blocks([5, 6, 9], owner=4)
     poll(session)
     view = show_page_map(session)
     session.selection.select_request(4)
     view.refresh()
     assert color_at(view, 9) != DARK.block_active
     engine.request(4, (), state=3)
-    engine.hold([5, 6, 9], owner=7)
+    engine.write_blocks([5, 6, 9], owner=7)
     poll(session)
     view.refresh()
     assert color_at(view, 9) == DARK.block_active
@@ -246,12 +246,12 @@ def test_selected_request_without_blocks_does_not_dim_the_map(engine, session, s
 
 def test_new_blocks_of_the_selected_request_stand_out(engine, session, show_page_map, poll):
     engine.request(2, blocks=[7])
-    engine.hold([7], owner=2)
+    engine.write_blocks([7], owner=2)
     poll(session)
     view = show_page_map(session)
     session.selection.select_request(2)
     engine.request(2, blocks=[7, 20])
-    engine.hold([20], owner=2)
+    engine.write_blocks([20], owner=2)
     poll(session)
     view.refresh()
     assert color_at(view, 20) == DARK.block_active
@@ -259,7 +259,7 @@ def test_new_blocks_of_the_selected_request_stand_out(engine, session, show_page
 
 def test_arrow_keys_move_a_cursor_with_accessible_description(engine, session, show_page_map, poll, qtbot):
     engine.request(2, blocks=[1])
-    engine.hold([1], owner=2)
+    engine.write_blocks([1], owner=2)
     poll(session)
     view = show_page_map(session)
     view.canvas.setFocus()
@@ -304,7 +304,7 @@ def test_wheel_zooms_at_the_pointer_and_fit_resets(make_engine, make_session, sh
 
 def test_dragging_pans_without_selecting(make_engine, make_session, show_page_map, qtbot):
     engine = make_engine(num_blocks=5000)
-    engine.hold(range(5000))
+    engine.write_blocks(range(5000))
     session = make_session(engine)
     view = show_page_map(session)
     view.canvas.zoom(3.0)
@@ -329,7 +329,7 @@ def test_attention_mode_shows_sparse_decode_choices_if_attention_is_not_measured
     engine = make_engine(capabilities=Capabilities(sparse_decode=True))
     session = make_session(engine)
     engine.ledger.skipped[3] = attention_units(np.array([1.0], np.float32))[0]
-    engine.hold(range(10))
+    engine.write_blocks(range(10))
     poll(session)
     view = show_page_map(session)
     view.set_mode(ATTENTION)
@@ -345,7 +345,7 @@ def test_attention_mode_shows_sparse_decode_choices_if_attention_is_not_measured
 def test_each_color_mode_is_drawn_and_has_a_legend(mode, make_engine, make_session, show_page_map, poll):
     engine = make_engine(capabilities=Capabilities(attention=True, groups=True, eviction_order=True))
     session = make_session(engine)
-    engine.hold(range(10), filled=5)
+    engine.write_blocks(range(10), filled=5)
     poll(session)
     view = show_page_map(session)
     view.set_mode(mode)
@@ -358,7 +358,7 @@ def test_pool_of_another_engine_run_is_fitted(engine, session, show_page_map, po
     view = show_page_map(session)
     view.canvas.zoom(3.0)
     bigger = make_engine(num_blocks=300, epoch=9)
-    bigger.hold([299])
+    bigger.write_blocks([299])
     engine.source.updates.extend(bigger.source.updates)
     poll(session)
     view.refresh()
@@ -370,7 +370,7 @@ def test_paused_map_is_frozen_and_catches_up_when_live(engine, session, show_pag
     view = show_page_map(session)
     session.timeline.pause()
     view.refresh()
-    engine.hold([12])
+    engine.write_blocks([12])
     poll(session)
     view.refresh()
     assert color_at(view, 12) == DARK.block_free
@@ -380,7 +380,7 @@ def test_paused_map_is_frozen_and_catches_up_when_live(engine, session, show_pag
 
 
 def test_facts_of_an_idle_cached_block(engine, session, poll):
-    engine.hold([3], owner=8, state=BlockState.CACHED, ref_count=0, step=1)
+    engine.write_blocks([3], owner=8, state=BlockState.CACHED, ref_count=0, step=1)
     engine.frame()
     poll(session)
     facts = block_facts(session.mirror, 3, 16)
@@ -399,7 +399,7 @@ def test_facts_show_the_eviction_order_after_free_blocks(make_engine, make_sessi
     engine = make_engine(num_blocks=8, num_host=2)
     session = make_session(engine)
     engine.ledger.eviction_order[[3, 4, 8]] = [80, 75, 2]
-    engine.hold([3, 4, 5, 8], owner=8, state=BlockState.CACHED, ref_count=0, step=1)
+    engine.write_blocks([3, 4, 5, 8], owner=8, state=BlockState.CACHED, ref_count=0, step=1)
     engine.frame()
     poll(session)
     assert eviction_orders(session, 3, 4, 5, 8) == [
@@ -414,8 +414,8 @@ def test_facts_show_the_eviction_order_of_a_common_queue(make_engine, make_sessi
     engine = make_engine(num_blocks=4)
     session = make_session(engine)
     engine.ledger.eviction_order[:] = [10, 0, 30, 20]
-    engine.hold([1], owner=8)
-    engine.hold([2, 3], owner=8, state=BlockState.CACHED, ref_count=0)
+    engine.write_blocks([1], owner=8)
+    engine.write_blocks([2, 3], owner=8, state=BlockState.CACHED, ref_count=0)
     engine.frame(range(4))
     poll(session)
     assert eviction_orders(session, 1, 2, 3) == [
@@ -429,7 +429,7 @@ def test_chosen_kv_group_is_highlighted(engine, session, show_page_map, poll):
     groups = (KVGroup(kind="full"), KVGroup(kind="window", window=64))
     engine.hello = replace(engine.hello, cache=replace(engine.hello.cache, groups=groups))
     engine.ledger.group[[4, 5]] = 1
-    engine.hold([3, 4, 5])
+    engine.write_blocks([3, 4, 5])
     engine.source.updates.clear()
     engine.source.updates.append(Update(snapshot=engine.snapshot()))
     poll(session)
@@ -452,7 +452,7 @@ def test_block_numbers_are_redrawn_only_after_zooming(engine, session, show_page
     monkeypatch.setattr(canvas_module, "draw_gutter", lambda *rest: drawn.append(1))
     QApplication.processEvents()
     drawn.clear()
-    engine.hold([0, 63])
+    engine.write_blocks([0, 63])
     poll(session)
     view.refresh()
     QApplication.processEvents()
@@ -474,13 +474,13 @@ def test_frame_of_a_million_blocks_is_drawn_within_60_ms(make_engine, make_sessi
     rng = np.random.default_rng(1)
     times = []
     for _ in range(40):
-        engine.hold(rng.integers(0, 1_000_000, 2500))
+        engine.write_blocks(rng.integers(0, 1_000_000, 2500))
         poll(session)
         began = time.thread_time_ns()
         view.refresh()
         view.canvas.repaint()
         times.append((time.thread_time_ns() - began) / 1e6)
-    assert np.median(times) < 60.0, f"median {np.median(times):.1f} ms of processor time a frame"
+    assert np.median(times) < 60.0, f"median {np.median(times):.1f} ms of CPU time per frame"
 
 
 def wheel(widget, position, steps):

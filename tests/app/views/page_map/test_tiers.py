@@ -130,11 +130,11 @@ def test_incremental_drawing_of_tiers_equals_a_full_redraw(sizes, zoom):
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT])
 def test_screen_shows_each_tier_in_its_colors(tiered_engine, make_session, show_page_map, theme):
-    tiered_engine.hold([0])
-    tiered_engine.hold([64, 65], owner=3)
-    tiered_engine.hold([66], state=BlockState.CACHED, ref_count=0)
-    tiered_engine.hold([84])
-    tiered_engine.hold([85], state=BlockState.CACHED, ref_count=0)
+    tiered_engine.write_blocks([0])
+    tiered_engine.write_blocks([64, 65], owner=3)
+    tiered_engine.write_blocks([66], state=BlockState.CACHED, ref_count=0)
+    tiered_engine.write_blocks([84])
+    tiered_engine.write_blocks([85], state=BlockState.CACHED, ref_count=0)
     view = show_page_map(make_session(tiered_engine), theme=theme)
     assert color_at(view, 0) == theme.block_active
     assert color_at(view, 64) == color_at(view, 65) == theme.block_host
@@ -169,8 +169,8 @@ def test_unmapped_block_is_drawn_as_an_outline(tiered_engine):
 
 
 def test_headings_show_the_name_and_use_of_tiers(tiered_engine, make_engine, make_session, show_page_map):
-    tiered_engine.hold([64, 65])
-    tiered_engine.hold([66], state=BlockState.CACHED, ref_count=0)
+    tiered_engine.write_blocks([64, 65])
+    tiered_engine.write_blocks([66], state=BlockState.CACHED, ref_count=0)
     view = show_page_map(make_session(tiered_engine))
     titles = [heading.title for heading in view.canvas.headings]
     assert titles == ["Memory", "Host memory", "Disk"]
@@ -202,23 +202,23 @@ def test_map_without_lower_tiers_has_no_headings(session, show_page_map):
 
 def test_card_of_a_host_block_names_the_swapped_request(tiered_engine, make_session, show_page_map, qtbot):
     tiered_engine.request(7, blocks=[84, 70, 71, 76], state=PREEMPTED)
-    tiered_engine.hold([84, 70, 71, 76], owner=7)
+    tiered_engine.write_blocks([84, 70, 71, 76], owner=7)
     session = make_session(tiered_engine)
     view = show_page_map(session)
     facts = block_facts(session.mirror, 76, 16)
     assert facts.sentence.startswith("Host block 12: swapped out, holds block 3 of request #7 (swapped out)")
     qtbot.mouseMove(view.canvas, view.canvas.cell_rect(76).center())
-    assert "Host block 12" in driver.lines(view.card)
-    assert "block 3 of request #7 (swapped out)" in driver.text(view.card)
+    assert "Host block 12" in driver.visible_texts(view.card)
+    assert "block 3 of request #7 (swapped out)" in driver.visible_text(view.card)
     assert block_facts(session.mirror, 84, 16).title == "Disk block 0"
     qtbot.mouseMove(view.canvas, view.canvas.cell_rect(90).center())
-    assert "Empty" in driver.text(view.card)
+    assert "Empty" in driver.visible_text(view.card)
 
 
 def test_click_on_a_host_block_selects_its_swapped_request(tiered_engine, make_session, show_page_map, qtbot):
     tiered_engine.request(7, blocks=[84, 70], state=PREEMPTED)
-    tiered_engine.hold([84, 70], owner=7)
-    tiered_engine.hold([72], owner=8)
+    tiered_engine.write_blocks([84, 70], owner=7)
+    tiered_engine.write_blocks([72], owner=8)
     session = make_session(tiered_engine)
     view = show_page_map(session)
     qtbot.mouseClick(view.canvas, Qt.MouseButton.LeftButton, pos=view.canvas.cell_rect(70).center())
@@ -228,7 +228,7 @@ def test_click_on_a_host_block_selects_its_swapped_request(tiered_engine, make_s
 
 
 def test_facts_of_an_unmapped_block(engine, make_session, show_page_map):
-    engine.hold([3], state=BlockState.UNMAPPED, ref_count=0, owner=-1, filled=0)
+    engine.write_blocks([3], state=BlockState.UNMAPPED, ref_count=0, owner=-1, filled=0)
     session = make_session(engine)
     facts = block_facts(session.mirror, 3, 16)
     assert (facts.state, facts.color, facts.rows, facts.asked) == ("unmapped", "block_unmapped", (), None)
@@ -243,7 +243,7 @@ def test_headings_disappear_with_an_engine_without_tiers(tiered_engine, make_eng
     session = make_session(tiered_engine)
     view = show_page_map(session)
     plain = make_engine(num_blocks=94, epoch=9)  # the same number of rows, in one section
-    plain.hold([93])
+    plain.write_blocks([93])
     tiered_engine.source.updates.extend(plain.source.updates)
     poll(session)
     view.refresh()
@@ -276,8 +276,8 @@ def test_llama_slots_are_sections_with_their_use(make_engine, make_session, show
     model = replace(engine.hello.model, max_model_len=500)
     engine.hello = replace(engine.hello, cache=cache, model=model)
     engine.request(1, blocks=range(32, 34))
-    engine.hold([32], owner=1, filled=16)
-    engine.hold([33], owner=1, filled=5)
+    engine.write_blocks([32], owner=1, filled=16)
+    engine.write_blocks([33], owner=1, filled=5)
     engine.source.updates.clear()
     engine.source.updates.append(Update(snapshot=engine.snapshot()))
     session = make_session(engine)

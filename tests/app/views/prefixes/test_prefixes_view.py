@@ -21,7 +21,7 @@ from kvscope_app.views.prefixes.prefix_columns import COLUMNS
 from kvscope_app.views.prefixes.prefixes_view import NO_CACHE, NO_PARENTS, NOTHING_YET, SEVERAL_GROUPS, PrefixesView
 from kvscope_app.views.prefixes.shown_nodes import PrefixFilter
 from kvscope_app.views.prefixes.step_times import UNKNOWN, StepTimes
-from kvscope_telemetry.block_texts.block_texts import Asked
+from kvscope_telemetry.block_texts.block_texts import BlockTextLookup
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import BlockContent, BlockText, GetBlockText
 from kvscope_telemetry.messages.roles import Role
@@ -62,7 +62,7 @@ def write_chain(engine, text, **more):
     for (row, block_hash), parent in zip(text, parents, strict=False):
         if not engine.ledger.hash[row]:
             engine.ledger.hash[row], engine.ledger.parent[row] = block_hash, parent
-    engine.hold(rows, **more)
+    engine.write_blocks(rows, **more)
 
 
 def fill_tree(engine):
@@ -70,7 +70,7 @@ def fill_tree(engine):
     write_chain(engine, [(4, 104), (9, 109), (17, 117)], owner=1, state=BlockState.CACHED, ref_count=0)
     write_chain(engine, [(4, 104), (9, 109), (18, 118), (19, 119)], owner=2)
     engine.ledger.prefix_hits[[4, 9]] = 3
-    engine.hold([4, 9], owner=1, ref_count=2)
+    engine.write_blocks([4, 9], owner=1, ref_count=2)
     write_chain(engine, [(30, 130)], owner=5, state=BlockState.CACHED, ref_count=0)
     write_chain(engine, [(66, 130)], owner=5, state=BlockState.CACHED, ref_count=0)
     engine.request(2, blocks=(4, 9, 18, 19))
@@ -265,7 +265,7 @@ def test_siblings_with_equal_beginnings_show_where_they_differ(view, engine, ses
 def test_text_of_a_replaced_block_is_not_shown(view, engine, session, poll, qtbot):
     qtbot.waitUntil(lambda: any(isinstance(command, GetBlockText) for command in engine.source.sent))
     engine.ledger.hash[30] = 999
-    engine.hold([30], owner=9)
+    engine.write_blocks([30], owner=9)
     poll(session)
     reply_with_texts(engine, session, poll)
     known, other = column(view, "Prefix")
@@ -274,7 +274,7 @@ def test_text_of_a_replaced_block_is_not_shown(view, engine, session, poll, qtbo
 
 def test_viewer_does_not_request_texts(view, engine, session, poll, qtbot):
     session.status = replace(session.status, role=Role.VIEWER)
-    session.texts.request(view, [Asked(7, 18, 0, 0, 118)])
+    session.texts.request(view, [BlockTextLookup(7, 18, 0, 0, 118)])
     session.texts.poll()
     assert engine.source.sent == []
     view.refresh()
@@ -330,7 +330,7 @@ def test_rows_are_copied_as_tab_separated_text(view, qtbot):
 
 def test_row_with_an_evicted_beginning_is_marked(view, engine, session, poll, qtbot):
     engine.ledger.hash[[4, 9]], engine.ledger.parent[[4, 9]] = 0, 0
-    engine.hold([4, 9], filled=0, ref_count=0, state=BlockState.FREE, owner=-1)
+    engine.write_blocks([4, 9], filled=0, ref_count=0, state=BlockState.FREE, owner=-1)
     poll(session)
     view.refresh()
     qtbot.waitUntil(lambda: "beginning evicted" in column(view, "Prefix"))
@@ -400,7 +400,7 @@ def test_empty_view_explains_why_there_is_no_tree(engine, make_session, qtbot, c
     made.show()
     made.refresh()
     assert made.empty_label.isVisible()
-    assert words in driver.lines(made)
+    assert words in driver.visible_texts(made)
 
 
 def test_large_tree_is_built_in_the_background(engine, session, poll, qtbot, monkeypatch):
@@ -479,7 +479,7 @@ def test_selection_returns_with_its_node(view, engine, session, poll, qtbot):
     view.table.selectRow(2)
     assert session.selection.highlighted_rows.tolist() == [17]
     engine.ledger.hash[17], engine.ledger.parent[17] = 0, 0
-    engine.hold([17], filled=0, ref_count=0, state=BlockState.FREE, owner=-1)
+    engine.write_blocks([17], filled=0, ref_count=0, state=BlockState.FREE, owner=-1)
     poll(session)
     view.refresh()
     qtbot.waitUntil(lambda: session.selection.highlighted_rows.size == 0)

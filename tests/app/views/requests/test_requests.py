@@ -31,8 +31,8 @@ def view(engine, session, poll, qtbot):
     engine.request(2, blocks=(4, 9, 17), state=RUNNING, num_prompt_tokens=40, num_output_tokens=8)
     engine.request(3, blocks=(), state=WAITING, num_output_tokens=0)
     engine.request(4, blocks=(), state=PREEMPTED, num_output_tokens=3)
-    engine.hold([4, 9], owner=2)
-    engine.hold([17], owner=2, filled=5)
+    engine.write_blocks([4, 9], owner=2)
+    engine.write_blocks([17], owner=2, filled=5)
     poll(session)
     made = RequestsView(session)
     qtbot.addWidget(made)
@@ -351,7 +351,7 @@ def test_context_menu_filters_requests_of_one_client(engine, session, poll, view
 
 
 def test_requests_of_an_earlier_engine_run_stay_listed_and_cannot_be_selected(engine, session, poll, view):
-    engine.begin(8)
+    engine.restart(8)
     engine.requests.clear()
     engine.request(1, state=RUNNING)
     poll(session)

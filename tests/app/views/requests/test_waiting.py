@@ -31,8 +31,8 @@ def busy_session(engine, session, poll):
     engine.request(2, blocks=(), state=PREEMPTED, num_prompt_tokens=100, num_output_tokens=30)
     engine.request(3, blocks=(), state=WAITING, num_prompt_tokens=40, num_output_tokens=0)
     engine.request(1, blocks=range(58), state=RUNNING)
-    engine.hold(range(58), owner=1)
-    engine.hold([58, 59], owner=9, state=BlockState.CACHED, ref_count=0)
+    engine.write_blocks(range(58), owner=1)
+    engine.write_blocks([58, 59], owner=9, state=BlockState.CACHED, ref_count=0)
     poll(session)
     return session
 

@@ -13,7 +13,7 @@ from kvscope_app.views.inspector.request_page import request_page
 from kvscope_app.views.requests.request_model import COLUMNS, REASON_COLUMN
 from kvscope_app.views.requests.requests_view import RequestsView
 from kvscope_telemetry.exports.content import Content
-from kvscope_telemetry.exports.goals_kept import goals_kept
+from kvscope_telemetry.exports.goodput import evaluate_goals
 from kvscope_telemetry.exports.span import span_of
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.playback.playback_source import PlaybackSource
@@ -100,7 +100,7 @@ def test_all_requests_are_listed_with_their_state_at_the_cursor(view, go_to, con
 
 def test_filters_agree_with_the_counts_of_info(view, go_to, content):
     histories, goals = content.histories(), {"ttft": 200.0, "tpot": 50.0}
-    kept = goals_kept(histories, content.overview, content.recording, content.span, goals, NUM_REQUESTS)
+    kept = evaluate_goals(histories, content.overview, content.recording, content.span, goals, NUM_REQUESTS)
     go_to(42.4)
     view.filter.setCurrentText("Missed goals")
     view.goals.setText("ttft:200 tpot:50")

@@ -121,7 +121,7 @@ def test_clicked_step_is_shown_in_all_views(show_roofline, recording_with_work, 
 
     def facts():
         inspector.refresh()
-        return driver.facts(inspector.table)
+        return driver.table_facts(inspector.table)
 
     qtbot.waitUntil(lambda: "Intensity" in facts(), timeout=WAIT_MS)
     assert facts()["Execution"] == "eager"
@@ -159,7 +159,7 @@ def test_recording_without_work_shows_an_explanation(show_roofline, recording_wi
     view = show_roofline(recording_without_work)
     assert len(view.points) == 0
     assert view.empty_label.isVisible()
-    assert NOT_RECORDED in driver.lines(view)
+    assert NOT_RECORDED in driver.visible_texts(view)
     assert view.words.text() == ""
 
 
@@ -172,7 +172,7 @@ def test_roofline_range_is_saved_and_restored(show_roofline, recording_with_work
     qtbot.addWidget(other)
     other.restore_settings(settings)
     name = list(RANGES_S)[1]
-    assert driver.button(other.ranges, name).isChecked()
+    assert driver.find_button(other.ranges, name).isChecked()
     settings.clear()
     other.save_settings(settings)
     assert settings.value(ROOFLINE_RANGE) == name

@@ -125,7 +125,7 @@ def test_shorter_range_follows_the_present(session, view, qtbot):
     assert view.charts.is_following
 
 
-def test_dragging_looks_back_in_all_panels_and_live_returns(session, view, qtbot):
+def test_dragging_pans_all_panels_and_live_follows_again(session, view, qtbot):
     end_ns = feed_history(session, decode_tokens=1)
     dragged = view.charts.panels["decode"].plot.view_box
     dragged.setXRange(end_ns / 1e9 - 2, end_ns / 1e9 - 1, padding=0)
@@ -287,7 +287,7 @@ def test_paused_charts_end_at_the_pause(session, view):
 
 
 class PaintCounter(QObject):
-    """Counts how often a widget is painted."""
+    """Event filter that counts how often a widget is painted."""
 
     count = 0
 

@@ -22,8 +22,8 @@ from kvscope_app.views.timeline.lane_layout import GUTTER
 from kvscope_app.views.timeline.measured_range import WholeSeconds, measured, most_delayed
 from kvscope_app.views.timeline.request_lanes import RequestLanes
 from kvscope_app.views.timeline.timeline_view import TimelineView
-from kvscope_telemetry.summaries.figures import BY_KEY, largest_of, rows_in
 from kvscope_telemetry.summaries.latency_buckets import pack
+from kvscope_telemetry.summaries.run_figures import BY_KEY, largest_of, rows_in
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, Latency
 

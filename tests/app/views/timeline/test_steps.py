@@ -156,7 +156,7 @@ def test_click_on_a_step_selects_its_batch_in_all_views(view, session, recording
 
     def shown_rows():
         inspector.refresh()
-        return driver.facts(inspector.table).keys()
+        return driver.table_facts(inspector.table).keys()
 
     qtbot.waitUntil(lambda: {f"Request #{number}" for number in numbers} <= shown_rows(), timeout=WAIT_MS)
     session.selection.select_request(numbers[0])

@@ -413,7 +413,7 @@ def test_long_overview_is_read_in_parts_and_painted_meanwhile(view, timed_sessio
     events = [timed(91 + at / 1_000, kind, 100 + at) for at in range(2_000) for kind in ("admitted", "finished")]
     timed_session.overview.extend((), events)
     view.refresh()
-    while not driver.is_at_rest(view):
+    while not driver.has_no_running_timer(view):
         view.canvas.grab()
         view.canvas.hit_test(point_at(view, 92, row=2))
         QApplication.processEvents()
@@ -454,7 +454,7 @@ def test_painting_cost_does_not_grow_with_the_number_of_events(view, timed_sessi
     events += [timed(50 + at / 100, kind, 100 + at) for at in range(2_000) for kind in ("admitted", "finished")]
     timed_session.overview.extend((), events)
     view.refresh()
-    qtbot.waitUntil(lambda: driver.is_at_rest(view), timeout=120_000)
+    qtbot.waitUntil(lambda: driver.has_no_running_timer(view), timeout=120_000)
     assert num_calls() < few + 1_500
 
 

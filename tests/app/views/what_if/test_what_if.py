@@ -204,7 +204,7 @@ def test_restarted_engine_is_set_up_again(make_view, busy_mirror, engine, sessio
     view = make_view()
     wait_for_answer(view, qtbot)
     engine.requests.clear()
-    engine.begin(epoch=8)
+    engine.restart(epoch=8)
     engine.request(1, blocks=[0, 1])
     poll(session)
     wait_for_answer(view, qtbot)

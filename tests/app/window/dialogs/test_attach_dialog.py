@@ -28,9 +28,9 @@ def open_dialog(qtbot, opened_addresses):
     qtbot.addWidget(parent)
 
     def make():
-        sheet = AttachDialog(parent, lambda address: opened_addresses.append((address.text, address.key)))
-        sheet.show()
-        return sheet
+        dialog = AttachDialog(parent, lambda address: opened_addresses.append((address.text, address.key)))
+        dialog.show()
+        return dialog
 
     return make
 
@@ -42,51 +42,51 @@ def key_file(tmp_path):
 
 
 def test_chosen_key_file_is_remembered_with_the_address(open_dialog, opened_addresses, key_file, monkeypatch):
-    sheet = open_dialog()
+    dialog = open_dialog()
     monkeypatch.setattr(QFileDialog, "getOpenFileName", lambda *_: (str(key_file), ""))
-    sheet.fields.pick_key.click()
-    sheet.fields.where.setText("tcp://192.0.2.1:7710")
-    driver.press(sheet, "Attach")
+    dialog.fields.pick_key.click()
+    dialog.fields.where.setText("tcp://192.0.2.1:7710")
+    driver.click_button(dialog, "Attach")
     assert opened_addresses == [("tcp://192.0.2.1:7710", key_file)]
     assert read_connections() == [Connection("tcp://192.0.2.1:7710", str(key_file))]
     again = open_dialog()
-    driver.choose(again.fields.saved_engines, 1)
+    driver.choose_row(again.fields.saved_engines, 1)
     assert (again.fields.where.text(), again.fields.key.text()) == ("tcp://192.0.2.1:7710", str(key_file))
-    driver.press(again, "Attach")
+    driver.click_button(again, "Attach")
     assert len(opened_addresses) == 2
 
 
 def test_labels_of_connections_are_shown_and_saved(open_dialog, key_file):
     remember(Connection("tcp://192.0.2.1:7710", str(key_file), "GPU box"))
-    sheet = open_dialog()
-    assert sheet.fields.saved_engines.itemText(1).startswith("GPU box")
-    driver.choose(sheet.fields.saved_engines, 1)
-    driver.press(sheet, "Attach")
+    dialog = open_dialog()
+    assert dialog.fields.saved_engines.itemText(1).startswith("GPU box")
+    driver.choose_row(dialog.fields.saved_engines, 1)
+    driver.click_button(dialog, "Attach")
     assert read_connections()[0].label == "GPU box"
 
 
 def test_remembered_engine_can_be_named_and_forgotten(open_dialog, opened_addresses):
     for number in (1, 2):
         remember(Connection(f"tcp://127.0.0.1:{number}", label=""))
-    sheet = open_dialog()
-    assert not sheet.fields.forget_button.isEnabled()
-    driver.choose(sheet.fields.saved_engines, 2)
-    sheet.fields.name.setText("old box")
-    sheet.fields.name.editingFinished.emit()
-    assert sheet.fields.saved_engines.currentText().startswith("old box")
+    dialog = open_dialog()
+    assert not dialog.fields.forget_button.isEnabled()
+    driver.choose_row(dialog.fields.saved_engines, 2)
+    dialog.fields.name.setText("old box")
+    dialog.fields.name.editingFinished.emit()
+    assert dialog.fields.saved_engines.currentText().startswith("old box")
     assert [known.label for known in read_connections()] == ["", "old box"]
-    sheet.fields.forget_button.click()
+    dialog.fields.forget_button.click()
     assert [known.endpoint for known in read_connections()] == ["tcp://127.0.0.1:2"]
-    assert (sheet.fields.where.text(), sheet.fields.name.text(), sheet.fields.saved_engines.count()) == ("", "", 2)
-    assert not sheet.fields.forget_button.isEnabled()
+    assert (dialog.fields.where.text(), dialog.fields.name.text(), dialog.fields.saved_engines.count()) == ("", "", 2)
+    assert not dialog.fields.forget_button.isEnabled()
     assert opened_addresses == []
 
 
 def test_name_of_a_new_engine_is_saved(open_dialog):
-    sheet = open_dialog()
-    sheet.fields.where.setText("ipc:///tmp/a")
-    sheet.fields.name.setText(" mine ")
-    driver.press(sheet, "Attach")
+    dialog = open_dialog()
+    dialog.fields.where.setText("ipc:///tmp/a")
+    dialog.fields.name.setText(" mine ")
+    driver.click_button(dialog, "Attach")
     assert read_connections() == [Connection("ipc:///tmp/a", "", "mine")]
 
 
@@ -100,23 +100,23 @@ def test_name_of_a_new_engine_is_saved(open_dialog):
     ],
 )
 def test_invalid_address_or_key_is_reported_and_opens_nothing(open_dialog, opened_addresses, endpoint, text, words):
-    sheet = open_dialog()
-    sheet.fields.where.setText(endpoint)
-    sheet.fields.key.setText(text)
-    driver.press(sheet, "Attach")
-    assert words in driver.text(sheet)
-    assert sheet.isVisible()
-    assert sheet.height() >= sheet.layout().totalHeightForWidth(sheet.width())
+    dialog = open_dialog()
+    dialog.fields.where.setText(endpoint)
+    dialog.fields.key.setText(text)
+    driver.click_button(dialog, "Attach")
+    assert words in driver.visible_text(dialog)
+    assert dialog.isVisible()
+    assert dialog.height() >= dialog.layout().totalHeightForWidth(dialog.width())
     assert opened_addresses == []
 
 
 def test_damaged_connections_file_is_reported_and_not_overwritten(open_dialog, opened_addresses):
     connections_path().parent.mkdir(parents=True)
     connections_path().write_text("[[nonsense")
-    sheet = open_dialog()
-    assert "connections.toml is not accepted" in driver.text(sheet)
-    sheet.fields.where.setText("ipc:///tmp/a")
-    driver.press(sheet, "Attach")
+    dialog = open_dialog()
+    assert "connections.toml is not accepted" in driver.visible_text(dialog)
+    dialog.fields.where.setText("ipc:///tmp/a")
+    driver.click_button(dialog, "Attach")
     assert connections_path().read_text() == "[[nonsense"
 
 
@@ -131,9 +131,9 @@ def dialog_and_addresses(qtbot):
     """Open attach dialog, and the list of addresses that it passed on."""
     parent, found = QWidget(), []
     qtbot.addWidget(parent)
-    sheet = AttachDialog(parent, found.append)
-    sheet.show()
-    yield sheet, found
+    dialog = AttachDialog(parent, found.append)
+    dialog.show()
+    yield dialog, found
     parent.close()
 
 
@@ -149,13 +149,13 @@ def test_visible_fields_follow_the_kind_of_engine(dialog_and_addresses):
 
 
 def test_api_key_is_not_saved_by_default(dialog_and_addresses, without_address_checks):
-    sheet, found = dialog_and_addresses
-    sheet.fields.kinds.chosen.emit(1)
-    sheet.fields.where.setText("gpu-box:8000")
-    sheet.fields.api_key.setText("sk-secret")
-    sheet.fields.kv_events.setText("tcp://gpu-box:5557")
-    sheet.fields.tls.setChecked(True)
-    driver.press(sheet, "Attach")
+    dialog, found = dialog_and_addresses
+    dialog.fields.kinds.chosen.emit(1)
+    dialog.fields.where.setText("gpu-box:8000")
+    dialog.fields.api_key.setText("sk-secret")
+    dialog.fields.kv_events.setText("tcp://gpu-box:5557")
+    dialog.fields.tls.setChecked(True)
+    driver.click_button(dialog, "Attach")
     expected = Address("vllm://gpu-box:8000", kv_events="tcp://gpu-box:5557", api_key="sk-secret", tls=True)
     assert found == [expected]
     kept = Connection("vllm://gpu-box:8000", kv_events="tcp://gpu-box:5557", tls=True)
@@ -167,17 +167,17 @@ def test_api_key_is_not_saved_by_default(dialog_and_addresses, without_address_c
 def test_saved_api_key_is_private_restored_and_forgotten_with_its_engine(
     dialog_and_addresses, without_address_checks, qtbot
 ):
-    sheet, _ = dialog_and_addresses
-    sheet.fields.kinds.chosen.emit(2)
-    sheet.fields.where.setText("box:30000")
-    sheet.fields.api_key.setText("sk-secret")
-    sheet.fields.keeps_key.setChecked(True)
-    driver.press(sheet, "Attach")
+    dialog, _ = dialog_and_addresses
+    dialog.fields.kinds.chosen.emit(2)
+    dialog.fields.where.setText("box:30000")
+    dialog.fields.api_key.setText("sk-secret")
+    dialog.fields.keeps_key.setChecked(True)
+    driver.click_button(dialog, "Attach")
     assert api_keys_path().stat().st_mode & 0o777 == 0o600
     parent = QWidget()
     qtbot.addWidget(parent)
     again = AttachDialog(parent, lambda address: None)
-    driver.choose(again.fields.saved_engines, 1)
+    driver.choose_row(again.fields.saved_engines, 1)
     assert again.fields.kind == "sglang"
     assert (again.fields.where.text(), again.fields.api_key.text()) == ("box:30000", "sk-secret")
     assert again.fields.keeps_key.isChecked()
@@ -186,10 +186,10 @@ def test_saved_api_key_is_private_restored_and_forgotten_with_its_engine(
 
 
 def test_address_with_a_scheme_selects_the_kind_of_engine(dialog_and_addresses):
-    sheet, _ = dialog_and_addresses
-    sheet.fields.where.setText("sglang://box:30000")
-    sheet.fields.where.textEdited.emit("sglang://box:30000")
-    assert sheet.fields.kind == "sglang"
+    dialog, _ = dialog_and_addresses
+    dialog.fields.where.setText("sglang://box:30000")
+    dialog.fields.where.textEdited.emit("sglang://box:30000")
+    assert dialog.fields.kind == "sglang"
 
 
 @pytest.mark.parametrize(

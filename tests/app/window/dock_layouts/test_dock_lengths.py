@@ -13,7 +13,7 @@ SIDES = ("console", "throughput")
 
 @pytest.fixture
 def open_window(engine, session, make_window, poll):
-    engine.hold([1, 2])
+    engine.write_blocks([1, 2])
     poll(session)
     return lambda size=LARGE: make_window(session, with_views=True, size=size)
 

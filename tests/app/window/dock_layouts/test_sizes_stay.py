@@ -9,7 +9,7 @@ from tests.app import window_driver as driver
 
 @pytest.fixture
 def window(engine, session, make_window, poll, qtbot, themes):
-    engine.hold([1, 2])
+    engine.write_blocks([1, 2])
     poll(session)
     yield make_window(session, with_views=True, size=(1280, 800))
     themes.settings.change(zoom_percent=100)

@@ -52,12 +52,12 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(kvscope_kernels, "ops_for", lambda _: ops)
     monkeypatch.setattr(calls, "pools_of", small)
     monkeypatch.setattr(samplers, "sampler_on", sampler)
-    begin_anew()
+    start_segment()
     yield
-    begin_anew()
+    start_segment()
 
 
-def begin_anew() -> None:
+def start_segment() -> None:
     """As another start: what this process knew is forgotten."""
     tile_table._of.cache_clear()
     tile_table._gpu_name.cache_clear()
@@ -76,7 +76,7 @@ def test_what_was_found_is_what_the_next_start_takes(capsys: pytest.CaptureFixtu
     heard: list[str] = []
     seconds = count()
     assert tune("cuda", options(), heard.append, lambda: float(next(seconds))) == 0
-    begin_anew()
+    start_segment()
     assert taken("cuda:0").tile_n == 128
     assert taken("cuda:0").num_warps != 8, "what does not run is not taken"
     assert table_words(GPU) == f"tiles of 8 shapes as tuned on this GPU, from {own_table()}"
@@ -87,7 +87,7 @@ def test_what_was_found_is_what_the_next_start_takes(capsys: pytest.CaptureFixtu
     assert "8 of 8 shapes gained more than 3 %" in said
     assert f"in {own_table()}, which engines read at their start. To undo it, delete that file." in said
     own_table().unlink()
-    begin_anew()
+    start_segment()
     assert taken("cuda:0") == GIVEN
     assert table_words(GPU) == ""
 
@@ -108,7 +108,7 @@ def test_what_was_found_before_it_was_stopped_stays() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         tune("cuda", options(), stop)
-    begin_anew()
+    start_segment()
     assert table_words(GPU).startswith("tiles of 2 shapes")
 
 

@@ -11,7 +11,7 @@ from kvscope_engine.cli.arguments.engine_options import add_engine_options, engi
 from kvscope_engine.command_parser import CommandParser, parse_size
 from kvscope_telemetry.engine_config import EngineConfig, LoraModule, SpeculativeConfig
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.kv_events.config import KvEventsConfig
+from kvscope_telemetry.kv_events.kv_events_config import KvEventsConfig
 
 
 def config(*words: str) -> EngineConfig:

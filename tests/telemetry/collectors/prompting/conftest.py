@@ -159,7 +159,7 @@ def replies_until(prompter: Any, holds: Callable[[list[Reply]], Any]) -> list[Re
     got: list[Reply] = []
 
     def look() -> Any:
-        got.extend(prompter.take_replies())
+        got.extend(prompter.poll_replies())
         return holds(got)
 
     wait_for(look)

@@ -19,7 +19,7 @@ from tests.telemetry.collectors.prompting.conftest import (
 
 from kvscope_inside import CacheState, Publisher
 from kvscope_telemetry.addresses import open_source
-from kvscope_telemetry.collectors.own_api import seen_from_here
+from kvscope_telemetry.collectors.own_api import reachable_address
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import (
     Abort,
@@ -52,7 +52,7 @@ def stream_hello(call: Call) -> None:
     ],
 )
 def test_api_address_as_seen_from_this_machine(told: str, endpoint: str, is_same_machine: bool, host: str) -> None:
-    address = seen_from_here(told, endpoint, is_same_machine=is_same_machine)
+    address = reachable_address(told, endpoint, is_same_machine=is_same_machine)
     assert (address.host, address.tls, address.rank) == (host, "tls" in told, 2 if "rank" in told else 0)
 
 
@@ -66,13 +66,13 @@ def test_api_address_as_seen_from_this_machine(told: str, endpoint: str, is_same
 )
 def test_unreachable_api_is_explained_in_one_line(told: str, endpoint: str, words: str) -> None:
     with pytest.raises(BadInput) as raised:
-        seen_from_here(told, endpoint, is_same_machine=False)
+        reachable_address(told, endpoint, is_same_machine=False)
     assert words in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
 def test_api_address_from_an_engine_reads_no_local_file() -> None:
-    address = seen_from_here("vllm://127.0.0.1:1/?ca=/etc/passwd&tokenizer=/etc", "ipc:///a", is_same_machine=True)
+    address = reachable_address("vllm://127.0.0.1:1/?ca=/etc/passwd&tokenizer=/etc", "ipc:///a", is_same_machine=True)
     assert (address.ca, address.tokenizer, address.tls) == ("", "", True)
 
 
@@ -133,4 +133,4 @@ def test_unreachable_api_refuses_the_prompt_in_one_line(watched: Any, fake: Fake
     (refused,) = replies_until_end(watched)
     assert isinstance(refused, Refused)
     assert fake.url in refused.reason
-    wait_for(lambda: not watched.take_replies())
+    wait_for(lambda: not watched.poll_replies())

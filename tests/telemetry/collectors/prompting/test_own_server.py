@@ -9,7 +9,7 @@ from tests.engine.http.served import Served
 from tests.telemetry.collectors.prompting.conftest import replies_until, replies_until_end, wait_for
 
 from kvscope_telemetry.addresses import open_source
-from kvscope_telemetry.collectors.source import ExternalSource
+from kvscope_telemetry.collectors.external_source import ExternalSource
 from kvscope_telemetry.messages.commands import Abort, Accepted, Done, Finished, Refused, Submit, Tokens
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 

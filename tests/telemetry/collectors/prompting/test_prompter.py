@@ -259,13 +259,13 @@ def test_abort_closes_the_connection(fake: FakeOpenAI, prompt: Prompt) -> None:
     prompter.send(HELLO)
     replies_until(prompter, text_of)
     prompter.send(Abort(request_id="a"))
-    done, end = prompter.take_replies()
+    done, end = prompter.poll_replies()
     assert done == Done(request_id="a")
     assert isinstance(end, Finished)
     assert (end.finish_reason, end.usage.completion_tokens) == ("abort", 1)
     assert gone.wait(60)
     prompter.send(Abort(request_id="unknown"))
-    assert prompter.take_replies() == [Done(request_id="unknown")]
+    assert prompter.poll_replies() == [Done(request_id="unknown")]
 
 
 def test_abort_before_an_answer_and_close_end_all_requests(fake: FakeOpenAI, prompt: Prompt) -> None:
@@ -281,11 +281,11 @@ def test_abort_before_an_answer_and_close_end_all_requests(fake: FakeOpenAI, pro
         prompter.send(Submit(request_id=name, prompt="hello"))
     wait_for(lambda: len(fake.calls) == 3)
     prompter.send(Abort(request_id="b"))
-    assert [type(reply) for reply in prompter.take_replies()] == [Done, Finished]
+    assert [type(reply) for reply in prompter.poll_replies()] == [Done, Finished]
     wait_for(lambda: len(num_gone) == 1)
     prompter.close()
     wait_for(lambda: len(num_gone) == 3)
-    assert prompter.take_replies() == []
+    assert prompter.poll_replies() == []
     with pytest.raises(EngineDead, match="is closed"):
         prompter.send(HELLO)
 
@@ -311,7 +311,7 @@ def test_unsupported_and_excess_requests_are_refused_locally(
     prompter.send(HELLO)
     monkeypatch.setattr("kvscope_telemetry.collectors.prompting.prompter.MAX_ON_THEIR_WAY", 1)
     prompter.send(Submit(request_id="b", prompt="x"))
-    option, status, twice, many = prompter.take_replies()
+    option, status, twice, many = prompter.poll_replies()
     assert "logprobs=1 is not accepted for vLLM" in option.reason  # type: ignore[union-attr]
     assert status == Failed(reason="vLLM can be watched but not controlled", tag=5)
     assert "request_id='a' is not accepted" in twice.reason  # type: ignore[union-attr]

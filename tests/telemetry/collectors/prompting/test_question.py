@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvscope_telemetry.collectors.engine import ExternalEngine
-from kvscope_telemetry.collectors.prompting.question import CHAT, COMPLETIONS, question_of
+from kvscope_telemetry.collectors.external_engine import ExternalEngine
+from kvscope_telemetry.collectors.prompting.completion_query import CHAT, COMPLETIONS, make_completion_query
 from kvscope_telemetry.collectors.sglang import SGLANG
 from kvscope_telemetry.collectors.vllm import VLLM
 from kvscope_telemetry.errors import BadInput
@@ -18,12 +18,12 @@ from kvscope_telemetry.messages.structured import Structured
 
 def fields(engine: ExternalEngine = VLLM, *, raw: bool = True, **sampling: Any) -> dict[str, Any]:
     submit = Submit(request_id="a", prompt="hello", raw=raw, sampling=SamplingParams(**sampling))
-    return question_of(submit, engine).fields
+    return make_completion_query(submit, engine).fields
 
 
 def test_path_and_body_for_each_kind_of_prompt() -> None:
     def asked(**form: Any) -> tuple[str, Any]:
-        question = question_of(Submit(request_id="a", **form), VLLM)
+        question = make_completion_query(Submit(request_id="a", **form), VLLM)
         return question.path, question.fields.get("messages") or question.fields["prompt"]
 
     assert asked(prompt="hello") == (CHAT, [{"role": "user", "content": "hello"}])
@@ -42,12 +42,12 @@ def test_path_and_body_for_each_kind_of_prompt() -> None:
         ],
     )
     with pytest.raises(BadInput, match="exactly one"):
-        question_of(Submit(request_id="a"), VLLM)
+        make_completion_query(Submit(request_id="a"), VLLM)
 
 
 def test_adapter_is_a_model_in_vllm_and_a_field_in_sglang() -> None:
     submit = Submit(request_id="a", prompt="hello", adapter="sql")
-    asked = [question_of(submit, engine).fields for engine in (VLLM, SGLANG)]
+    asked = [make_completion_query(submit, engine).fields for engine in (VLLM, SGLANG)]
     assert [(fields.get("model"), fields.get("lora_path")) for fields in asked] == [("sql", None), (None, "sql")]
     assert not {"model", "lora_path"} & fields().keys()
 
@@ -69,7 +69,7 @@ def test_sampling_options_are_sent_by_name() -> None:
     assert {name: body[name] for name in options} == options
     assert (body["stop"], body["stop_token_ids"], body["logit_bias"]) == (["x"], [7], {"8": -1.5})
     submit = Submit(request_id="a", prompt="x", priority=-2, cache_salt="s")
-    body = question_of(submit, SGLANG).fields
+    body = make_completion_query(submit, SGLANG).fields
     assert (body["priority"], body["cache_salt"]) == (-2, "s")
     assert "max_tokens" not in fields(raw=False, max_tokens=None)
 
@@ -99,4 +99,4 @@ def test_unsupported_options_are_refused_by_name() -> None:
     with pytest.raises(BadInput, match="max_tokens=None is not accepted"):
         fields(max_tokens=None)
     with pytest.raises(BadInput, match="tools are not accepted for vLLM"):
-        question_of(Submit(request_id="a", prompt="x", tools="[]"), VLLM)
+        make_completion_query(Submit(request_id="a", prompt="x", tools="[]"), VLLM)

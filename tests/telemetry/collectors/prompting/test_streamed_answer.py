@@ -41,14 +41,14 @@ def data(**body: object) -> bytes:
 
 def test_answer_has_text_token_ids_and_usage() -> None:
     telling = StreamedAnswer("a", 1)
-    assert telling.take(data(choices=[{"index": 0, "delta": {"role": "assistant", "content": ""}}])) == []
-    (tokens,) = telling.take(data(**chat_chunk("Hi", token_ids=[5, 6])))
+    assert telling.feed(data(choices=[{"index": 0, "delta": {"role": "assistant", "content": ""}}])) == []
+    (tokens,) = telling.feed(data(**chat_chunk("Hi", token_ids=[5, 6])))
     assert (tokens.text, tokens.token_ids, tokens.request_id) == ("Hi", (5, 6), "a")
-    (tokens,) = telling.take(data(choices=[{"index": 0, "text": "!", "finish_reason": "length"}]))
+    (tokens,) = telling.feed(data(choices=[{"index": 0, "text": "!", "finish_reason": "length"}]))
     assert (tokens.text, telling.is_whole) == ("!", True)
     details = {"cached_tokens": 16}
     usage = {"prompt_tokens": 20, "completion_tokens": 4, "total_tokens": 24, "prompt_tokens_details": details}
-    assert telling.take(data(choices=[], usage=usage)) == []
+    assert telling.feed(data(choices=[], usage=usage)) == []
     (end,) = telling.ends()
     assert (end.finish_reason, end.usage) == ("length", Usage(prompt_tokens=20, cached_tokens=16, completion_tokens=4))
     assert end.timing.ttft_s is not None
@@ -58,8 +58,8 @@ def test_answer_has_text_token_ids_and_usage() -> None:
 def test_tokens_of_several_completions_are_counted_separately() -> None:
     telling = StreamedAnswer("a", 2)
     for index, text in ((0, "a"), (1, "b"), (1, "c")):
-        telling.take(data(**chat_chunk(text, index)))
-    telling.take(data(choices=[{"index": 1, "finish_reason": "stop"}], usage={"completion_tokens": 9}))
+        telling.feed(data(**chat_chunk(text, index)))
+    telling.feed(data(choices=[{"index": 1, "finish_reason": "stop"}], usage={"completion_tokens": 9}))
     assert not telling.is_whole
     ends = telling.ends("abort")
     assert [(end.index, end.finish_reason, end.usage.completion_tokens) for end in ends] == [
@@ -72,7 +72,7 @@ def test_tokens_of_several_completions_are_counted_separately() -> None:
 def test_reasoning_is_wrapped_in_think_tags(name: str) -> None:
     telling = StreamedAnswer("a", 1)
     pieces = [{name: "hm"}, {name: ", so"}, {"content": "Yes"}, {"content": "."}]
-    texts = [t.text for piece in pieces for t in telling.take(data(choices=[{"index": 0, "delta": piece}]))]
+    texts = [t.text for piece in pieces for t in telling.feed(data(choices=[{"index": 0, "delta": piece}]))]
     assert "".join(texts) == "<think>\nhm, so\n</think>\n\nYes."
 
 
@@ -95,13 +95,13 @@ def test_reasoning_is_wrapped_in_think_tags(name: str) -> None:
 )
 def test_malformed_answer_is_refused(event: bytes) -> None:
     with pytest.raises(ProtocolError, match="its answer"):
-        StreamedAnswer("a", 1).take(event)
+        StreamedAnswer("a", 1).feed(event)
 
 
 def test_error_inside_a_stream_is_raised() -> None:
     for body in ({"error": {"message": "out of\nmemory"}}, {"object": "error", "message": "out of memory"}):
         with pytest.raises(AnswerError, match=r"^out of memory$"):
-            StreamedAnswer("a", 1).take(data(**body))
+            StreamedAnswer("a", 1).feed(data(**body))
 
 
 @pytest.mark.parametrize(

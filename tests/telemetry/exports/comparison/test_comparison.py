@@ -17,12 +17,12 @@ from kvscope_telemetry.exports.comparison.alignment import PEAK, AlignedMoment, 
 from kvscope_telemetry.exports.comparison.comparison import FIGURES, Comparison, ComparisonRow, Run, compare, windows
 from kvscope_telemetry.exports.comparison.comparison_table import comparison_table, write_comparison_csv
 from kvscope_telemetry.exports.comparison.spread import NUM_WINDOWS, Method, Verdict
-from kvscope_telemetry.exports.digest import digest
+from kvscope_telemetry.exports.run_summary import summarize_run
 from kvscope_telemetry.exports.span import Span, span_of
 from kvscope_telemetry.messages.telemetry import Event
 from kvscope_telemetry.recordings.overview import read_overview
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.summaries.figures import rows_in
+from kvscope_telemetry.summaries.run_figures import rows_in
 from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
 
 __all__ = ["record"]
@@ -39,7 +39,7 @@ def run_of(recording: Recording) -> Run:
 def test_comparison_uses_the_values_of_the_run_summary(record: Callable) -> None:  # type: ignore[type-arg]
     recording = Recording.open(record(1500).path)
     run = run_of(recording)
-    rows, found = rows_of(compare(run, run)), digest(recording, run.overview, run.span)
+    rows, found = rows_of(compare(run, run)), summarize_run(recording, run.overview, run.span)
     assert rows["length_s"].a == found.length_s
     assert rows["finished"].a == found.totals["finished"] > 0
     assert rows["preemptions"].b == found.totals["preemptions"]

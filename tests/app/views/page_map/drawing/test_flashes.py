@@ -151,8 +151,8 @@ def view(engine, session, qtbot, themes):
 
 def test_moves_of_a_frame_flash_and_are_in_the_legend(engine, session, poll, view):
     assert "evicted" not in view.legend.accessibleName()
-    engine.hold([9], evicted=ids_of(9))
-    engine.hold([10])
+    engine.write_blocks([9], evicted=ids_of(9))
+    engine.write_blocks([10])
     poll(session)
     view.refresh()
     assert (cell_pixels(view.scene, 9) != cell_pixels(view.scene, 10)).any()
@@ -165,15 +165,15 @@ def test_moves_of_a_frame_flash_and_are_in_the_legend(engine, session, poll, vie
 
 
 def test_moves_of_an_earlier_engine_run_are_forgotten(engine, session, poll, view):
-    engine.hold([9], copied=ids_of(9))
+    engine.write_blocks([9], copied=ids_of(9))
     poll(session)
     view.refresh()
-    engine.hold([10], copied=ids_of(10))
-    engine.begin(8)
+    engine.write_blocks([10], copied=ids_of(10))
+    engine.restart(8)
     poll(session)
     view.refresh()
     assert not view.scene.is_fading
-    engine.hold([11])
+    engine.write_blocks([11])
     poll(session)
     view.refresh()
     np.testing.assert_array_equal(cell_pixels(view.scene, 10), cell_pixels(view.scene, 9))
@@ -183,7 +183,7 @@ def test_moves_of_an_earlier_engine_run_are_forgotten(engine, session, poll, vie
 
 def test_nothing_flashes_while_paused(engine, session, poll, view):
     session.timeline.pause()
-    engine.hold([9], saved=ids_of(9))
+    engine.write_blocks([9], saved=ids_of(9))
     poll(session)
     view.refresh()
     assert not view.scene.is_fading

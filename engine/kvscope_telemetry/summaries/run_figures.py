@@ -203,7 +203,7 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class FigureUses:
     """Where a figure is shown, apart from `kvscope info --json`, which shows all, and comparisons."""
 
     card: Card | None = None
@@ -213,7 +213,7 @@ class Places:
     """Whether the timeline shows the figure for a selected range."""
 
 
-NOWHERE: Final = Places()
+NOWHERE: Final = FigureUses()
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +236,7 @@ class Figure:
     """Overview column, if the figure is that column's sum."""
     share: Share | None = None
     """Formula, if the figure is a ratio."""
-    places: Places = NOWHERE
+    places: FigureUses = NOWHERE
 
     def of(self, overview: SessionOverview, span: Range) -> float | None:
         """Compute the figure for `span`; None if it is unknown."""
@@ -304,7 +304,7 @@ def _silences(reduce: Reduce, overview: SessionOverview, rows: slice, span: Rang
 
 
 def _counted(
-    column: str, name: str, unit: str, counts: str = "", *, is_compared: bool = False, places: Places = NOWHERE
+    column: str, name: str, unit: str, counts: str = "", *, is_compared: bool = False, places: FigureUses = NOWHERE
 ) -> Figure:
     return Figure(
         column,
@@ -319,13 +319,13 @@ def _counted(
     )
 
 
-def _a_second(column: str, name: str, counts: str = "", places: Places = NOWHERE) -> Figure:
+def _per_second(column: str, name: str, counts: str = "", places: FigureUses = NOWHERE) -> Figure:
     """A rate in tokens per second. Steps that ran over several seconds are divided among them."""
     measure = partial(_rate, _spread(column), 1.0)
     return Figure(f"{column}_per_s", name, "tokens/s", measure, counts, is_compared=True, places=places)
 
 
-def _a_minute(column: str, name: str) -> Figure:
+def _per_minute(column: str, name: str) -> Figure:
     return Figure(f"{column}_per_min", name, "1/min", partial(_rate, column, 60.0), is_compared=True)
 
 
@@ -335,12 +335,12 @@ def _mean(
     unit: str,
     of: Callable[[SessionOverview], FloatArray],
     counts: str = "",
-    places: Places = NOWHERE,
+    places: FigureUses = NOWHERE,
 ) -> Figure:
     return Figure(key, name, unit, partial(_level, np.mean, of), counts, is_compared=True, places=places)
 
 
-def _of_all(key: str, name: str, share: Share, counts: str, *, is_compared: bool, places: Places) -> Figure:
+def _of_all(key: str, name: str, share: Share, counts: str, *, is_compared: bool, places: FigureUses) -> Figure:
     measure = partial(_share, share)
     return Figure(key, name, "share", measure, counts, is_compared=is_compared, share=share, places=places)
 
@@ -349,7 +349,7 @@ def _percentile(
     latency: LatencyKind, percent: int, name: str, *, is_compared: bool = True, card: Card | None = None
 ) -> Figure:
     measure = partial(_latency, latency.key, percent / 100)
-    key, title, places = f"{latency.key}_p{percent}_s", f"{name}, p{percent}", Places(card)
+    key, title, places = f"{latency.key}_p{percent}_s", f"{name}, p{percent}", FigureUses(card)
     return Figure(key, title, "s", measure, latency.counts, is_compared=is_compared, places=places)
 
 
@@ -373,7 +373,7 @@ FIGURES: Final = (
         "Requests admitted",
         "requests",
         "Requests scheduled for the first time",
-        places=Places(alarms=REQUESTS),
+        places=FigureUses(alarms=REQUESTS),
     ),
     _counted(
         "finished",
@@ -381,34 +381,34 @@ FIGURES: Final = (
         "requests",
         "Requests finished",
         is_compared=True,
-        places=Places(Card(3, "{admitted} admitted"), REQUESTS, in_range=True),
+        places=FigureUses(Card(3, "{admitted} admitted"), REQUESTS, in_range=True),
     ),
-    _counted("aborted", "Requests aborted", "requests", places=Places(alarms=REQUESTS)),
+    _counted("aborted", "Requests aborted", "requests", places=FigureUses(alarms=REQUESTS)),
     _counted(
-        "refused", "Requests refused", "requests", places=Places(Card(6, "{aborted} aborted", "Refused"), REQUESTS)
+        "refused", "Requests refused", "requests", places=FigureUses(Card(6, "{aborted} aborted", "Refused"), REQUESTS)
     ),
-    _a_minute("finished", "Requests finished per minute"),
-    _counted("generation_tokens", "Tokens generated", "tokens", "Output tokens", places=Places(alarms=TOKENS)),
-    _a_second("generation_tokens", "Tokens generated per second", "Output tokens"),
-    _counted("decode_tokens", "Decode tokens", "tokens", "Output tokens computed", places=Places(alarms=TOKENS)),
-    _a_second(
+    _per_minute("finished", "Requests finished per minute"),
+    _counted("generation_tokens", "Tokens generated", "tokens", "Output tokens", places=FigureUses(alarms=TOKENS)),
+    _per_second("generation_tokens", "Tokens generated per second", "Output tokens"),
+    _counted("decode_tokens", "Decode tokens", "tokens", "Output tokens computed", places=FigureUses(alarms=TOKENS)),
+    _per_second(
         "decode_tokens",
         "Decode tokens per second",
         "Output tokens computed",
-        Places(Card(7, "{decode_tokens} tokens", "Decode"), in_range=True),
+        FigureUses(Card(7, "{decode_tokens} tokens", "Decode"), in_range=True),
     ),
     _counted(
         "prefill_tokens",
         "Prefill tokens",
         "tokens",
         "Prompt tokens computed, including recomputation after preemptions",
-        places=Places(alarms=TOKENS),
+        places=FigureUses(alarms=TOKENS),
     ),
-    _a_second(
+    _per_second(
         "prefill_tokens",
         "Prefill tokens per second",
         "Prompt tokens computed, including recomputation after preemptions",
-        Places(Card(8, "{prefill_tokens} tokens", "Prefill"), in_range=True),
+        FigureUses(Card(8, "{prefill_tokens} tokens", "Prefill"), in_range=True),
     ),
     _percentile(FIRST_TOKEN, 50, "First token"),
     _percentile(FIRST_TOKEN, 95, "First token", card=Card(11, "p50 {first_token_p50_s}")),
@@ -433,7 +433,7 @@ FIGURES: Final = (
         partial(_level, np.max, _column("peak_waiting")),
         "Most requests waiting at once",
         has_spread=False,
-        places=Places(Card(4, "requests in the queue")),
+        places=FigureUses(Card(4, "requests in the queue")),
     ),
     _mean(
         "usage_mean",
@@ -441,7 +441,7 @@ FIGURES: Final = (
         "share",
         usage_of,
         "Share of the pool held by requests",
-        Places(Card(2, "of the pool, held by requests")),
+        FigureUses(Card(2, "of the pool, held by requests")),
     ),
     Figure(
         "usage_peak",
@@ -451,7 +451,7 @@ FIGURES: Final = (
         "Largest share of the pool held by requests at any time",
         is_compared=True,
         has_spread=False,
-        places=Places(Card(1, "at {peak_usage_s} s"), in_range=True),
+        places=FigureUses(Card(1, "at {peak_usage_s} s"), in_range=True),
     ),
     _mean(
         "external_fragmentation",
@@ -465,31 +465,35 @@ FIGURES: Final = (
         "Preemptions",
         "preemptions",
         is_compared=True,
-        places=Places(Card(5, "{swapped_blocks} blocks swapped out"), REQUESTS, in_range=True),
+        places=FigureUses(Card(5, "{swapped_blocks} blocks swapped out"), REQUESTS, in_range=True),
     ),
-    _a_minute("preemptions", "Preemptions per minute"),
+    _per_minute("preemptions", "Preemptions per minute"),
     _counted(
         "evicted_blocks",
         "Evicted blocks",
         "blocks",
         "Blocks evicted from the prefix cache",
-        places=Places(Card(14, "{copied_blocks} copied on write", "Blocks evicted"), CACHE, in_range=True),
+        places=FigureUses(Card(14, "{copied_blocks} copied on write", "Blocks evicted"), CACHE, in_range=True),
     ),
-    _a_minute("evicted_blocks", "Evicted blocks per minute"),
-    _counted("copied_blocks", "Copied blocks", "blocks", "Blocks copied on write", places=Places(alarms=CACHE)),
-    _a_minute("copied_blocks", "Copied blocks per minute"),
+    _per_minute("evicted_blocks", "Evicted blocks per minute"),
+    _counted("copied_blocks", "Copied blocks", "blocks", "Blocks copied on write", places=FigureUses(alarms=CACHE)),
+    _per_minute("copied_blocks", "Copied blocks per minute"),
     _counted(
         "swapped_blocks",
         "Swapped blocks",
         "blocks",
         "Blocks of preempted requests moved to a lower tier",
-        places=Places(alarms=CACHE),
+        places=FigureUses(alarms=CACHE),
     ),
     _counted(
-        "offloaded_blocks", "Sunk blocks", "blocks", "Cached blocks moved to a lower tier", places=Places(alarms=CACHE)
+        "offloaded_blocks",
+        "Sunk blocks",
+        "blocks",
+        "Cached blocks moved to a lower tier",
+        places=FigureUses(alarms=CACHE),
     ),
     _counted(
-        "loaded_blocks", "Loaded blocks", "blocks", "Blocks loaded from a lower tier", places=Places(alarms=CACHE)
+        "loaded_blocks", "Loaded blocks", "blocks", "Blocks loaded from a lower tier", places=FigureUses(alarms=CACHE)
     ),
     Figure(
         "new_prompt_tokens",
@@ -506,7 +510,7 @@ FIGURES: Final = (
         HIT_RATE,
         "Prompt tokens of new requests found in the cache, of all their prompt tokens",
         is_compared=True,
-        places=Places(Card(9, "{cached_tokens} of {new_prompt_tokens} tokens"), CACHE),
+        places=FigureUses(Card(9, "{cached_tokens} of {new_prompt_tokens} tokens"), CACHE),
     ),
     _counted(
         "restored_tokens",
@@ -514,7 +518,7 @@ FIGURES: Final = (
         "tokens",
         "Tokens recovered after preemptions without recomputation",
         is_compared=True,
-        places=Places(Card(10, "tokens after preemptions, {recomputed_tokens} recomputed", "Restored")),
+        places=FigureUses(Card(10, "tokens after preemptions, {recomputed_tokens} recomputed", "Restored")),
     ),
     _counted(
         "recomputed_tokens",
@@ -522,7 +526,7 @@ FIGURES: Final = (
         "tokens",
         "Tokens lost by preemptions and recomputed",
         is_compared=True,
-        places=Places(alarms=TOKENS),
+        places=FigureUses(alarms=TOKENS),
     ),
     _counted("draft_tokens", "Draft tokens", "tokens", "Draft tokens checked"),
     _counted("accepted_tokens", "Accepted draft tokens", "tokens", "Of these, tokens accepted"),
@@ -532,13 +536,13 @@ FIGURES: Final = (
         ACCEPTED,
         "Of the draft tokens",
         is_compared=False,
-        places=Places(alarms=TOKENS),
+        places=FigureUses(alarms=TOKENS),
     ),
     _counted(
         "num_lost_frames",
         "Frames lost",
         "frames",
-        places=Places(Card(15, "silences: {num_silences}, {silent_s}", "Gaps", "{} frames")),
+        places=FigureUses(Card(15, "silences: {num_silences}, {silent_s}", "Gaps", "{} frames")),
     ),
     Figure("num_silences", "Silences", "silences", partial(_silences, np.size), has_spread=False),
     Figure("silent_s", "Silent", "s", partial(_silences, np.sum), has_spread=False),

@@ -13,12 +13,12 @@ import msgspec
 from kvscope_telemetry.exports.span import Span
 from kvscope_telemetry.messages.model_names import short_name
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.summaries.figures import FIGURES, measured, peak_usage_time_ns, rows_in
+from kvscope_telemetry.summaries.run_figures import FIGURES, measured, peak_usage_time_ns, rows_in
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 
-_BESIDE: Final = ("num_steps", "num_lost_frames")
-_TOTALS: Final = tuple(figure.column for figure in FIGURES if figure.column and figure.column not in _BESIDE)
-"""Keys of `Digest.totals`."""
+_OTHER_FIELDS: Final = ("num_steps", "num_lost_frames")
+_TOTALS: Final = tuple(figure.column for figure in FIGURES if figure.column and figure.column not in _OTHER_FIELDS)
+"""Keys of `RunSummary.totals`."""
 
 
 class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
     num_host_states: int = 0
 
 
-class Digest(msgspec.Struct, frozen=True, kw_only=True):
+class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of a range. Shares are 0 to 1; None if unknown."""
 
     model: str
@@ -73,12 +73,12 @@ class Digest(msgspec.Struct, frozen=True, kw_only=True):
     """All figures of `summaries.figures` by key, including those above."""
 
 
-def digest(recording: Recording, overview: SessionOverview, span: Span) -> Digest:
+def summarize_run(recording: Recording, overview: SessionOverview, span: Span) -> RunSummary:
     """Return the figures of `span`. `overview` must be that of `recording`."""
     hello, rows = recording.info.hello, rows_in(overview, span)
     found = measured(overview, span)
     peak_ns = peak_usage_time_ns(overview, rows)
-    return Digest(
+    return RunSummary(
         model=short_name(hello.model.name),
         device=" ".join(filter(None, (hello.device.kind, hello.device.name))),
         engine_version=hello.engine_version,

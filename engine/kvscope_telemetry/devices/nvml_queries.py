@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvscope_telemetry.devices.known import counted, known, measured
+from kvscope_telemetry.devices.optional_values import counted, known, measured
 from kvscope_telemetry.devices.throttling import names_of
 from kvscope_telemetry.messages.devices import MAX_PROCESSES, Gpu, GpuProcess
 
@@ -53,7 +53,7 @@ class GpuQuestions:
             memory_reserved_bytes=counted(lambda: memory.reserved),
             memory_free_bytes=counted(lambda: memory.free),
             processes=self._processes(),
-            display_active=known(lambda: bool(self._ask("nvmlDeviceGetDisplayActive"))),
+            display_active=known(lambda: bool(self._query("nvmlDeviceGetDisplayActive"))),
             **self._load(),
             **self._power(),
             **self._clocks(),
@@ -64,26 +64,26 @@ class GpuQuestions:
     def _facts(self, index: int) -> Gpu:
         return Gpu(
             index=index,
-            name=_text(known(lambda: self._ask("nvmlDeviceGetName"))),
-            uuid=_text(known(lambda: self._ask("nvmlDeviceGetUUID"))),
-            max_sm_clock_mhz=counted(lambda: self._ask("nvmlDeviceGetMaxClockInfo", _CLOCK_SM)),
-            max_memory_clock_mhz=counted(lambda: self._ask("nvmlDeviceGetMaxClockInfo", _CLOCK_MEMORY)),
+            name=_text(known(lambda: self._query("nvmlDeviceGetName"))),
+            uuid=_text(known(lambda: self._query("nvmlDeviceGetUUID"))),
+            max_sm_clock_mhz=counted(lambda: self._query("nvmlDeviceGetMaxClockInfo", _CLOCK_SM)),
+            max_memory_clock_mhz=counted(lambda: self._query("nvmlDeviceGetMaxClockInfo", _CLOCK_MEMORY)),
         )
 
     def _memory(self) -> Any:
         """Query the memory, with the reserved part if the driver reports it separately."""
-        memory = known(lambda: self._ask("nvmlDeviceGetMemoryInfo", _MEMORY_V2))
+        memory = known(lambda: self._query("nvmlDeviceGetMemoryInfo", _MEMORY_V2))
         if memory is not None:
             return memory
         try:
-            return self._ask("nvmlDeviceGetMemoryInfo")
+            return self._query("nvmlDeviceGetMemoryInfo")
         except Exception as error:
             if is_not_supported(self._nvml, error):
                 return None  # integrated GPUs have no memory of their own
             raise
 
     def _processes(self) -> tuple[GpuProcess, ...] | None:
-        lists = [known(partial(self._ask, name)) for name in _PROCESS_LISTS]
+        lists = [known(partial(self._query, name)) for name in _PROCESS_LISTS]
         if all(found is None for found in lists):
             return None
         used = {int(p.pid): counted(partial(getattr, p, "usedGpuMemory")) for found in lists for p in found or ()}
@@ -99,7 +99,7 @@ class GpuQuestions:
         return Path(name).name[:_MAX_NAME] or _text(known(lambda: Path(f"/proc/{pid}/comm").read_text().strip()))
 
     def _load(self) -> dict[str, Any]:
-        rates: Any = known(lambda: self._ask("nvmlDeviceGetUtilizationRates"))
+        rates: Any = known(lambda: self._query("nvmlDeviceGetUtilizationRates"))
         return {
             "utilization": measured(lambda: rates.gpu / 100),
             "memory_utilization": measured(lambda: rates.memory / 100),
@@ -107,36 +107,36 @@ class GpuQuestions:
 
     def _power(self) -> dict[str, Any]:
         return {
-            "power_watts": measured(lambda: self._ask("nvmlDeviceGetPowerUsage") / 1000),
-            "power_limit_watts": measured(lambda: self._ask("nvmlDeviceGetEnforcedPowerLimit") / 1000),
-            "temperature_celsius": measured(lambda: self._ask("nvmlDeviceGetTemperature", _TEMPERATURE_OF_GPU)),
+            "power_watts": measured(lambda: self._query("nvmlDeviceGetPowerUsage") / 1000),
+            "power_limit_watts": measured(lambda: self._query("nvmlDeviceGetEnforcedPowerLimit") / 1000),
+            "temperature_celsius": measured(lambda: self._query("nvmlDeviceGetTemperature", _TEMPERATURE_OF_GPU)),
             "memory_temperature_celsius": measured(lambda: self._field(_FIELD_MEMORY_TEMPERATURE).uiVal) or None,
-            "fan": measured(lambda: self._ask("nvmlDeviceGetFanSpeed") / 100),
+            "fan": measured(lambda: self._query("nvmlDeviceGetFanSpeed") / 100),
         }
 
     def _clocks(self) -> dict[str, Any]:
-        bits = counted(lambda: self._ask("nvmlDeviceGetCurrentClocksEventReasons"))
+        bits = counted(lambda: self._query("nvmlDeviceGetCurrentClocksEventReasons"))
         if bits is None:  # the name in older drivers
-            bits = counted(lambda: self._ask("nvmlDeviceGetCurrentClocksThrottleReasons"))
+            bits = counted(lambda: self._query("nvmlDeviceGetCurrentClocksThrottleReasons"))
         return {
-            "sm_clock_mhz": counted(lambda: self._ask("nvmlDeviceGetClockInfo", _CLOCK_SM)),
-            "memory_clock_mhz": counted(lambda: self._ask("nvmlDeviceGetClockInfo", _CLOCK_MEMORY)),
+            "sm_clock_mhz": counted(lambda: self._query("nvmlDeviceGetClockInfo", _CLOCK_SM)),
+            "memory_clock_mhz": counted(lambda: self._query("nvmlDeviceGetClockInfo", _CLOCK_MEMORY)),
             "throttled_by": names_of(bits) if bits is not None else None,
         }
 
     def _health(self) -> dict[str, Any]:
         def errors(kind: int) -> int | None:
-            return counted(lambda: self._ask("nvmlDeviceGetTotalEccErrors", kind, _ECC_VOLATILE))
+            return counted(lambda: self._query("nvmlDeviceGetTotalEccErrors", kind, _ECC_VOLATILE))
 
         return {"ecc_corrected": errors(_ECC_CORRECTED), "ecc_uncorrected": errors(_ECC_UNCORRECTED)}
 
     def _traffic(self) -> dict[str, Any]:
         def pcie(counter: int) -> int | None:
-            return counted(lambda: self._ask("nvmlDeviceGetPcieThroughput", counter) * _KIB)
+            return counted(lambda: self._query("nvmlDeviceGetPcieThroughput", counter) * _KIB)
 
         return {
-            "pcie_generation": counted(lambda: self._ask("nvmlDeviceGetCurrPcieLinkGeneration")),
-            "pcie_width": counted(lambda: self._ask("nvmlDeviceGetCurrPcieLinkWidth")),
+            "pcie_generation": counted(lambda: self._query("nvmlDeviceGetCurrPcieLinkGeneration")),
+            "pcie_width": counted(lambda: self._query("nvmlDeviceGetCurrPcieLinkWidth")),
             "pcie_sent_bytes_s": pcie(_PCIE_SENT),
             "pcie_received_bytes_s": pcie(_PCIE_RECEIVED),
             "nvlink_sent_bytes_s": self._nvlink_rate(_FIELD_NVLINK_SENT),
@@ -162,7 +162,7 @@ class GpuQuestions:
             raise LookupError(f"field {field} is not reported")
         return found.value
 
-    def _ask(self, name: str, *arguments: int) -> Any:
+    def _query(self, name: str, *arguments: int) -> Any:
         return getattr(self._nvml, name)(self._handle, *arguments)
 
 
@@ -174,7 +174,7 @@ def is_not_supported(nvml: Any, error: Exception) -> bool:
     return getattr(error, "value", None) == getattr(nvml, "NVML_ERROR_NOT_SUPPORTED", 3)
 
 
-def words_of(error: BaseException | Iterable[object]) -> str:
+def fault_text(error: BaseException | Iterable[object]) -> str:
     """Return a driver's error as one line."""
     return " ".join(f"{error}".split())[:160] or type(error).__name__
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvscope_telemetry.fleet.entries import FleetEntry
+from kvscope_telemetry.fleet.fleet_list import FleetEntry
 from kvscope_telemetry.fleet.pool_bins import PoolBins
 from kvscope_telemetry.source import SourceState
 

@@ -1,7 +1,7 @@
 """Follows a publisher of KV events: vLLM's, SGLang's or kvscope's.
 
 Owns the sockets, the thread that reads them, and timing: when a replay is requested, abandoned and retried.
-`continuity` decides how batches relate to each other.
+`event_continuity` decides how batches relate to each other.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Final, Self
 
 import zmq
 
-from kvscope_telemetry.kv_events.addresses import check_endpoint, is_ipv6
 from kvscope_telemetry.kv_events.batches import END_SEQ
-from kvscope_telemetry.kv_events.continuity import EventContinuity
-from kvscope_telemetry.kv_events.line import KVEventLine
+from kvscope_telemetry.kv_events.event_connection import KVEventConnection
+from kvscope_telemetry.kv_events.event_continuity import EventContinuity
+from kvscope_telemetry.kv_events.event_endpoints import check_endpoint, is_ipv6
+from kvscope_telemetry.kv_events.event_wire import MAX_BATCH_BYTES
 from kvscope_telemetry.kv_events.stream_items import StreamItem, StreamState, StreamStatus
-from kvscope_telemetry.kv_events.wire import MAX_BATCH_BYTES
 from kvscope_telemetry.transport.wakeup import Wakeup
 
 HIGH_WATER: Final = 256
@@ -31,7 +31,7 @@ MAX_PENDING_BYTES: Final = 16 << 20
 """Maximum bytes of pending items as received; decoded they take about ten times as much memory."""
 _ITEM_BYTES: Final = 256
 TICK_MS: Final = 100
-AT_A_GO: Final = 256
+MAX_PER_PASS: Final = 256
 CHECK_AFTER_S: Final = 5.0
 """Seconds without a batch, after which a replay checks whether the last one was missed."""
 REPLAY_TIMEOUT_S: Final = 10.0
@@ -66,18 +66,18 @@ class KvEventStream:
         self._replay_endpoint = replay_endpoint
         self._check_after_s, self._replay_timeout_s = check_after_s, replay_timeout_s
         self._pending = pending or PendingItems()
-        self._continuity = EventContinuity(self._pending.give, can_replay=replay_endpoint is not None)
+        self._continuity = EventContinuity(self._pending.put, can_replay=replay_endpoint is not None)
         self._status = StreamStatus()
         self._num_of_other_ranks = 0
         self._num_connections = 0
         self._replay: ReplayClient | None = None
-        self._heard_s = self._answered_s = time.monotonic()
+        self._last_message_s = self._answered_s = time.monotonic()
         self._try_again_s = 0.0
         self._pause_s = TRY_AGAIN_S[0]
         self._is_closing = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self._line = KVEventLine(self._context, endpoint, topic.encode(), bind=bind)
+            self._line = KVEventConnection(self._context, endpoint, topic.encode(), bind=bind)
         except BaseException:
             self._context.term()
             raise
@@ -87,12 +87,12 @@ class KvEventStream:
 
     @property
     def status(self) -> StreamStatus:
-        """Current status. Items returned earlier by `take_items` are at least as old."""
+        """Current status. Items returned earlier by `poll_items` are at least as old."""
         return self._status
 
-    def take_items(self) -> list[StreamItem]:
+    def poll_items(self) -> list[StreamItem]:
         """Return and clear the items received since the last call, in order. Call it from one thread only."""
-        items = self._pending.take_items()
+        items = self._pending.poll_items()
         if items:
             self._wakeup.signal()  # the queue has free capacity again
         return items
@@ -119,7 +119,7 @@ class KvEventStream:
             while not self._is_closing:
                 self._wait()
                 now_s = time.monotonic()
-                self._line.look(now_s)
+                self._line.poll(now_s)
                 self._notice_connection()
                 self._read_line(now_s)
                 self._read_replay(now_s)
@@ -135,7 +135,7 @@ class KvEventStream:
         poller.register(self._wakeup.reader, zmq.POLLIN)
         poller.register(self._line.socket, zmq.POLLIN)
         poller.register(self._line.monitor, zmq.POLLIN)
-        if self._replay is not None and self._pending.has_room:
+        if self._replay is not None and self._pending.has_capacity:
             poller.register(self._replay.socket, zmq.POLLIN)
         if self._wakeup.reader in dict(poller.poll(TICK_MS)):
             self._wakeup.clear()
@@ -143,42 +143,42 @@ class KvEventStream:
     def _notice_connection(self) -> None:
         if self._line.num_connections > self._num_connections:
             if self._num_connections:
-                self._continuity.connected_anew()
+                self._continuity.reconnected()
             self._num_connections = self._line.num_connections
 
     def _read_line(self, now_s: float) -> None:
-        for parts in self._line.receive(AT_A_GO):
+        for parts in self._line.receive(MAX_PER_PASS):
             published = read_published(parts)
             if published is None:
                 self._num_of_other_ranks += 1
-            elif self._pending.has_room:
-                self._heard_s = now_s
+            elif self._pending.has_capacity:
+                self._last_message_s = now_s
                 self._continuity.live(*published)
             else:
-                self._heard_s = now_s
+                self._last_message_s = now_s
                 self._continuity.dropped()
 
     def _read_replay(self, now_s: float) -> None:
         replay = self._replay
         if replay is None:
             return
-        if not self._pending.has_room:
+        if not self._pending.has_capacity:
             self._answered_s = now_s  # this process delays the replay, not the publisher
             return
-        for answer in replay.receive(AT_A_GO):
+        for answer in replay.receive(MAX_PER_PASS):
             self._answered_s = now_s
             self._continuity.replayed(*answer)
         if replay.is_over:
             self._pause_s = TRY_AGAIN_S[0]
-            self._heard_s = now_s
+            self._last_message_s = now_s
             self._continuity.end_replay()
         elif now_s - self._answered_s > self._replay_timeout_s:
-            self._give_up_replay(now_s)
+            self._abandon_replay(now_s)
         if not self._continuity.is_replaying:
             self._end_replay()
 
-    def _give_up_replay(self, now_s: float) -> None:
-        self._heard_s = now_s
+    def _abandon_replay(self, now_s: float) -> None:
+        self._last_message_s = now_s
         self._continuity.fail_replay(f"the replay endpoint {self._replay_endpoint} does not answer")
         self._try_again_s = now_s + self._pause_s
         self._pause_s = min(2 * self._pause_s, TRY_AGAIN_S[1])
@@ -193,11 +193,11 @@ class KvEventStream:
         """Start a replay if one is due. It waits for a connection, because batches published from then on are not
         missed."""
         continuity = self._continuity
-        if self._replay is not None or not self._line.is_connected or not self._pending.has_room:
+        if self._replay is not None or not self._line.is_connected or not self._pending.has_capacity:
             return
         if continuity.failed and now_s >= self._try_again_s:
             continuity.try_again()
-        elif now_s - self._heard_s > self._check_after_s and not continuity.failed:
+        elif now_s - self._last_message_s > self._check_after_s and not continuity.failed:
             continuity.check()
         if continuity.wants and self._replay_endpoint is not None:
             self._answered_s = now_s
@@ -242,7 +242,7 @@ class KvEventStream:
 class PendingItems:
     """Queue of items from the reading thread to the follower, bounded by the bytes received for them.
 
-    `give` must be called on one thread, `take_items` on one other.
+    `put` must be called on one thread, `poll_items` on one other.
     """
 
     def __init__(self, max_bytes: int = MAX_PENDING_BYTES) -> None:
@@ -252,16 +252,16 @@ class PendingItems:
         self._max_bytes = max_bytes
 
     @property
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether the queue is below its limit, so that more may be read."""
         return self._num_bytes < self._max_bytes
 
-    def give(self, item: StreamItem, num_bytes: int) -> None:
+    def put(self, item: StreamItem, num_bytes: int) -> None:
         with self._lock:
             self._items.append(item)
             self._num_bytes += num_bytes + _ITEM_BYTES
 
-    def take_items(self) -> list[StreamItem]:
+    def poll_items(self) -> list[StreamItem]:
         with self._lock:
             items, self._items = self._items, []
             self._num_bytes = 0

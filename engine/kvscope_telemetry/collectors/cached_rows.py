@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_telemetry.collectors.groups import Groups
-from kvscope_telemetry.collectors.tiers import RowAllocator, medium_word, tier_of
+from kvscope_telemetry.collectors.kv_groups import Groups
+from kvscope_telemetry.collectors.row_allocator import RowAllocator, medium_name, tier_of
 from kvscope_telemetry.kv_events.batches import HASH_MASK, AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from kvscope_telemetry.ledger import COLUMNS, BlockState, Column, Ledger, Tier
 from kvscope_telemetry.tier_rows import BLOCK_TIERS, TierRows
@@ -50,7 +50,7 @@ class _Table:
         else:
             self.num_more[block_hash] = self.num_more.get(block_hash, 0) + 1
 
-    def take_copy(self, block_hash: int) -> int | None:
+    def remove_copy(self, block_hash: int) -> int | None:
         """Remove one copy. Returns the row that became empty, or None if others remain or the hash is unknown."""
         num_more = self.num_more.pop(block_hash, 0)
         if num_more:
@@ -61,7 +61,7 @@ class _Table:
         return self.rows.pop(block_hash, None)
 
 
-class Slots:
+class CachedRows:
     """Ledger rows of all cached blocks of a rank.
 
     Starts with `num_hbm` rows for HBM and `num_host` for host memory; 0 if the server does not report them.
@@ -96,7 +96,7 @@ class Slots:
         """Whether the ledger's size must change; call `lay_out` with a new one."""
         return self.num_rows != self._laid_out
 
-    def want(self, tier: Tier, num_rows: int) -> None:
+    def reserve(self, tier: Tier, num_rows: int) -> None:
         """Reserve rows for the number of blocks that the server reports. The number of rows never decreases here."""
         most = MAX_ROWS - sum(count for other, count in self.num_rows.items() if other != tier)
         self.num_rows[tier] = max(self.num_rows[tier], min(num_rows, most))
@@ -140,27 +140,27 @@ class Slots:
             for name in COLUMNS:
                 getattr(ledger, name)[start : start + kept] = getattr(self.ledger, name)[rows.start : rows.start + kept]
             rows.start = start
-        ids, columns = self.take_changes()
+        ids, columns = self.drain_changes()
         for name, values in columns.items():
             getattr(ledger, name)[ids] = values
         self.ledger, self._laid_out = ledger, dict(self.num_rows)
 
-    def take_changes(self) -> tuple[npt.NDArray[np.uint32], dict[str, Column]]:
+    def drain_changes(self) -> tuple[npt.NDArray[np.uint32], dict[str, Column]]:
         """Return the rows that changed since the last call, each once, ascending, and the columns to write for them."""
-        ids, changes = zip(*(rows.take_changes() for rows in self._rows.values()), strict=True)
+        ids, changes = zip(*(rows.drain_changes() for rows in self._rows.values()), strict=True)
         columns = {name: np.concatenate([change[name] for change in changes]) for name in changes[0]}
         is_held = columns["hash"] != 0
         columns["state"] = np.where(is_held, np.uint8(BlockState.CACHED), np.uint8(BlockState.FREE))
         columns["filled"] = np.where(is_held, self.groups.sizes[columns["group"]], np.uint16(0))
         return np.concatenate(ids), columns
 
-    def holds(self, row: int) -> int:
+    def is_used(self, row: int) -> int:
         """Return the hash in a ledger row, or 0 if it is empty."""
         is_row = 0 <= row < self.ledger.num_blocks and self.ledger.state[row] == BlockState.CACHED
         return int(self.ledger.hash[row]) if is_row else 0
 
     def _store(self, event: BlockStored) -> None:
-        medium = medium_word(event.medium)
+        medium = medium_name(event.medium)
         table = self._tables.setdefault((medium, event.group_idx), _Table())
         tier = tier_of(medium)
         if tier is Tier.UNKNOWN and medium not in self.unknown_media and len(self.unknown_media) < MAX_UNKNOWN_MEDIA:
@@ -173,7 +173,7 @@ class Slots:
                 if tier is Tier.HBM:  # other media hold a block once, even if it is reported repeatedly
                     table.add_copy(block_hash)
             else:
-                row = rows.take(block_hash, parent, group)
+                row = rows.allocate(block_hash, parent, group)
                 if row is None:
                     row = self._grown(tier, block_hash, parent, group)
                 if row is not None:
@@ -185,19 +185,19 @@ class Slots:
         """Allocate a row that exists only after the next `lay_out`; None if there are too many."""
         rows = self._rows[tier]
         if rows.size >= self.num_rows[tier]:
-            self.want(tier, max(2 * self.num_rows[tier], FIRST_ROWS[tier]))
+            self.reserve(tier, max(2 * self.num_rows[tier], FIRST_ROWS[tier]))
         rows.size = self.num_rows[tier]
-        row = rows.take(block_hash, parent, group)
+        row = rows.allocate(block_hash, parent, group)
         self.num_unplaced += row is None
         return row
 
     def _remove(self, event: BlockRemoved) -> None:
-        medium = medium_word(event.medium)
+        medium = medium_name(event.medium)
         tables = [self._tables.get((medium, event.group_idx))]
         if tables == [None] and event.group_idx is None:  # the event has no group, so it applies to all
             tables = [table for (other, _), table in self._tables.items() if other == medium]
         for table in filter(None, tables):
-            found = [row for each in event.block_hashes if (row := table.take_copy(each or HASH_MASK)) is not None]
+            found = [row for each in event.block_hashes if (row := table.remove_copy(each or HASH_MASK)) is not None]
             tier = tier_of(medium)
             self._rows[tier].free(found)
             self.num_removed[tier] += len(found)

@@ -18,10 +18,10 @@ from typing import Final, Self
 import zmq
 
 from kvscope_telemetry.errors import BadInput, EndpointInUse
-from kvscope_telemetry.kv_events.addresses import is_ipv6, of_rank
 from kvscope_telemetry.kv_events.batches import END_SEQ, BlockStored, EventBatch, KvEvent
-from kvscope_telemetry.kv_events.config import KvEventsConfig
 from kvscope_telemetry.kv_events.encoding import encode_batch
+from kvscope_telemetry.kv_events.event_endpoints import is_ipv6, of_rank
+from kvscope_telemetry.kv_events.kv_events_config import KvEventsConfig
 from kvscope_telemetry.transport.endpoint_lock import SocketFiles
 from kvscope_telemetry.transport.wakeup import Wakeup
 
@@ -34,7 +34,7 @@ _NUMBER_BYTES: Final = 40
 SEQ_BYTES: Final = 8
 MAX_REQUEST_BYTES: Final = 1024
 """Maximum size of a consumer's message in bytes. A replay request has 8."""
-AT_A_GO: Final = 256
+MAX_PER_PASS: Final = 256
 """Number of batches published between checks for replay requests."""
 LINGER_MS: Final = 500
 """Time for sending the last batches at shutdown."""
@@ -140,9 +140,9 @@ class KvEventPublisher:
             self._files.remove()
 
     def _publish_some(self) -> bool:
-        """Publish up to `AT_A_GO` batches. Returns whether more may be queued."""
-        for _ in range(AT_A_GO):
-            item = self.queue.take()
+        """Publish up to `MAX_PER_PASS` batches. Returns whether more may be queued."""
+        for _ in range(MAX_PER_PASS):
+            item = self.queue.get()
             if item is None:
                 return False
             seq, batch = item
@@ -192,7 +192,7 @@ class BatchQueue:
     """Bounded, non-blocking queue of numbered batches from the engine's thread to the publisher's thread.
 
     Owns the sequence numbers. A batch that does not fit is dropped but uses up its number, so that consumers see the
-    gap. Holds at most `max_batches`. `put` must be called on one thread, `take` on one other.
+    gap. Holds at most `max_batches`. `put` must be called on one thread, `get` on one other.
     """
 
     def __init__(self, max_batches: int, max_bytes: int = MAX_QUEUED_BYTES) -> None:
@@ -208,15 +208,15 @@ class BatchQueue:
         num_bytes = sum(map(_size, batch.events))
         with self._lock:
             seq, self.next_seq = self.next_seq, self.next_seq + 1
-            has_room = len(self._waiting) < self._max_batches and self._num_bytes + num_bytes <= self._max_bytes
-            if has_room:
+            has_capacity = len(self._waiting) < self._max_batches and self._num_bytes + num_bytes <= self._max_bytes
+            if has_capacity:
                 self._waiting.append((seq, batch, num_bytes))
                 self._num_bytes += num_bytes
             else:
                 self.num_dropped += 1
-        return has_room
+        return has_capacity
 
-    def take(self) -> tuple[int, EventBatch] | None:
+    def get(self) -> tuple[int, EventBatch] | None:
         """Remove and return the oldest batch with its number; None if the queue is empty."""
         with self._lock:
             if not self._waiting:

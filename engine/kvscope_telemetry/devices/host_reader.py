@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from kvscope_telemetry.devices.known import known
+from kvscope_telemetry.devices.optional_values import known
 from kvscope_telemetry.devices.processes import Processes
 from kvscope_telemetry.messages.devices import MAX_CORES, Host
 

@@ -1,8 +1,8 @@
 """Describes an engine that is watched from outside. Each engine's module creates one `ExternalEngine` with everything
 that kvscope has to know of it.
 
-Other code must not branch on an engine's name: names, metrics, and capabilities come from its description. `engines.py`
-lists the engines.
+Other code must not branch on an engine's name: names, metrics, and capabilities come from its description.
+`external_engines.py` lists the engines.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.structured import Structured
 
 if TYPE_CHECKING:
-    from kvscope_telemetry.collectors.page import ScrapedPage
+    from kvscope_telemetry.collectors.scraped_page import ScrapedPage
 
 Fields = dict[str, Any]
 """Fields of a request's JSON body."""
@@ -50,14 +50,14 @@ class ExternalEngine:
 
     metrics_prefix: str
     other_prefixes: tuple[str, ...] = ()
-    """Prefixes of other metrics on its page, added by programs inside it, that `read` uses."""
+    """Prefixes of other metrics on its page, added by programs inside it, that `read_metrics` uses."""
     metrics_path: str = "/metrics"
     """Path of its metrics in Prometheus' format."""
     rank_label: str
     """Label of its metrics with the data-parallel rank. Metrics without it apply to all ranks together."""
     replica_labels: tuple[str, ...] = ()
     """Labels that number processes which all report the same values for their rank. The first process is used."""
-    read: Callable[[ScrapedPage], EngineReading]
+    read_metrics: Callable[[ScrapedPage], EngineReading]
     without_metrics: str = ""
     """Advice for users if its server has no metrics."""
 
@@ -66,7 +66,7 @@ class ExternalEngine:
     capabilities: Capabilities
     """Telemetry that it can report. Whether aborts are counted depends on the server's metrics (`hello_of`)."""
 
-    tells_slots: bool = False
+    publishes_slots: bool = False
     """Whether it reports the contents of its slots (`slot_source`) instead of KV events."""
 
     form_fields: Callable[[Structured], Fields]

@@ -25,8 +25,8 @@ _AGAIN_S: Final = (1.0, 15.0)
 _ABSENT: Final = (errno.ENOENT, errno.ENOTDIR)
 
 
-class Absence:
-    """Reason why one endpoint cannot be reached. Call `look` regularly while there is no connection."""
+class UnreachableEngine:
+    """Reason why one endpoint cannot be reached. Call `poll` regularly while there is no connection."""
 
     def __init__(self, endpoint: str) -> None:
         self.why = ""
@@ -43,7 +43,7 @@ class Absence:
         self._trying: socket.socket | None = None
         self._since_s = 0.0
 
-    def look(self, now_s: float, *, is_open: bool, is_up: bool) -> None:
+    def poll(self, now_s: float, *, is_open: bool, is_up: bool) -> None:
         """Continue the search for the reason.
 
         Args:
@@ -51,7 +51,7 @@ class Absence:
             is_up: Whether the peer speaks ZeroMQ's protocol.
         """
         if is_up:
-            self._begin_anew()
+            self._restart()
         elif self._next_s is None:
             self._next_s = self._since_s = now_s + FIRST_S
         elif is_open:
@@ -59,7 +59,7 @@ class Absence:
             if now_s - self._since_s >= SILENT_S:
                 self.why = f"something listens at {self._named}, but it is not a kvscope engine"
         elif self._lookup is not None or self._trying is not None:
-            self._go_on(now_s)
+            self._continue_attempt(now_s)
         elif now_s >= self._next_s:
             self._try(now_s)
 
@@ -71,7 +71,7 @@ class Absence:
         host = f"[{self._host}]" if ":" in self._host else self._host
         return self._path or f"{host}:{self._port}"
 
-    def _begin_anew(self) -> None:
+    def _restart(self) -> None:
         self._end_attempt()
         self.why, self._next_s, self._pause_s = "", None, _AGAIN_S[0]
 
@@ -87,9 +87,9 @@ class Absence:
             self._connect(socket.AF_UNIX, self._path)
         else:
             self._lookup = _Lookup(self._host, self._port)
-            self._go_on(now_s)
+            self._continue_attempt(now_s)
 
-    def _go_on(self, now_s: float) -> None:
+    def _continue_attempt(self, now_s: float) -> None:
         is_late = now_s - self._since_s >= SILENT_S
         if self._lookup is not None:
             if not self._lookup.is_over:
@@ -104,7 +104,7 @@ class Absence:
             return
         _, writable, _ = select.select((), (self._trying,), (), 0)
         if writable:
-            self._note_result(self._trying.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+            self._record_result(self._trying.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
         elif is_late:
             self.why = f"{self._named} does not answer: check the address, and any firewall in between"
             self._end_attempt()
@@ -117,9 +117,9 @@ class Absence:
         except OSError as error:  # the path is too long for a socket
             code = error.errno or errno.EINVAL
         if code not in (errno.EINPROGRESS, errno.EAGAIN):
-            self._note_result(code)
+            self._record_result(code)
 
-    def _note_result(self, code: int) -> None:
+    def _record_result(self, code: int) -> None:
         self._end_attempt()
         self.why = "" if code == 0 else self._because(code)
 
@@ -143,7 +143,7 @@ class _Lookup:
         self.failure = ""
         self._host, self._port = host, port
         with contextlib.suppress(socket.gaierror):  # most hosts are numeric addresses, which need no thread
-            self.address = self._find(socket.AI_NUMERICHOST)
+            self.address = self._look_up(socket.AI_NUMERICHOST)
         self._thread = threading.Thread(target=self._run, name="kvscope-lookup", daemon=True)
         if self.address is None:
             self._thread.start()
@@ -154,12 +154,12 @@ class _Lookup:
 
     def _run(self) -> None:
         try:
-            self.address = self._find(0)
+            self.address = self._look_up(0)
         except OSError as error:
             self.failure = (error.strerror or str(error)).lower()
         except UnicodeError:
             self.failure = "invalid name"
 
-    def _find(self, flags: int) -> tuple[int, Any]:
+    def _look_up(self, flags: int) -> tuple[int, Any]:
         family, _, _, _, where = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM, flags=flags)[0]
         return family, where

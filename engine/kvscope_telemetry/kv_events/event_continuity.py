@@ -1,7 +1,7 @@
 """Orders batches of KV events and removes duplicates, and handles gaps, restarts and unreadable batches.
 
 Owns the position in the sequence, the batches held while a replay fills a gap, and the reason for any uncertainty. Uses
-no sockets and no clock: `stream` passes in what it receives and requests the replays that `wants` asks for.
+no sockets and no clock: `event_stream` passes in what it receives and requests the replays that `wants` asks for.
 
 A publisher has no identity, and its sequence numbers restart at 0 with each start, so a number alone proves nothing.
 Each replay therefore begins with the last batch that was passed on: if the engine sends exactly that batch again, it is
@@ -32,10 +32,10 @@ MAX_FRUITLESS: Final = 2
 class EventContinuity:
     """Checks that event batches arrive without gaps, and requests a replay of missed ones.
 
-    `give` receives each item and its size in bytes. `can_replay`: whether missed batches can be requested.
+    `put` receives each item and its size in bytes. `can_replay`: whether missed batches can be requested.
     """
 
-    def __init__(self, give: Callable[[StreamItem, int], None], *, can_replay: bool) -> None:
+    def __init__(self, put: Callable[[StreamItem, int], None], *, can_replay: bool) -> None:
         self.counts = StreamCounts()
         self.last = -1
         """Sequence number of the last batch that was passed on or accepted as missing; -1 if none."""
@@ -50,14 +50,14 @@ class EventContinuity:
         self.is_replaying = False
         self.failed = False
         """Whether a replay failed that could have removed the uncertainty."""
-        self._give = give
+        self._put = put
         self._can_replay = can_replay
-        self._held = HeldBatches()
+        self._held = BufferedBatches()
         self._seen = SeenBatches()
         self._is_proven = True
         self._is_check = False
         self._num_fruitless = 0
-        self._asked = -1
+        self._requested = -1
 
     @property
     def is_checking(self) -> bool:
@@ -72,16 +72,16 @@ class EventContinuity:
         if is_awaited or not (self.wants or self.is_replaying):
             self._follow(seq, payload)
         else:
-            self._held.hold(seq, payload)
+            self._held.push(seq, payload)
 
     def dropped(self) -> None:
         """Handle the loss of a published batch in this process, because the queue was full."""
-        self._ask("more came than was taken")
+        self._request_replay("more came than was taken")
 
-    def connected_anew(self) -> None:
+    def reconnected(self) -> None:
         """Handle a reconnection: batches may be missing, or the engine may be another one."""
         if self._can_replay:
-            self._ask("reconnected")
+            self._request_replay("reconnected")
         elif self.has_joined:
             self.uncertain = "the connection was lost for a while, and no replay endpoint tells what was missed"
 
@@ -93,7 +93,7 @@ class EventContinuity:
     def try_again(self) -> None:
         """After a failed replay, request everything again."""
         if self.failed:
-            self._begin_anew("asking again for what was missed")
+            self._reset("asking again for what was missed")
 
     # Replays
 
@@ -101,7 +101,7 @@ class EventContinuity:
         """Start a replay. Returns the sequence number from which to request batches."""
         self.wants, self.is_replaying, self.failed = "", True, False
         self._is_proven = self.last < 0
-        self._asked = self.last
+        self._requested = self.last
         self.counts.replays += 0 if self._is_check else 1
         return max(self.last, 0)
 
@@ -110,16 +110,16 @@ class EventContinuity:
         if not self.is_replaying:
             return
         if not self._is_proven:
-            self._is_proven = seq == self._asked and self._seen.is_same(seq, payload)
+            self._is_proven = seq == self._requested and self._seen.is_same(seq, payload)
             if not self._is_proven:
-                self._start_over(f"batch {self._asked} is not what it was, or not kept any more")
+                self._start_over(f"batch {self._requested} is not what it was, or not kept any more")
             return
-        self._join(seq)
+        self._start_at(seq)
         if seq == self.last + 1:
             if not self._accept(seq, payload):
                 self._second_copy(seq, payload)
         elif seq > self.last:
-            self._held.hold(seq, payload)
+            self._held.push(seq, payload)
 
     def end_replay(self) -> None:
         """Finish the replay: all of it was received."""
@@ -127,9 +127,9 @@ class EventContinuity:
             return
         self.is_replaying = self._is_check = False
         if not self._is_proven:
-            self._start_over(f"the engine knows no batch {self._asked}")
+            self._start_over(f"the engine knows no batch {self._requested}")
             return
-        self._num_fruitless = 0 if self.last > self._asked else self._num_fruitless + 1
+        self._num_fruitless = 0 if self.last > self._requested else self._num_fruitless + 1
         self.has_joined = True
         self._release()
         if not self.wants:
@@ -139,14 +139,14 @@ class EventContinuity:
         """End a replay that is no longer answered: request the rest if part of it came, else continue without."""
         was_check, self._is_check = self.is_checking, False
         self.is_replaying, self.wants = False, ""
-        if self.last > self._asked and not was_check:
-            self._ask("the replay broke off")
+        if self.last > self._requested and not was_check:
+            self._request_replay("the replay broke off")
             return
         numbers = self._held.in_order()
         if not was_check or (numbers and numbers[0] > self.last + 1):
             self.uncertain, self.failed = why, True
         if numbers:
-            self._join(numbers[0])
+            self._start_at(numbers[0])
         self._num_fruitless = MAX_FRUITLESS
         self._release()
         self._num_fruitless = 0
@@ -155,12 +155,12 @@ class EventContinuity:
 
     def _follow(self, seq: int, payload: bytes) -> None:
         """Process a batch while no earlier one is awaited."""
-        self._join(seq)
+        self._start_at(seq)
         if seq == self.last + 1:
             if not self._accept(seq, payload):
                 self._cannot_read(seq, payload)
         elif seq > self.last:
-            self._held.hold(seq, payload)
+            self._held.push(seq, payload)
             self._release()
         elif self._seen.is_same(seq, payload) or self._is_late(seq, payload):
             self.counts.duplicates += 1
@@ -169,7 +169,7 @@ class EventContinuity:
             if not self._can_replay:  # with replays, it is part of what was requested, unless it is older
                 self._follow(seq, payload)
 
-    def _join(self, seq: int) -> None:
+    def _start_at(self, seq: int) -> None:
         """If this is the first batch at all, start the sequence at it."""
         if self.last >= 0 or self.has_joined:
             return
@@ -188,7 +188,7 @@ class EventContinuity:
         self.ts, self.rank = batch.ts, batch.data_parallel_rank
         self.counts.count(batch)
         self._judge(seq, batch)
-        self._give(Received(seq, batch), len(payload))
+        self._put(Received(seq, batch), len(payload))
         return True
 
     def _judge(self, seq: int, batch: EventBatch) -> None:
@@ -200,14 +200,14 @@ class EventContinuity:
     def _cannot_read(self, seq: int, payload: bytes) -> None:
         """Request an unreadable batch again, because the engine's copy may be intact."""
         if self._may_ask:
-            self._held.hold(seq, payload)
-            self._ask(f"batch {seq} cannot be read")
+            self._held.push(seq, payload)
+            self._request_replay(f"batch {seq} cannot be read")
         else:
             self._spoilt(seq, payload)
 
     def _second_copy(self, seq: int, payload: bytes) -> None:
         """Use the published copy of a batch whose replayed copy is unreadable."""
-        held = self._held.take(seq)
+        held = self._held.pop(seq)
         if held is None or not self._accept(seq, held):
             self._spoilt(seq, payload)
 
@@ -216,7 +216,7 @@ class EventContinuity:
             decode_batch(payload)
         except ProtocolError as error:
             self.counts.unreadable += 1
-            self._give_up(seq, f"batch {seq} cannot be read: {error}")
+            self._report_gap(seq, f"batch {seq} cannot be read: {error}")
             self._pass(seq, payload)
 
     def _pass(self, seq: int, payload: bytes) -> None:
@@ -230,20 +230,20 @@ class EventContinuity:
                 return
             if seq > self.last + 1:
                 if self._may_ask:
-                    self._ask(f"batches {self.last + 1} to {seq - 1} are missing")
+                    self._request_replay(f"batches {self.last + 1} to {seq - 1} are missing")
                     return
-                self._give_up(seq - 1, f"batches {self.last + 1} to {seq - 1} are missing")
-            payload = self._held.take(seq)
+                self._report_gap(seq - 1, f"batches {self.last + 1} to {seq - 1} are missing")
+            payload = self._held.pop(seq)
             if payload is not None and (seq > self.last or not self._seen.is_same(seq, payload)):
                 self._follow(seq, payload)
 
-    def _give_up(self, last: int, why: str) -> None:
+    def _report_gap(self, last: int, why: str) -> None:
         """Accept that the batches after the last one, up to `last`, are missing."""
         first, self.last = self.last + 1, last
         self.uncertain = why
         self.counts.missing += last - first + 1
         self._seen.skip(first, last)
-        self._give(Gap(first, last, why), 0)
+        self._put(Gap(first, last, why), 0)
 
     def _is_late(self, seq: int, payload: bytes) -> bool:
         """Whether the batch is a late one, already accepted as missing, which would do harm now, or is unreadable."""
@@ -254,29 +254,29 @@ class EventContinuity:
 
     def _start_over(self, why: str) -> None:
         self.counts.restarts += 1
-        self._begin_anew(why)
+        self._reset(why)
 
-    def _begin_anew(self, why: str) -> None:
-        self._give(Reset(why), 0)
+    def _reset(self, why: str) -> None:
+        self._put(Reset(why), 0)
         self.last = -1
         self.has_joined = self.is_replaying = self.failed = self._is_check = False
         self.uncertain = ""
         self._num_fruitless = 0
         self._held.clear()
         self._seen.clear()
-        self._ask(why)
+        self._request_replay(why)
 
     @property
     def _may_ask(self) -> bool:
         """Whether a replay can be requested and recent ones were not fruitless."""
         return self._can_replay and self._num_fruitless < MAX_FRUITLESS
 
-    def _ask(self, why: str) -> None:
+    def _request_replay(self, why: str) -> None:
         if self._can_replay:
             self.wants, self._is_check = why, False
 
 
-class HeldBatches:
+class BufferedBatches:
     """Batches received while earlier ones are awaited, as bytes by sequence number; bounded.
 
     A batch that does not fit is dropped, which leaves a gap that a later replay fills.
@@ -290,15 +290,15 @@ class HeldBatches:
     def __len__(self) -> int:
         return len(self._payloads)
 
-    def hold(self, seq: int, payload: bytes) -> None:
+    def push(self, seq: int, payload: bytes) -> None:
         """Hold a batch, replacing one with the same number."""
-        self.take(seq)
+        self.pop(seq)
         num_bytes = len(payload) + _EACH_BYTES
         if self._num_bytes + num_bytes <= self._max_bytes:
             self._payloads[seq] = payload
             self._num_bytes += num_bytes
 
-    def take(self, seq: int) -> bytes | None:
+    def pop(self, seq: int) -> bytes | None:
         """Remove and return a batch; None if it is not held."""
         payload = self._payloads.pop(seq, None)
         if payload is not None:

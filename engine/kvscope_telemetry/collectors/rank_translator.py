@@ -19,12 +19,12 @@ from typing import Final
 from msgspec.structs import asdict
 
 from kvscope_telemetry.collectors.block_tokens import BlockTokens
-from kvscope_telemetry.collectors.engine import ExternalEngine
+from kvscope_telemetry.collectors.cached_rows import CachedRows
+from kvscope_telemetry.collectors.external_engine import ExternalEngine
 from kvscope_telemetry.collectors.hello import hello_of
+from kvscope_telemetry.collectors.reading_totals import ReadingTotals, breakdown
 from kvscope_telemetry.collectors.readings import EngineReading
 from kvscope_telemetry.collectors.server_facts import ServerFacts
-from kvscope_telemetry.collectors.slots import Slots
-from kvscope_telemetry.collectors.tallies import Tallies, breakdown
 from kvscope_telemetry.kv_events.batches import BlockStored, EventBatch
 from kvscope_telemetry.kv_events.stream_items import Gap, Received, Reset, StreamItem
 from kvscope_telemetry.ledger import Tier
@@ -64,20 +64,20 @@ class RankTranslator:
         self.tokens = BlockTokens()
         self.num_frames = 0
         """Number of frames over all epochs."""
-        self.has_begun = False
+        self.has_started = False
         """Whether there is a cache state to publish."""
-        self.restarts = Restarts()
+        self.restarts = RestartDetector()
         self._engine = engine
-        self._slots = Slots()
-        self._tallies = Tallies()
+        self._slots = CachedRows()
+        self._tallies = ReadingTotals()
         self._reading = EngineReading()
         self._facts = ServerFacts()
         self._has_reading = False
         self._epoch = secrets.randbits(_EPOCH_BITS)
         self._state: CacheState | None = None  # of this epoch; None before its first snapshot
         self._wants_snapshot = False
-        self._notes = Notes()
-        self._num_media_told = 0  # how many of `Slots.unknown_media` were reported
+        self._quality_events = DataQualityEvents()
+        self._num_media_reported = 0  # how many of `CachedRows.unknown_media` were reported
         self._others: list[TelemetryMessage] = []
         self._beat_ns = 0
 
@@ -88,7 +88,7 @@ class RankTranslator:
 
     def hash_in(self, row: int) -> int:
         """Return the block hash in a ledger row, or 0. Any thread may call it and may see a slightly older state."""
-        return self._slots.holds(row)
+        return self._slots.is_used(row)
 
     def restate(self) -> None:
         """Send a snapshot with the next messages."""
@@ -100,25 +100,25 @@ class RankTranslator:
         """Apply items of the KV event stream, in order."""
         for item in items:
             if isinstance(item, Received):
-                self.has_begun = True
-                self._take_batch(item.batch, now_ns)
+                self.has_started = True
+                self._apply_batch(item.batch, now_ns)
             elif isinstance(item, Gap):
                 self._slots.doubt_copies()
-                self._notes.add(gap_words(item), now_ns)
+                self._quality_events.add(gap_text(item), now_ns)
             elif isinstance(item, Reset) and self._slots.num_held:
                 self._forget_blocks()
-                self._notes.add(f"the cache is reported from the start again: {item.why}", now_ns)
+                self._quality_events.add(f"the cache is reported from the start again: {item.why}", now_ns)
 
-    def read(self, reading: EngineReading, facts: ServerFacts, now_ns: int, *, are_events_live: bool) -> None:
+    def apply_reading(self, reading: EngineReading, facts: ServerFacts, now_ns: int, *, are_events_live: bool) -> None:
         """Apply the newest metrics. `are_events_live`: whether the known cache contents are from the engine's current
         start."""
         was_doubtful = self.restarts.are_doubtful
         before = self._reading if self._has_reading else None
-        is_restart, is_of_another = self.restarts.judge(before, reading, now_ns)
+        is_restart, is_of_another = self.restarts.check(before, reading, now_ns)
         if self.restarts.are_doubtful != was_doubtful:
             self._tallies.restart()
             if self.restarts.are_doubtful:
-                self._notes.add(SEVERAL_ENGINES, now_ns)
+                self._quality_events.add(SEVERAL_ENGINES, now_ns)
             self._begin_epoch()
         elif is_restart:
             self._restart(now_ns, are_events_live=are_events_live)
@@ -130,37 +130,39 @@ class RankTranslator:
         is_other |= reading.pool_tokens != was.pool_tokens
         if is_other and self._state is not None:
             self._begin_epoch()
-        self._reading, self._facts, self._has_reading, self.has_begun = reading, facts, True, True
+        self._reading, self._facts, self._has_reading, self.has_started = reading, facts, True, True
         self._learn_sizes()
         if self.restarts.are_doubtful:
             self._tallies.skip()
         else:
             self._tallies.count(reading)
-        self._others = [*self._said_of(now_ns)]
+        self._others = [*self._other_messages(now_ns)]
 
-    def _take_batch(self, batch: EventBatch, now_ns: int) -> None:
+    def _apply_batch(self, batch: EventBatch, now_ns: int) -> None:
         slots, tokens = self._slots, self.tokens
         for event in batch.events:
             if isinstance(event, BlockStored):
                 tokens.add(event)
             slots.apply(event)
-        for medium in slots.unknown_media[self._num_media_told :]:
-            self._notes.add(unknown_medium_words(medium), now_ns)
-        self._num_media_told = len(slots.unknown_media)
+        for medium in slots.unknown_media[self._num_media_reported :]:
+            self._quality_events.add(unknown_medium_text(medium), now_ns)
+        self._num_media_reported = len(slots.unknown_media)
         if batch.num_unreadable_events:
             count = batch.num_unreadable_events
-            self._notes.add(f"{count} KV events could not be read ({batch.unreadable}) and are missing", now_ns)
+            self._quality_events.add(
+                f"{count} KV events could not be read ({batch.unreadable}) and are missing", now_ns
+            )
 
     def _restart(self, now_ns: int, *, are_events_live: bool) -> None:
         self._tallies.restart()
-        self._notes.add("the engine restarted: its counters went down", now_ns)
+        self._quality_events.add("the engine restarted: its counters went down", now_ns)
         if are_events_live:
             self._begin_epoch()
         else:
             self._forget_blocks()
 
     def _forget_blocks(self) -> None:
-        self._slots, self._num_media_told = Slots(*self._known_sizes()), 0
+        self._slots, self._num_media_reported = CachedRows(*self._known_sizes()), 0
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
@@ -177,8 +179,8 @@ class RankTranslator:
         num_hbm, num_host = self._known_sizes()
         if num_hbm and self._slots.shrink(Tier.HBM, num_hbm):
             self._begin_epoch()
-        self._slots.want(Tier.HBM, num_hbm)
-        self._slots.want(Tier.HOST, num_host)
+        self._slots.reserve(Tier.HBM, num_hbm)
+        self._slots.reserve(Tier.HOST, num_host)
 
     def _known_sizes(self) -> tuple[int, int]:
         """Number of blocks in HBM and in host memory; 0 if unknown."""
@@ -187,9 +189,9 @@ class RankTranslator:
 
     # Output
 
-    def messages(self, now_ns: int, *, is_heard: bool) -> list[TelemetryMessage]:
-        """Return the messages to publish, in order. `is_heard`: whether the engine gave a recent sign of life."""
-        if not self.has_begun:
+    def messages(self, now_ns: int, *, is_alive: bool) -> list[TelemetryMessage]:
+        """Return the messages to publish, in order. `is_alive`: whether the engine gave a recent sign of life."""
+        if not self.has_started:
             return []
         messages: list[TelemetryMessage] = []
         if self._state is not None and (self._slots.must_change or self._are_blocks_other(self._state)):
@@ -201,7 +203,7 @@ class RankTranslator:
         messages += self._frames(state, now_ns)
         messages += self._others
         self._others = []
-        if is_heard and now_ns - self._beat_ns >= HEARTBEAT_NS:
+        if is_alive and now_ns - self._beat_ns >= HEARTBEAT_NS:
             self._beat_ns = now_ns
             messages.append(self._heartbeat(state, now_ns))
         return messages
@@ -232,8 +234,8 @@ class RankTranslator:
 
     def _frames(self, state: CacheState, now_ns: int) -> Iterator[Frame]:
         """Yield a frame if anything changed, or several if more than `MANY_ROWS` rows changed."""
-        ids, columns = self._slots.take_changes()
-        notes = self._notes.take(now_ns)
+        ids, columns = self._slots.drain_changes()
+        notes = self._quality_events.drain(now_ns)
         if not (ids.size or notes or self._tallies.has_news):
             return
         self._set_totals(state)
@@ -245,7 +247,7 @@ class RankTranslator:
         for start in range(0, max(ids.size, 1), MANY_ROWS):
             part = slice(start, start + MANY_ROWS)
             state.set_blocks(ids[part], **{name: values[part] for name, values in columns.items()})
-            num_prefill, num_decode = self._tallies.take_tokens()
+            num_prefill, num_decode = self._tallies.drain_tokens()
             self.num_frames += 1
             yield state.frame(state.seq + 1, now_ns, num_decode_tokens=num_decode, num_prefill_tokens=num_prefill)
 
@@ -256,7 +258,7 @@ class RankTranslator:
         state.totals["evicted_blocks"] = self._slots.num_removed[Tier.HBM]
         state.totals["offloaded_blocks"] = sum(stored[tier] for tier in stored if tier is not Tier.HBM)
 
-    def _said_of(self, now_ns: int) -> Iterable[TelemetryMessage]:
+    def _other_messages(self, now_ns: int) -> Iterable[TelemetryMessage]:
         """Yield what the newest reading reports and frames do not contain."""
         tallies = self._tallies
         yield Reading(
@@ -281,29 +283,29 @@ class RankTranslator:
         )
 
 
-class Notes:
+class DataQualityEvents:
     """Bounded list of events about the quality of the data: gaps, restarts, events that could not be read."""
 
     def __init__(self) -> None:
-        self._notes: list[Event] = []
+        self._quality_events: list[Event] = []
         self._num_left_out = 0
 
-    def add(self, words: str, now_ns: int) -> None:
-        if len(self._notes) < MAX_NOTES:
-            self._notes.append(Event(kind="note", time_ns=now_ns, cause=words[:MAX_LETTERS]))
+    def add(self, text: str, now_ns: int) -> None:
+        if len(self._quality_events) < MAX_NOTES:
+            self._quality_events.append(Event(kind="note", time_ns=now_ns, cause=text[:MAX_LETTERS]))
         else:
             self._num_left_out += 1
 
-    def take(self, now_ns: int) -> tuple[Event, ...]:
+    def drain(self, now_ns: int) -> tuple[Event, ...]:
         """Return and clear the events added since the last call."""
-        notes, self._notes = self._notes, []
+        notes, self._quality_events = self._quality_events, []
         if self._num_left_out:
             notes.append(Event(kind="note", time_ns=now_ns, cause=f"{self._num_left_out} more notes"))
             self._num_left_out = 0
         return tuple(notes)
 
 
-def gap_words(gap: Gap) -> str:
+def gap_text(gap: Gap) -> str:
     count = gap.last - gap.first + 1
     which = f"batch {gap.first}" if count == 1 else f"{count} batches, {gap.first} to {gap.last},"
     return (
@@ -312,7 +314,7 @@ def gap_words(gap: Gap) -> str:
     )
 
 
-def unknown_medium_words(medium: str) -> str:
+def unknown_medium_text(medium: str) -> str:
     """Describe a storage medium with an unknown name for users."""
     return (
         f"KV events tell of blocks in {medium[:40]!r}, a place that kvscope does not know: "
@@ -320,7 +322,7 @@ def unknown_medium_words(medium: str) -> str:
     )
 
 
-class Restarts:
+class RestartDetector:
     """Distinguishes restarts of one engine from several engines that answer at one address, as behind a load balancer.
 
     The counters of one engine grow, and fall when it restarts. Those of several engines also jump back up to values
@@ -336,7 +338,7 @@ class Restarts:
         self._starts_s: set[float] = set()
         self._read_ns = 0
 
-    def judge(self, before: EngineReading | None, now: EngineReading, now_ns: int) -> tuple[bool, bool]:
+    def check(self, before: EngineReading | None, now: EngineReading, now_ns: int) -> tuple[bool, bool]:
         """Return whether the engine restarted between two readings, and whether they are of different engines."""
         passed_ns, self._read_ns = now_ns - self._read_ns, now_ns
         if before is None:

@@ -15,12 +15,12 @@ from typing import Final
 from kvscope_telemetry.collectors.address import ExternalAddress, waits_for_publisher
 from kvscope_telemetry.collectors.block_contents import BlockContents
 from kvscope_telemetry.collectors.prompted_source import PromptedSource
+from kvscope_telemetry.collectors.rank_translator import SEVERAL_ENGINES, RankTranslator
 from kvscope_telemetry.collectors.readings import EngineReading
 from kvscope_telemetry.collectors.scrape import Scraper
 from kvscope_telemetry.collectors.server_facts import ServerFacts
-from kvscope_telemetry.collectors.translator import SEVERAL_ENGINES, RankTranslator
 from kvscope_telemetry.errors import KvscopeError
-from kvscope_telemetry.kv_events.stream import KvEventStream
+from kvscope_telemetry.kv_events.event_stream import KvEventStream
 from kvscope_telemetry.kv_events.stream_items import Reset, StreamItem, StreamState, StreamStatus
 from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.source import SourceState, SourceStatus
@@ -31,7 +31,7 @@ RETRY_S: Final = 5.0
 _Where = tuple[str, str, str]
 FRAME_S: Final = 0.1
 """Seconds between passes of the thread; a frame is published only if something changed."""
-HEARD_NS: Final = 3_000_000_000
+ALIVE_NS: Final = 3_000_000_000
 """Time for which the engine counts as alive after a scrape or a batch of KV events."""
 SILENT_NS: Final = 60_000_000_000
 """Time without a KV event, while tokens are computed, after which events are reported missing."""
@@ -60,9 +60,9 @@ class ExternalSource(PromptedSource):
         self._translator = RankTranslator(address.engine)
         tokens, hash_in = self._translator.tokens, self._translator.hash_in
         self._contents = BlockContents(tokens, hash_in, address.tokenizer)
-        self._heard_ns = self._num_batches = 0
-        self._silence = Silence()
-        self._begun_ns = time.monotonic_ns()
+        self._last_sign_ns = self._num_batches = 0
+        self._silence = MissingEventsDetector()
+        self._started_ns = time.monotonic_ns()
         self._failure = self._inside = ""
         self._scraper = scraper(address)
         self._events = EventPart(address)
@@ -87,7 +87,7 @@ class ExternalSource(PromptedSource):
             resyncs=self._translator.restarts.count,
             messages_rejected=stream.num_unreadable + stream.num_of_other_ranks,
             num_skipped=stream.num_unknown_events,
-            last_message_ns=self._heard_ns,
+            last_message_ns=self._last_sign_ns,
             adapters=self._prompter.adapters,
         )
 
@@ -113,34 +113,34 @@ class ExternalSource(PromptedSource):
 
     def _pass(self, now_ns: int) -> None:
         translator = self._translator
-        scraped = self._scraper.take_scraped()
+        scraped = self._scraper.poll_result()
         if scraped is not None:
             self._events.learn(scraped.facts)
             self._inside = scraped.reading.inside
-            self._silence.look(scraped.reading, self._num_batches, now_ns)
-            translator.read(scraped.reading, scraped.facts, now_ns, are_events_live=self._events.is_live)
-        if self._may_take_events(now_ns):
-            translator.apply_events(self._events.take_items(), now_ns)
+            self._silence.update(scraped.reading, self._num_batches, now_ns)
+            translator.apply_reading(scraped.reading, scraped.facts, now_ns, are_events_live=self._events.is_live)
+        if self._can_apply_events(now_ns):
+            translator.apply_events(self._events.poll_items(), now_ns)
         if self._hand_over.wants_snapshot(now_ns) or self._resync_wanted:
             self._resync_wanted = False
             translator.restate()
-        self._note_life(now_ns, is_scraped=scraped is not None)
-        messages = translator.messages(now_ns, is_heard=now_ns - self._heard_ns < HEARD_NS)
+        self._record_life(now_ns, is_scraped=scraped is not None)
+        messages = translator.messages(now_ns, is_alive=now_ns - self._last_sign_ns < ALIVE_NS)
         if messages:
-            self._hand_over.give(messages)
+            self._hand_over.enqueue(messages)
             with self._changed:
                 self._changed.notify_all()
 
-    def _may_take_events(self, now_ns: int) -> bool:
+    def _can_apply_events(self, now_ns: int) -> bool:
         """Whether KV events may be applied: they wait up to `WAIT_FOR_METRICS_NS` for metrics, which give the number of
         blocks."""
-        return self._translator.has_begun or now_ns - self._begun_ns >= WAIT_FOR_METRICS_NS
+        return self._translator.has_started or now_ns - self._started_ns >= WAIT_FOR_METRICS_NS
 
-    def _note_life(self, now_ns: int, *, is_scraped: bool) -> None:
+    def _record_life(self, now_ns: int, *, is_scraped: bool) -> None:
         events = self._events.status
         num_batches = 0 if events is None else events.num_batches
         if is_scraped or num_batches != self._num_batches:
-            self._heard_ns = now_ns
+            self._last_sign_ns = now_ns
         self._num_batches = num_batches
 
     def _standing(self, events: StreamStatus | None) -> tuple[SourceState, str]:
@@ -153,10 +153,10 @@ class ExternalSource(PromptedSource):
                 is_refused=self._scraper.is_refused,
                 events=events,
                 events_failure=self._events.failure,
-                has_begun=self._translator.has_begun,
+                has_started=self._translator.has_started,
                 are_restarts_doubtful=self._translator.restarts.are_doubtful,
                 events_option=self._address.engine.events_option,
-                are_events_missing=self._silence.is_told,
+                are_events_missing=self._silence.is_reported,
                 inside=self._inside,
             )
         )
@@ -175,7 +175,7 @@ class AttachedParts:
     """None if no endpoint is known."""
     events_failure: str
     """Why the KV event endpoint cannot be used; empty if it can."""
-    has_begun: bool
+    has_started: bool
     """Whether there is a cache state to show."""
     are_restarts_doubtful: bool = False
     events_option: str = ""
@@ -197,7 +197,7 @@ def _state_of_parts(parts: AttachedParts) -> tuple[SourceState, str]:
     metrics, events = parts.metrics_why, _events_why(parts)
     if parts.is_refused:
         return SourceState.REFUSED, metrics
-    if not parts.has_begun:
+    if not parts.has_started:
         return SourceState.CONNECTING, _joined(metrics, events if parts.events is not None else "")
     if metrics and events:
         return SourceState.STALE, _joined(metrics, events)
@@ -239,24 +239,24 @@ def _start_with(parts: AttachedParts) -> str:
     return f": start the server with {parts.events_option}" if parts.events_option else ""
 
 
-class Silence:
+class MissingEventsDetector:
     """Detects missing KV events: `FLOWING_TOKENS` were computed within `SILENT_NS`, and no event arrived."""
 
     def __init__(self) -> None:
-        self.is_told = False
+        self.is_reported = False
         self._num_batches = 0
         self._since: tuple[int, int] | None = None
         """Time of the last event in ns, and the engine's token count then."""
 
-    def look(self, reading: EngineReading, num_batches: int, now_ns: int) -> None:
+    def update(self, reading: EngineReading, num_batches: int, now_ns: int) -> None:
         """Process one reading of the metrics. `num_batches`: batches of KV events received so far."""
         known = [each for each in (reading.prompt_tokens, reading.generation_tokens) if each is not None]
         num_tokens = int(sum(known))
         if num_batches != self._num_batches or self._since is None or num_tokens < self._since[1]:
-            self._num_batches, self._since, self.is_told = num_batches, (now_ns, num_tokens), False
+            self._num_batches, self._since, self.is_reported = num_batches, (now_ns, num_tokens), False
             return
         since_ns, before = self._since
-        self.is_told = now_ns - since_ns >= SILENT_NS and num_tokens - before >= FLOWING_TOKENS
+        self.is_reported = now_ns - since_ns >= SILENT_NS and num_tokens - before >= FLOWING_TOKENS
 
 
 def _joined(*parts: str) -> str:
@@ -295,12 +295,12 @@ class EventPart:
         if not self._address.kv_events and facts.kv_events:
             self._open(facts.kv_events, facts.replay, self._address.topic or facts.topic)
 
-    def take_items(self) -> list[StreamItem]:
+    def poll_items(self) -> list[StreamItem]:
         """Return and clear the items received since the last call, in order."""
         if self.failure and time.monotonic() >= self._retry_s:
             self._open(*self._where)
         moved, self._moved = self._moved, []
-        return moved if self._stream is None else [*moved, *self._stream.take_items()]
+        return moved if self._stream is None else [*moved, *self._stream.poll_items()]
 
     def close(self) -> None:
         """Stop reading. Idempotent."""

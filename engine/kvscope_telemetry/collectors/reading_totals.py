@@ -8,7 +8,7 @@ from kvscope_telemetry.collectors.readings import EngineReading
 from kvscope_telemetry.messages.telemetry import Counters, Histogram, MemoryBreakdown
 
 
-class Tallies:
+class ReadingTotals:
     """Counters and latencies as of the newest reading. Values missing in a reading keep their previous value."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Tallies:
         """Ignore the newest reading and its difference to the next one, because it may be another engine's."""
         self._before, self.latencies, self.used_share = None, (), -1.0
 
-    def take_tokens(self) -> tuple[int, int]:
+    def drain_tokens(self) -> tuple[int, int]:
         """Return the prefill and decode tokens counted since the last call, and clear `has_news`."""
         counted, self._num_prefill, self._num_decode = (self._num_prefill, self._num_decode), 0, 0
         self.has_news = False

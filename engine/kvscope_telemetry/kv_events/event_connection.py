@@ -13,8 +13,8 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from kvscope_telemetry.errors import BadInput, EndpointInUse
-from kvscope_telemetry.kv_events.addresses import is_ipv6
-from kvscope_telemetry.kv_events.wire import MAX_BATCH_BYTES
+from kvscope_telemetry.kv_events.event_endpoints import is_ipv6
+from kvscope_telemetry.kv_events.event_wire import MAX_BATCH_BYTES
 from kvscope_telemetry.transport.connection_watch import Connections
 
 HIGH_WATER: Final = 64
@@ -24,7 +24,7 @@ MAX_HALF_BYTES: Final = 4 * MAX_BATCH_BYTES
 RECONNECT_MS: Final = (50, 1_000)
 KNOCK_AGAIN_S: Final = 1.0
 WATCH_S: Final = 0.25
-HANG_UPS_TO_TELL: Final = 3
+MAX_HANG_UPS: Final = 3
 GREETING_S: Final = 2.0
 """Seconds within which a new peer must complete the ZeroMQ handshake."""
 MAX_PUBLISHERS: Final = 16
@@ -40,7 +40,7 @@ _EVENTS: Final = (
 )
 
 
-class KVEventLine:
+class KVEventConnection:
     """Subscribing connection to `endpoint`; with `bind`, publishers connect to it.
 
     Raises EndpointInUse or BadInput if the endpoint cannot be used.
@@ -58,7 +58,7 @@ class KVEventLine:
         self._greeted_s: float | None = None
         """Time since which a peer is connected without having completed the handshake."""
         self._retry_s: float | None = None
-        self._look_s = 0.0
+        self._poll_s = 0.0
         self._connections = Connections(MAX_PUBLISHERS, lambda seconds: MAX_HALF_BYTES, is_client=not bind)
         self._connections.listen(endpoint)
         self.socket = context.socket(zmq.SUB)
@@ -81,14 +81,14 @@ class KVEventLine:
             while len(messages) < max_messages:
                 messages.append(self.socket.recv_multipart(zmq.NOBLOCK))
         if messages:
-            self._connections.heard_all()
+            self._connections.record_activity_of_all()
         return messages
 
-    def look(self, now_s: float) -> None:
+    def poll(self, now_s: float) -> None:
         """Process the socket's monitor events, and reconnect if ZeroMQ has stopped retrying."""
         while self.monitor.poll(0):
             message = recv_monitor_message(self.monitor)
-            self._take(zmq.Event(message["event"]), int(message["value"]), now_s)
+            self._handle_event(zmq.Event(message["event"]), int(message["value"]), now_s)
         if self._retry_s is not None and now_s >= self._retry_s and not self._is_bound:
             self._retry_s = None
             with contextlib.suppress(zmq.ZMQError):
@@ -96,8 +96,8 @@ class KVEventLine:
             self.socket.connect(self._endpoint)
         if self._greeted_s is not None and now_s - self._greeted_s > GREETING_S:
             self.refusal = f"{self._endpoint} is not a ZeroMQ socket: it does not publish KV events"
-        if now_s >= self._look_s:
-            self._look_s = now_s + WATCH_S
+        if now_s >= self._poll_s:
+            self._poll_s = now_s + WATCH_S
             self._connections.watch()
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class KVEventLine:
                 raise EndpointInUse(f"endpoint {self._endpoint} of KV events is in use") from None
             raise BadInput(f"endpoint {self._endpoint} of KV events is not accepted: {error.strerror}") from None
 
-    def _take(self, event: zmq.Event, value: int, now_s: float) -> None:
+    def _handle_event(self, event: zmq.Event, value: int, now_s: float) -> None:
         if event in (zmq.EVENT_CONNECTED, zmq.EVENT_ACCEPTED):
             self._connections.accepted(value)
             self._greeted_s = now_s
@@ -142,5 +142,5 @@ class KVEventLine:
         self._greeted_s = None
         self._retry_s = now_s + KNOCK_AGAIN_S  # ZeroMQ does not retry on its own after some refusals
         self._num_hang_ups += 1
-        if self._num_hang_ups >= HANG_UPS_TO_TELL:
+        if self._num_hang_ups >= MAX_HANG_UPS:
             self.refusal = f"{self._endpoint} closes the connection: it does not publish KV events"

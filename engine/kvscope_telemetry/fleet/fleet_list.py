@@ -60,7 +60,7 @@ def parse_list(text: str, api_key: str = "") -> FleetList:
             refused.append(f"line {number}: {error}"[:_SHOWN_LETTERS])
     if refused and not entries:
         raise BadInput(f"there is no address in it: {refused[0]}")
-    return FleetList(tuple(entries.values()), _trouble(refused, num_over))
+    return FleetList(tuple(entries.values()), _error_text(refused, num_over))
 
 
 def _entry(where: str, name: str, api_key: str) -> FleetEntry:
@@ -79,7 +79,7 @@ def _without_comment(line: str) -> str:
     return " ".join(words[: ends[0]] if ends else words)
 
 
-def _trouble(refused: list[str], num_over: int) -> str:
+def _error_text(refused: list[str], num_over: int) -> str:
     faults = []
     if refused:
         more = f" (and {len(refused) - 1:,} more lines)" if len(refused) > 1 else ""

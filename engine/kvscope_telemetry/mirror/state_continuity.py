@@ -9,15 +9,15 @@ from __future__ import annotations
 from kvscope_telemetry.messages.telemetry import DeltaCheckpoint, Frame, Snapshot
 
 
-class StatePlace:
+class StatePosition:
     """Epoch and sequence number of a state. Before the first snapshot there is no epoch, and no frame follows."""
 
     def __init__(self) -> None:
         self.epoch: int | None = None
         self.seq = 0
 
-    def copy(self) -> StatePlace:
-        other = StatePlace()
+    def copy(self) -> StatePosition:
+        other = StatePosition()
         other.epoch, other.seq = self.epoch, self.seq
         return other
 
@@ -34,7 +34,7 @@ class StatePlace:
         """Return whether `snapshot` is of another epoch, or later in this one."""
         return snapshot.hello.epoch != self.epoch or snapshot.seq > self.seq
 
-    def go_to(self, snapshot: Snapshot) -> None:
+    def move_to(self, snapshot: Snapshot) -> None:
         """Set the position to that of `snapshot`."""
         self.epoch, self.seq = snapshot.hello.epoch, snapshot.seq
 
@@ -45,12 +45,12 @@ class StatePlace:
 
 
 class Continuity:
-    """Decides for a sequence of frames and snapshots which of them are to be applied: call `takes` for each, in
+    """Decides for a sequence of frames and snapshots which of them are to be applied: call `accepts` for each, in
     order.
     """
 
     def __init__(self) -> None:
-        self._place = StatePlace()
+        self._place = StatePosition()
         self.is_lost = True
         """Whether the state is unknown: there was no snapshot yet, or frames are missing since."""
 
@@ -62,22 +62,22 @@ class Continuity:
     def seq(self) -> int:
         return self._place.seq
 
-    def lose(self) -> None:
+    def mark_lost(self) -> None:
         """Mark the state as unknown because an accepted message could not be applied."""
         self.is_lost = True
 
-    def takes(self, message: Frame | Snapshot) -> bool:
+    def accepts(self, message: Frame | Snapshot) -> bool:
         """Return whether `message` is to be applied, and advance the position if so."""
-        return self._takes_frame(message) if isinstance(message, Frame) else self._takes_snapshot(message)
+        return self._accepts_frame(message) if isinstance(message, Frame) else self._accepts_snapshot(message)
 
-    def _takes_snapshot(self, snapshot: Snapshot) -> bool:
+    def _accepts_snapshot(self, snapshot: Snapshot) -> bool:
         if not self.is_lost and not self._place.is_newer(snapshot):
             return False
-        self._place.go_to(snapshot)
+        self._place.move_to(snapshot)
         self.is_lost = False
         return True
 
-    def _takes_frame(self, frame: Frame) -> bool:
+    def _accepts_frame(self, frame: Frame) -> bool:
         if self.is_lost or self._place.has(frame):
             return False
         self.is_lost = not self._place.is_before(frame)

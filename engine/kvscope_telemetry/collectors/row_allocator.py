@@ -29,7 +29,7 @@ _FAMILIES: Final = {
 other machines counts as disk, too, because it is in neither of this machine's memories."""
 
 
-def medium_word(medium: str | None) -> str:
+def medium_name(medium: str | None) -> str:
     """Return the normalized name of a medium: case-folded, `gpu` if missing."""
     return _DEVICE if medium is None else medium.casefold()
 
@@ -37,7 +37,7 @@ def medium_word(medium: str | None) -> str:
 @lru_cache(maxsize=256)
 def tier_of(medium: str | None) -> Tier:
     """Return the tier of a medium of KV events; `Tier.UNKNOWN` if its name is not recognized."""
-    name = medium_word(medium).strip()
+    name = medium_name(medium).strip()
     name = name.removeprefix("local").lstrip("_- ") or name
     return next((tier for tier, words in _FAMILIES.items() if name.startswith(words)), Tier.UNKNOWN)
 
@@ -54,7 +54,7 @@ class RowAllocator:
         self._changed: list[int] = []
         self._values: dict[str, list[int]] = {name: [] for name in _WRITTEN}  # of each changed row
 
-    def take(self, block_hash: int, parent: int, group: int) -> int | None:
+    def allocate(self, block_hash: int, parent: int, group: int) -> int | None:
         """Allocate a row for a block: the last one freed, else the next never used. Returns None if all are in use."""
         if self._free:
             row = self._free.pop()
@@ -79,7 +79,7 @@ class RowAllocator:
         for values in self._values.values():
             values += nothing
 
-    def take_changes(self) -> tuple[npt.NDArray[np.uint32], dict[str, Column]]:
+    def drain_changes(self) -> tuple[npt.NDArray[np.uint32], dict[str, Column]]:
         """Return the ledger's rows that changed since the last call, each once, ascending, and their columns."""
         changed = np.array(self._changed, np.int64)
         # Keep the last change of each row: np.unique returns the first occurrence, so the order is reversed.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvscope_telemetry.collectors.engine import ExternalEngine
+from kvscope_telemetry.collectors.external_engine import ExternalEngine
 from kvscope_telemetry.collectors.llama import LLAMA_CPP
 from kvscope_telemetry.collectors.sglang import SGLANG
 from kvscope_telemetry.collectors.vllm import VLLM
@@ -33,7 +33,7 @@ def each_engine(form: str, last: str = "or", *, with_events: bool = False) -> st
 
     `form` may contain {scheme} and {name}; `last` is the conjunction.
     """
-    engines = [engine for engine in ENGINES if not (with_events and engine.tells_slots)]
+    engines = [engine for engine in ENGINES if not (with_events and engine.publishes_slots)]
     forms = [form.format(scheme=engine.scheme, name=engine.name) for engine in engines]
     *others, end = forms
     return f"{', '.join(others)} {last} {end}" if others else end

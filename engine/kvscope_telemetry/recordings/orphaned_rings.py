@@ -22,11 +22,11 @@ EMPTY_BYTES: Final = 512
 MAX_LEFT_BYTES: Final = 2 << 30
 """Limit on the total size of all left rings. The newest is kept even if it alone is larger."""
 MAX_LEFT_S: Final = 7 * 24 * 3600.0
-"""Age limit after a ring's end. The newest ring may be older (`tidy_left_rings`)."""
+"""Age limit after a ring's end. The newest ring may be older (`remove_orphaned_rings`)."""
 
 
 @dataclass(frozen=True, slots=True)
-class LeftRing:
+class OrphanedRing:
     """A ring recording without a writer."""
 
     folder: Path
@@ -51,25 +51,25 @@ class LeftRing:
 
 
 @dataclass(frozen=True, slots=True)
-class TidiedRings:
-    """Result of `tidy_left_rings`: retained and discarded rings."""
+class RemovedRings:
+    """Result of `remove_orphaned_rings`: retained and discarded rings."""
 
-    kept: list[LeftRing]
+    kept: list[OrphanedRing]
     """Retained rings that are readable, newest first."""
-    discarded: list[LeftRing]
+    discarded: list[OrphanedRing]
 
 
-def tidy_left_rings(
+def remove_orphaned_rings(
     parent: Path | str, *, max_bytes: int = MAX_LEFT_BYTES, max_seconds: float = MAX_LEFT_S
-) -> TidiedRings:
+) -> RemovedRings:
     """Discard rings older than `max_seconds`, then the oldest ones until the rest fits into `max_bytes`.
 
     Age is measured from now or from the end of the newest ring, whichever is earlier: with a clock that is years ahead,
     every ring would seem too old. Therefore the newest ring is never discarded for its age.
     """
-    kept: list[LeftRing] = []
-    discarded: list[LeftRing] = []
-    rings = left_rings(parent)
+    kept: list[OrphanedRing] = []
+    discarded: list[OrphanedRing] = []
+    rings = find_orphaned_rings(parent)
     newest_ns = min([time.time_ns(), *(ring.end_ns for ring in rings[:1])])
     num_bytes, oldest_ns = 0, newest_ns - round(max_seconds * 1e9)
     for ring in rings:
@@ -82,10 +82,10 @@ def tidy_left_rings(
         except BadInput:  # opened by another process
             continue
         discarded.append(ring)
-    return TidiedRings([ring for ring in kept if ring.is_readable], discarded)
+    return RemovedRings([ring for ring in kept if ring.is_readable], discarded)
 
 
-def left_rings(parent: Path | str) -> list[LeftRing]:
+def find_orphaned_rings(parent: Path | str) -> list[OrphanedRing]:
     """Return the rings in `parent` whose owner is dead, newest first, including unreadable ones.
 
     Deletes folders in which nothing was recorded.
@@ -94,11 +94,11 @@ def left_rings(parent: Path | str) -> list[LeftRing]:
         folders = [Path(entry.path) for entry in os.scandir(parent) if entry.is_dir(follow_symlinks=False)]
     except OSError:
         return []
-    found = [ring for ring in map(_left_ring, folders) if ring is not None]
+    found = [ring for ring in map(_orphaned_ring, folders) if ring is not None]
     return sorted(found, key=lambda ring: ring.end_ns, reverse=True)
 
 
-def _left_ring(folder: Path) -> LeftRing | None:
+def _orphaned_ring(folder: Path) -> OrphanedRing | None:
     segments = segments_in(folder)
     if not segments:  # may be starting just now
         return None
@@ -115,9 +115,9 @@ def _left_ring(folder: Path) -> LeftRing | None:
             oldest, newest = _readable(segments.values()), _readable(reversed(segments.values()))
         except BadInput:
             changed_ns = max(path.stat().st_mtime_ns for path in segments.values())
-            return LeftRing(folder, "", changed_ns, 0.0, num_bytes, is_readable=False)
+            return OrphanedRing(folder, "", changed_ns, 0.0, num_bytes, is_readable=False)
         seconds = (newest.end_ns - oldest.start_ns) / 1e9
-        return LeftRing(folder, newest.info.hello.model.name, oldest.start_ns, seconds, num_bytes)
+        return OrphanedRing(folder, newest.info.hello.model.name, oldest.start_ns, seconds, num_bytes)
     except OSError:
         return None
     finally:

@@ -26,7 +26,7 @@ from kvscope_telemetry.metrics.tally import Tally
 from kvscope_telemetry.source import SourceState, SourceStatus
 from kvscope_telemetry.sources.live_source import LiveSource
 
-TAKE_EVERY_S: Final = 0.5
+UPDATE_INTERVAL_S: Final = 0.5
 """Interval of updates of the mirror, so that they do not accumulate until a scrape."""
 NAP_S: Final = 0.1
 """Sleep of the reading thread after each pass: scrapes do not need lower latency, and large batches of frames cost the
@@ -89,7 +89,7 @@ class MetricsPage:
     def close(self) -> None:
         self._watch.close()
 
-    def _families(self, tally: Tally, look: Look) -> Iterator[Metric]:
+    def _families(self, tally: Tally, look: Scrape) -> Iterator[Metric]:
         labels = {"model_name": self._served_name or tally.hello.model.name, "engine": ENGINE}
         make = Maker(labels, tally.began_s)
         is_there = look.pool is not None and look.pool.epoch == tally.hello.epoch
@@ -138,7 +138,7 @@ class TallySink:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Scrape:
     """State at the time of a scrape."""
 
     status: SourceStatus
@@ -164,13 +164,13 @@ class EngineWatch:
         self._thread = threading.Thread(target=self._run, name="kvscope-metrics", daemon=True)
         self._thread.start()
 
-    def look(self) -> Look:
+    def look(self) -> Scrape:
         """Return the current state. Thread-safe."""
         with self._mirror_lock:
             self._take()
             status, mirror = self._source.status, self._source.mirror
             is_known = status.state in UP and mirror.hello is not None
-            return Look(status, pool_figures(mirror) if is_known else None)
+            return Scrape(status, pool_figures(mirror) if is_known else None)
 
     def close(self) -> None:
         """End both threads. Idempotent."""
@@ -179,7 +179,7 @@ class EngineWatch:
         self._source.close()
 
     def _run(self) -> None:
-        while not self._closing.wait(TAKE_EVERY_S):
+        while not self._closing.wait(UPDATE_INTERVAL_S):
             with self._mirror_lock:
                 self._take()
 

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from kvscope_telemetry.json_option import read_json_option
-from kvscope_telemetry.kv_events.addresses import binds, check_endpoint
+from kvscope_telemetry.kv_events.event_endpoints import binds, check_endpoint
 
 OPTION: Final = "--kv-events-config"
 _Count = Annotated[int, Meta(ge=1, le=10_000_000)]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
-from kvscope_telemetry.exports.goals_kept import MissedRequest
+from kvscope_telemetry.exports.goodput import MissedRequest
 from kvscope_telemetry.exports.phase_spans import RequestHistory
 from kvscope_telemetry.exports.report.charts import (
     BOTTOM,
@@ -18,12 +18,12 @@ from kvscope_telemetry.exports.report.charts import (
     mark_lines,
     svg,
 )
-from kvscope_telemetry.exports.report.page import clean
+from kvscope_telemetry.exports.report.report_page import clean
 from kvscope_telemetry.exports.report.worst import WorstRequest, without
 from kvscope_telemetry.exports.span import Span
 from kvscope_telemetry.messages.event_kinds import EVENT_KINDS, STOP_KINDS, cause_text, kind_text
 from kvscope_telemetry.request_phase import RequestPhase
-from kvscope_telemetry.summaries.figures import rows_in
+from kvscope_telemetry.summaries.run_figures import rows_in
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
@@ -38,7 +38,7 @@ NOTABLE: Final = tuple(kind.name for kind in EVENT_KINDS if kind.is_reported)
 """Kinds of events that a report lists individually."""
 _LANE: Final = 18
 _MAX_PHASES: Final = 200
-_MAX_WORDS: Final = 400
+_MAX_TEXT: Final = 400
 _MAX_LINKS: Final = 12
 
 
@@ -46,8 +46,8 @@ def request_lanes(worst: Sequence[WorstRequest], axis: ReportTimeAxis, span: Spa
     """Draw a lane for each request with its phases."""
     height = TOP + _LANE * len(worst) + BOTTOM
     parts = [frame(axis, height)]
-    for place, each in enumerate(worst):
-        y = TOP + _LANE * place
+    for index, each in enumerate(worst):
+        y = TOP + _LANE * index
         parts.append(f'<text class="label end" x="{LEFT - 6}" y="{y + 12}">#{each.history.info.number}</text>')
         for phase in each.history.phases[:_MAX_PHASES]:
             end_ns = span.until_ns if phase.end_ns is None else phase.end_ns
@@ -74,8 +74,8 @@ def _standing(history: RequestHistory, axis: ReportTimeAxis, span: Span, y: int)
         first_s, last_s = max(band.from_s, span.seconds(history.arrival_ns)), min(band.until_s, end_s)
         if first_s < last_s:
             x, width = axis.x(first_s), axis.x(last_s) - axis.x(first_s)
-            place = f'x="{x:.1f}" y="{y + 2}" width="{width:.1f}" height="{_LANE - 5}"'
-            yield f'<rect class="bar {STANDING_INK}" {place}><title>{band.html}</title></rect>'
+            index = f'x="{x:.1f}" y="{y + 2}" width="{width:.1f}" height="{_LANE - 5}"'
+            yield f'<rect class="bar {STANDING_INK}" {index}><title>{band.html}</title></rect>'
 
 
 def request_rows(worst: Sequence[WorstRequest]) -> list[list[str]]:
@@ -92,7 +92,7 @@ def request_rows(worst: Sequence[WorstRequest]) -> list[list[str]]:
                 # 0: aborted before its prompt was read.
                 f"{info.num_prompt_tokens:,}{cached}" if info.num_prompt_tokens else "–",
                 f"{history.num_output_tokens:,}",
-                "<br>".join(clean(_short(reason, _MAX_WORDS)) for reason in _few(each.reasons)),
+                "<br>".join(clean(_short(reason, _MAX_TEXT)) for reason in _shortened(each.reasons)),
             ]
         )
     return rows
@@ -103,7 +103,7 @@ def missed_rows(missed: Sequence[MissedRequest]) -> list[list[str]]:
         [
             _named(each.history),
             "<br>".join(clean(words) for words in each.missed),
-            "<br>".join(clean(_short(link, _MAX_WORDS)) for link in _few(each.chain, _MAX_LINKS)),
+            "<br>".join(clean(_short(link, _MAX_TEXT)) for link in _shortened(each.chain, _MAX_LINKS)),
         ]
         for each in missed
     ]
@@ -120,19 +120,19 @@ def event_rows(overview: SessionOverview, span: Span, count: int) -> tuple[list[
     If there are too many, up to half of the rows are for pauses, because they explain other events.
     """
     places = overview.events.find(span.from_ns, span.until_ns, kinds=NOTABLE).tolist()
-    first = [place for place in places if overview.events[place].event.kind in STOP_KINDS][: count // 2]
-    others = [place for place in places if place not in first][: count - len(first)]
-    words = [(int(overview.events.time_ns[place]), *_words(overview, place)) for place in (*first, *others)]
+    first = [index for index in places if overview.events[index].event.kind in STOP_KINDS][: count // 2]
+    others = [index for index in places if index not in first][: count - len(first)]
+    words = [(int(overview.events.time_ns[index]), *_event_text(overview, index)) for index in (*first, *others)]
     gaps = list(_gaps(overview, span))
     rows = [
-        [f"{max(0.0, span.seconds(time_ns)):,.2f} s", clean(what), clean(_short(why, _MAX_WORDS))]
+        [f"{max(0.0, span.seconds(time_ns)):,.2f} s", clean(what), clean(_short(why, _MAX_TEXT))]
         for time_ns, what, why in sorted([*words, *gaps])
     ]
     return rows[:count], len(places) + len(gaps)
 
 
-def _words(overview: SessionOverview, place: int) -> tuple[str, str]:
-    event = overview.events[place].event
+def _event_text(overview: SessionOverview, index: int) -> tuple[str, str]:
+    event = overview.events[index].event
     return kind_text(event.kind) + (f" #{event.number}" if event.number else ""), cause_text(event)
 
 
@@ -151,7 +151,7 @@ def _gaps(overview: SessionOverview, span: Span) -> Iterator[tuple[int, str, str
             yield time_ns, "start", "the engine was restarted"
 
 
-def _few(reasons: Sequence[str], count: int = 4) -> list[str]:
+def _shortened(reasons: Sequence[str], count: int = 4) -> list[str]:
     left = len(reasons) - count
     return [*reasons[:count], *([f"and {left} times more"] if left > 0 else [])]
 

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_telemetry.collectors.tiers import tier_of
+from kvscope_telemetry.collectors.row_allocator import tier_of
 from kvscope_telemetry.kv_events.batches import BlockStored
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.telemetry import KVGroup

@@ -1,7 +1,7 @@
 """Figures of one second that alarm expressions can name: their names, units, and how to read them from an overview.
 
 A figure is read for many seconds at once, with the same definition as in views and exports; NaN means unknown. Figures
-that `summaries.figures` defines for a range of time are taken from there. A figure added here can be used in every
+that `summaries.run_figures` defines for a range of time are taken from there. A figure added here can be used in every
 rule.
 """
 
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from kvscope_telemetry.alarms.forecast import WINDOW_S, seconds_left
 from kvscope_telemetry.latencies import FIRST_TOKEN, INTER_TOKEN, QUEUED, LatencyKind
 from kvscope_telemetry.messages.capabilities import Capabilities
-from kvscope_telemetry.summaries.figures import (
+from kvscope_telemetry.summaries.run_figures import (
     CACHE,
     FIGURES,
     REQUESTS,
@@ -30,7 +30,7 @@ from kvscope_telemetry.summaries.figures import (
 )
 from kvscope_telemetry.summaries.session_overview import OVERVIEW_COLUMNS, SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
-from kvscope_telemetry.summaries.unknown import unknown_fields
+from kvscope_telemetry.summaries.unknown_fields import unknown_fields
 
 FloatArray = npt.NDArray[np.float64]
 Read = Callable[[SessionOverview, slice], FloatArray]
@@ -75,7 +75,7 @@ def forecast_at(overview: SessionOverview, time_ns: int) -> float | None:
     Returns None if there is no forecast: no second that ended within the last 5 s, a pause within the window, or no
     clear fall.
     """
-    last = overview.place_at(time_ns + 1 - SECOND_NS) + 1
+    last = overview.index_at(time_ns + 1 - SECOND_NS) + 1
     if not last or time_ns - int(overview.time_ns[last - 1]) > 5_000_000_000:
         return None
     first = max(0, last - WINDOW_S)
@@ -159,7 +159,7 @@ def _plain(
 
 
 def _of_figures(group: str) -> Iterator[SecondFigure]:
-    """Yield per-second figures for those of `summaries.figures` in this group: a share, or a rate per second."""
+    """Yield per-second figures for those of `summaries.run_figures` in this group: a share, or a rate per second."""
     for figure in FIGURES:
         if figure.places.alarms == group and figure.share is not None:
             names, read = figure.share.names(), partial(_share, figure.share)

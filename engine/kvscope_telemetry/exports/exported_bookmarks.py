@@ -9,14 +9,14 @@ from collections.abc import Iterable
 
 from kvscope_telemetry.exports.span import Span
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.summaries.bookmark import Bookmark, in_order, settled
+from kvscope_telemetry.summaries.bookmark import Bookmark, in_order, newest_revisions
 
 
-def marks_in(recording: Recording, span: Span, more: Iterable[Bookmark] = ()) -> list[Bookmark]:
+def bookmarks_in(recording: Recording, span: Span, more: Iterable[Bookmark] = ()) -> list[Bookmark]:
     """Return the bookmarks of the range, from the recording and from `more` (those of a complete file are stored next
     to it).
     """
-    standing = in_order(settled([*recording.bookmarks(), *more]).values())
+    standing = in_order(newest_revisions([*recording.bookmarks(), *more]).values())
     return [mark for mark in standing if mark.time_ns <= span.until_ns and end_of(mark) >= span.from_ns]
 
 
@@ -27,5 +27,5 @@ def end_of(mark: Bookmark) -> int:
 
 def name_of(mark: Bookmark) -> str:
     """Return the title of the mark: a user's text, or an alarm's name and worst value."""
-    name = "" if mark.is_note else mark.kind
+    name = "" if mark.is_user_note else mark.kind
     return ": ".join(part for part in (name, mark.text) if part) or "Bookmark"

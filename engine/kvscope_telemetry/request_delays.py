@@ -26,7 +26,7 @@ _STOPS: Final = ("preempted", "finished", "aborted", "refused")
 KINDS: Final = (*_STARTS, *_STOPS)
 _RAN_UNTIL: Final = ("preempted", "finished")
 """Events that imply that the request ran before, even if its start was not observed."""
-_EVER: Final = 1 << 62
+_UNBOUNDED: Final = 1 << 62
 _MAX_NAMED: Final = 3
 _NOTABLE_NS: Final = 10_000_000
 """Shorter waits are for the current step to end, not for another request."""
@@ -40,7 +40,7 @@ _WAITED_FOR: Final[dict[int, str]] = {
 """Reported reasons for waiting that are independent of other requests."""
 
 
-class Delays:
+class RequestDelays:
     """Explains the delays of the requests of one engine start.
 
     `batch_limit` is the maximum number of running requests, 0 if it is unknown.
@@ -71,7 +71,7 @@ class Delays:
         if event.kind in _STARTS:
             began[number] = event.time_ns
         else:
-            begin = began.get(number, -_EVER if event.kind in _RAN_UNTIL else None)
+            begin = began.get(number, -_UNBOUNDED if event.kind in _RAN_UNTIL else None)
             began[number] = None
             if begin is not None:
                 self._ended_runs.append(number, begin, event.time_ns)
@@ -105,7 +105,7 @@ class Delays:
         if waited_until_ns is not None:
             waited_ns = running.running_ns(arrival_ns, waited_until_ns)
             parts.append((waited_ns, self._waited(number, moments, waited_until_ns, waits_for)))
-        spans, others = self._aside(number, until_ns)
+        spans, others = self._preempted_spans(number, until_ns)
         if others:
             aside_ns = _running_ns(spans, moments, arrival_ns, until_ns)
             times = f" {len(others)} times" if len(others) > 1 else ""
@@ -121,7 +121,7 @@ class Delays:
             texts.append(f"decoded {num_output_tokens:,} tokens in {time_text(decode_ns / 1e9)}")
         return "; ".join(texts)
 
-    def _aside(self, number: int, until_ns: int) -> tuple[list[tuple[int, int]], list[int]]:
+    def _preempted_spans(self, number: int, until_ns: int) -> tuple[list[tuple[int, int]], list[int]]:
         spans, others, since_ns = [], [], None
         for event in self._own.get(number, []):
             if event.kind == "preempted":
@@ -135,12 +135,12 @@ class Delays:
         return spans, others
 
     def _links(self, number: int, moments: Moments, num_output_tokens: int, waits_for: int) -> Iterator[str]:
-        own = self._own.get(number, [])
+        own_events = self._own.get(number, [])
         if moments.started_ns is not None:
             yield self._waited(number, moments, moments.started_ns, waits_for)
         elif moments.ended_ns is not None and moments.first_token_ns is None:
             yield self._waited(number, moments, moments.ended_ns, waits_for)
-        events = [event for event in own if moments.ended_ns is None or event.time_ns <= moments.ended_ns]
+        events = [event for event in own_events if moments.ended_ns is None or event.time_ns <= moments.ended_ns]
         lost = 0  # tokens freed by its last preemption
         is_first_told = moments.first_token_ns is None
         for place, event in enumerate(events):
@@ -149,7 +149,7 @@ class Delays:
                 is_first_told = True
             if event.kind == "preempted":
                 later = (other.time_ns for other in events[place + 1 :] if other.kind in KINDS)
-                yield _aside(event, moments, next(later, moments.ended_ns))
+                yield _preempted_spans(event, moments, next(later, moments.ended_ns))
                 lost = event.num_tokens
             elif event.kind == "resumed":
                 if (again := lost - event.num_tokens) > 0:
@@ -169,7 +169,7 @@ class Delays:
             return text
         if waits_for in _WAITED_FOR:
             return f"{text} for {_WAITED_FOR[waits_for]}"
-        there = self._there(number, from_ns, until_ns)
+        there = self._running_mask(number, from_ns, until_ns)
         if not len(there):
             return text
         overlap = np.minimum(there[:, 2], until_ns) - np.maximum(there[:, 1], from_ns)
@@ -214,15 +214,15 @@ class Delays:
         assert moments.ended_ns is not None, "it has an end"
         assert moments.decode_ns is not None, "it has both"
         each = time_text(moments.decode_ns / 1e9 / (num_output_tokens - 1))
-        there = self._there(number, moments.first_token_ns, moments.ended_ns)
+        there = self._running_mask(number, moments.first_token_ns, moments.ended_ns)
         most = int(_counted(there, moments.first_token_ns, moments.ended_ns)[1].max()) if len(there) else 0
         beside = f", with up to {most} other{'s' * (most != 1)} running" if most else ""
         return f"wrote {num_output_tokens:,} tokens, {each} each on average{beside}"
 
-    def _there(self, number: int, from_ns: int, until_ns: int) -> IntArray:
+    def _running_mask(self, number: int, from_ns: int, until_ns: int) -> IntArray:
         """Rows (number, start, end) of the other requests that ran in this time."""
         if self._ran is None:
-            going_on = [(each, begin, _EVER) for each, begin in self._began.items() if begin is not None]
+            going_on = [(each, begin, _UNBOUNDED) for each, begin in self._began.items() if begin is not None]
             self._ran = np.concatenate((self._ended_runs.rows, np.array(going_on, np.int64).reshape(-1, 3)))
         ran = self._ran
         found: IntArray = ran[(ran[:, 0] != number) & (ran[:, 1] < until_ns) & (ran[:, 2] > from_ns)]
@@ -263,19 +263,19 @@ def _counted(ran: IntArray, from_ns: int, until_ns: int) -> tuple[IntArray, IntA
     return times, np.cumsum(changes)
 
 
-def _prefill(own: list[Event], moments: Moments) -> str:
+def _prefill(own_events: list[Event], moments: Moments) -> str:
     took = time_text((moments.prefill_ns or 0) / 1e9)
     if moments.prefill_ns is None:
         return "its first token came; nobody saw when it began"
     text = f"its first token came {took} after it began"
-    for event in own:
+    for event in own_events:
         if event.kind == "admitted" and event.data is not None and event.data.kind == "started":
             known = event.data.num_known_tokens
             return f"{text}, {known - event.num_tokens:,} of {known:,} prompt tokens computed"
     return text
 
 
-def _aside(event: Event, moments: Moments, until_ns: int | None) -> str:
+def _preempted_spans(event: Event, moments: Moments, until_ns: int | None) -> str:
     whom = f" for #{event.other}" if event.other not in (0, event.number) else ""
     verb = "swapped out" if event.data is not None and event.data.is_swapped else "preempted"
     text = f"{verb}{whom}"

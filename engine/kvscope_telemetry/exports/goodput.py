@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvscope_telemetry.delays import Delays
 from kvscope_telemetry.exports.phase_spans import RequestHistory
 from kvscope_telemetry.exports.span import Span
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.slo import GOAL_NAMES, Goals, Judged, judge, missed_words, took_s
+from kvscope_telemetry.request_delays import RequestDelays
+from kvscope_telemetry.slo import GOAL_NAMES, GoalResults, Goals, judge, missed_goals_text, took_s
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 
@@ -22,15 +22,15 @@ class MissedRequest:
     missed: tuple[str, ...]
     """Text about each missed goal."""
     chain: tuple[str, ...]
-    """Delays of the request, oldest first (`delays`)."""
+    """Delays of the request, oldest first (`request_delays`)."""
 
 
 @dataclass(frozen=True, slots=True)
-class GoalsKept:
+class GoodputReport:
     """How the requests that finished in the range met their goals."""
 
     goals: Goals
-    judged: Judged
+    judged: GoalResults
     num_finished: int
     missed: tuple[MissedRequest, ...]
     """The worst requests first, by their largest ratio of latency to goal; limited to the requested count."""
@@ -55,14 +55,14 @@ class GoalsKept:
         return f"of {self.judged.num_judged:,} finished requests kept {goals}{unknown}"
 
 
-def goals_kept(
+def evaluate_goals(
     histories: Sequence[RequestHistory],
     overview: SessionOverview,
     recording: Recording,
     span: Span,
     goals: Goals,
     count: int,
-) -> GoalsKept:
+) -> GoodputReport:
     """Judge the requests that finished within `span`, without aborted and refused ones. The delays of the worst
     `count` are explained.
     """
@@ -80,17 +80,17 @@ def goals_kept(
     events = [overview.events[place] for place in range(len(overview.events))] if worst else []
     limit = recording.info.hello.cache.max_num_seqs
     delays = {
-        epoch: Delays((timed.event for timed in events if timed.epoch == epoch), limit)
+        epoch: RequestDelays((timed.event for timed in events if timed.epoch == epoch), limit)
         for epoch in {finished[place].epoch for place in worst}
     }
     missed = [_missed(finished[place], each[place], delays[finished[place].epoch], goals) for place in worst]
-    return GoalsKept(goals, judged, len(finished), tuple(missed))
+    return GoodputReport(goals, judged, len(finished), tuple(missed))
 
 
 def _ratio(took: dict[str, float], goals: Goals) -> float:
     return max(float(np.nan_to_num(took[name])) * 1e3 / max(limit_ms, 1e-6) for name, limit_ms in goals.items())
 
 
-def _missed(history: RequestHistory, took: dict[str, float], delays: Delays, goals: Goals) -> MissedRequest:
+def _missed(history: RequestHistory, took: dict[str, float], delays: RequestDelays, goals: Goals) -> MissedRequest:
     chain = delays.chain(history.info.number, history.moments, history.num_output_tokens, history.waits_for)
-    return MissedRequest(history, took, tuple(missed_words(took, goals)), chain)
+    return MissedRequest(history, took, tuple(missed_goals_text(took, goals)), chain)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvscope_telemetry.collectors.engine import ExternalEngine, Fields
+from kvscope_telemetry.collectors.external_engine import ExternalEngine, Fields
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import ChatMessage, Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
@@ -32,7 +32,7 @@ _DEFAULTS: Final = SamplingParams()
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class CompletionQuery:
     """An HTTP POST. The model is added later if `fields` has none."""
 
     request_id: str
@@ -41,7 +41,7 @@ class Question:
     num_completions: int
 
 
-def question_of(submit: Submit, engine: ExternalEngine) -> Question:
+def make_completion_query(submit: Submit, engine: ExternalEngine) -> CompletionQuery:
     """Convert `submit` for `engine`. Raises BadInput for parameters that it does not support."""
     path, fields = _prompt(submit)
     if submit.tools:
@@ -54,7 +54,7 @@ def question_of(submit: Submit, engine: ExternalEngine) -> Question:
     if submit.cache_salt:
         fields["cache_salt"] = submit.cache_salt
     fields |= {"stream": True, "stream_options": {"include_usage": True}}
-    return Question(submit.request_id, path, fields, submit.sampling.n)
+    return CompletionQuery(submit.request_id, path, fields, submit.sampling.n)
 
 
 def _prompt(submit: Submit) -> tuple[str, Fields]:
