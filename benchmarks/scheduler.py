@@ -306,7 +306,7 @@ class SteadyLoad:
         scheduler, clock = self._scheduler, time.thread_time_ns
         evicted, offloaded = self._pool.evicted_blocks, scheduler.totals.offloaded_blocks
         if self._mover is not None:
-            self._mover.begin(self._step)
+            self._mover.start_step(self._step)
         started = clock()
         plan = scheduler.schedule(self._step, self._step)
         scheduled = clock()

@@ -129,7 +129,7 @@ def views(folder: Path) -> None:
 
         window = desktop.open_recording(Recording.open(sample_recording()), 0.0)
         prepare(window)
-        until(lambda: window.session.is_overview_whole)
+        until(lambda: window.session.is_overview_complete)
         begin_ns = window.session.timeline.range_ns[0]
         for name, (at_s, size) in IN_WINDOW.items():
             window.session.timeline.go_to(begin_ns + round(at_s * 1e9))
@@ -224,7 +224,7 @@ def compare(folder: Path) -> None:
         window = desktop.compare(Recording.open(a), Recording.open(b))
         window.resize(*WINDOW)
         pair = window.pair
-        until(lambda: all(len(session.overview) and session.is_overview_whole for session in (pair.a, pair.b)))
+        until(lambda: all(len(session.overview) and session.is_overview_complete for session in (pair.a, pair.b)))
         pair.go_to(pair.origin_ns + 14_500_000_000)
         settle(2.0)
         window.refresh_overview()

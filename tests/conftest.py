@@ -70,7 +70,7 @@ LONG = frozenset(
     (
         "end_to_end",
         "test_every_action.py",
-        "test_windows_that_close.py",
+        "test_window_leaks.py",
         "test_compile_report.py",
         "test_engine_storms.py",
         "test_engine_tiers.py",

@@ -56,7 +56,7 @@ def read_run(path: Path) -> RecordedRun:
             f"recording {name!r} cannot be run again: it holds {len(recording.info.epochs)} starts of an engine"
         )
     ended = {text.number: text for text in recording.texts() if text.request is not None}
-    requests = tuple(text for _, text in sorted(ended.items()) if _asked(text).finish_reason != "error")
+    requests = tuple(text for _, text in sorted(ended.items()) if _generation_request(text).finish_reason != "error")
     if not requests:
         lacks = "it holds no texts"
         if recording.has_texts:
@@ -250,7 +250,7 @@ class Replayer:
         run, size = self._run, self._run.hello.cache.block_size
         before = _digests(run.fingerprints, {text.number: list(text.token_ids) for text in run.requests}, run, size)
         again = {numbers[text.number]: [*_prompt(text), *output_ids[text.number]] for text in run.requests}
-        prompts = {numbers[text.number]: _asked(text).num_prompt_tokens for text in run.requests}
+        prompts = {numbers[text.number]: _generation_request(text).num_prompt_tokens for text in run.requests}
         now = RunDigests()
         texts = {number: PrefixKeys(tokens, prompts[number]) for number, tokens in again.items()}
         for message in self._received:
@@ -303,7 +303,7 @@ def _numbers(message: Fingerprints) -> tuple[list[int], list[int]]:
 def _digests(
     fingerprints: Iterable[Fingerprints], tokens: dict[int, list[int]], run: RecordedRun, block_size: int
 ) -> RunDigests:
-    prompts = {text.number: _asked(text).num_prompt_tokens for text in run.requests}
+    prompts = {text.number: _generation_request(text).num_prompt_tokens for text in run.requests}
     texts = {number: PrefixKeys(ids, prompts[number]) for number, ids in tokens.items()}
     found = RunDigests()
     for message in fingerprints:
@@ -346,9 +346,9 @@ def _first_layer(digests: bytes, other: bytes) -> int | None:
 
 def _difference_text(moment: Moment, run: RecordedRun, num_layers: int, block_size: int) -> str:
     text = next(text for text in run.requests if text.number == moment.number)
-    of_request = f"of request {_asked(text).request_id!r}"
+    of_request = f"of request {_generation_request(text).request_id!r}"
     if moment.layer == num_layers:
-        position = _asked(text).num_prompt_tokens + moment.position
+        position = _generation_request(text).num_prompt_tokens + moment.position
         return f"at step {moment.step} behind the last layer: other logits for token {position} {of_request}"
     start = moment.position * block_size
     return (
@@ -363,16 +363,17 @@ def _token_difference_text(others: list[RecordedText], output_ids: dict[int, lis
     if not others:
         return ""
     text = others[0]
-    before, now = list(text.token_ids[_asked(text).num_prompt_tokens :]), output_ids[text.number]
+    before, now = list(text.token_ids[_generation_request(text).num_prompt_tokens :]), output_ids[text.number]
     same = next(
         (i for i, pair in enumerate(zip(before, now, strict=False)) if pair[0] != pair[1]), min(len(before), len(now))
     )
-    return f"in token {_asked(text).num_prompt_tokens + same} of request {_asked(text).request_id!r}"
+    request = _generation_request(text)
+    return f"in token {request.num_prompt_tokens + same} of request {request.request_id!r}"
 
 
 def _submit(text: RecordedText) -> Submit:
     """Return the request limited to its recorded number of tokens, because the reason of its end may not recur."""
-    asked = _asked(text)
+    asked = _generation_request(text)
     most = max(1, _num_output_tokens(text))
     sampling = replace(
         asked.sampling, max_tokens=most, min_tokens=min(asked.sampling.min_tokens, most), stop=(), logprobs=None
@@ -393,14 +394,14 @@ def _name(text: RecordedText) -> str:
 
 
 def _prompt(text: RecordedText) -> tuple[int, ...]:
-    return text.token_ids[: _asked(text).num_prompt_tokens]
+    return text.token_ids[: _generation_request(text).num_prompt_tokens]
 
 
 def _num_output_tokens(text: RecordedText) -> int:
     """Return the number of output tokens; 0 if the request was aborted before its first."""
-    return len(text.token_ids) - _asked(text).num_prompt_tokens
+    return len(text.token_ids) - _generation_request(text).num_prompt_tokens
 
 
-def _asked(text: RecordedText) -> AskedRequest:
+def _generation_request(text: RecordedText) -> AskedRequest:
     assert text.request is not None, "only whole requests are run again"
     return text.request

@@ -54,7 +54,7 @@ def test_status_bar_counts_skipped_and_unknown_data(engine, session, make_window
     engine.source.status = SourceStatus(SourceState.LIVE, frames_received=9, num_skipped=345, num_unknown=2)
     poll_until(session, lambda: session.status == engine.source.status, qtbot)
     assert "only a newer kvscope knows: 345" in label.toolTip()
-    assert "shown as unknown, which only a newer kvscope knows: 2" in label.toolTip()
+    assert "shown as unknown, because only a newer kvscope knows them: 2" in label.toolTip()
     assert "unreadable" not in label.text()
 
 

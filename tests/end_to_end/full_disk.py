@@ -100,7 +100,7 @@ def past(folder: Path, endpoint: str) -> None:
         desktop.wait_for("live")
         desktop.tell(f"record {folder / 'elsewhere.mcap'}")
         desktop.wait_for("recording")
-        print(desktop.wait_for("notice The past is not kept"))
+        print(desktop.wait_for("notice History is not being recorded"))
         goes_on(desktop)
         assert desktop.quit() == 0
     whole(folder / "elsewhere.mcap")

@@ -13,7 +13,7 @@ import torch
 
 from kvscope_engine import Engine, SamplingParams, step_loop
 from kvscope_engine.model.layers.sampling.sampler import Sampler
-from kvscope_engine.policy.scheduling.in_flight_step import SHARED, TURN
+from kvscope_engine.policy.scheduling.in_flight_step import FAIRNESS, SHARED
 from kvscope_engine.policy.step_plan import StepPlan
 from kvscope_engine.step_loop import MAX_CONSECUTIVE_FAILED_STEPS
 from kvscope_telemetry.errors import BadInput
@@ -196,7 +196,7 @@ def test_nothing_is_lost_whatever_happens_in_between(
     assert set(run.reasons) == {(name, i) for name, job in run.job_of.items() for i in range(jobs[job].sampling.n)}
     counts = run.engine.overlaps
     assert counts.overlapped > 5, "prompts, forms and forks keep most of a storm's steps apart"
-    assert counts.blockers[TURN] * 10 < counts.steps, "turns of clients do not"
+    assert counts.blockers[FAIRNESS] * 10 < counts.steps, "turns of clients do not"
     assert run.engine.step_count == counts.steps
     snapshot = run.engine.snapshot()
     assert not any(snapshot.blocks.ref_count)
@@ -492,7 +492,7 @@ def test_a_device_that_is_lost_ends_the_engine_with_its_reason(
     """After an illegal address CUDA refuses everything, the copy too by which it is asked."""
     engine = make_engine()
     ones, launch = torch.ones, engine.components.runner.launch
-    assert engine.components.runner.is_well()
+    assert engine.components.runner.is_device_usable()
 
     def lost(*_: Any, **__: Any) -> Any:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -501,7 +501,7 @@ def test_a_device_that_is_lost_ends_the_engine_with_its_reason(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 512.00 B")
 
     monkeypatch.setattr(torch, "ones", short)
-    assert engine.components.runner.is_well(), "memory can be given back"
+    assert engine.components.runner.is_device_usable(), "memory can be given back"
     submit(engine, "a")
     monkeypatch.setattr(engine.components.runner, "launch", lost)
     monkeypatch.setattr(torch, "ones", lost)

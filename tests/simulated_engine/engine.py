@@ -126,7 +126,7 @@ class SimulatedEngine:
             (MAX_TOKENS_IN_STEP, max(1, self._num_running + self._num_parked + len(self._streams)))
         )
         if self._mover is not None:
-            self._mover.begin(started_ns)
+            self._mover.start_step(started_ns)
         plan = self.scheduler.schedule(self.step, started_ns)
         now_ns = self._clock()
         result = self._commit(plan, now_ns)

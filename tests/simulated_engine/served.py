@@ -112,12 +112,12 @@ class ServedSimulation:
         with self.between_steps:
             now_s = time.monotonic()
             if not ahead or (not self.is_held and now_s >= self._due_s):
-                self.pauses.notice()
+                self.pauses.record_suspensions()
                 self.engine.advance()
                 self._due_s = max(self._due_s + self._step_s, now_s - MAX_BEHIND_S)
             else:
                 self.engine.record_idle()
-        return self.settle()
+        return self.finish_in_flight()
 
     def while_idle(self) -> bool:
         """Nothing is put off."""

@@ -22,7 +22,7 @@ STEPPED: Final = {kind.name: kind.plural for kind in EVENT_KINDS if kind.is_step
 class EventJumps:
     """Moves to the next or previous event of the chosen kind.
 
-    `tell` is called with a description, or that there is none.
+    `report` is called with a description of the event, or with a text that there is none.
     """
 
     def __init__(self, timeline: Timeline, report: Callable[[str], None]) -> None:

@@ -27,11 +27,11 @@ from kvscope_telemetry.summaries.bookmark import Bookmark
 _NEAR_PX: Final = 5.0
 _APART_PX: Final = 2.0
 _SIGN_HEIGHT: Final = 8.0
-ROOM_FOR_SIGNS: Final = 24
+MIN_SLIDER_HEIGHT: Final = 24
 """Height of the slider, with space for signs above its groove."""
 _REFRESH_MS: Final = 50
-_NARROWEST: Final = 240
-_LEAST_SLIDER: Final = 40
+_MIN_WIDTH: Final = 240
+_MIN_SLIDER_WIDTH: Final = 40
 _A_TIME: Final = "00:00:00"
 
 
@@ -56,8 +56,8 @@ class PlaybackBar(QFrame):
         self.setProperty("look", "playback")
         self.setAccessibleName("Timeline")
         self.slider = TimeSlider(0.0)
-        self.slider.setMinimumHeight(ROOM_FOR_SIGNS)
-        self.slider.setMinimumWidth(_LEAST_SLIDER)
+        self.slider.setMinimumHeight(MIN_SLIDER_HEIGHT)
+        self.slider.setMinimumWidth(_MIN_SLIDER_WIDTH)
         self.marks = SliderMarks(timeline, bookmarks, self.slider)
         self.time = SteadyLabel("00:00.0 / 00:00.0 ")
         self.wall = SteadyLabel(f"{_A_TIME} ")
@@ -115,7 +115,7 @@ class PlaybackBar(QFrame):
 
     def minimumSizeHint(self) -> QSize:
         """Return a small width that still fits the buttons and the slider."""
-        return QSize(_NARROWEST, super().minimumSizeHint().height())
+        return QSize(_MIN_WIDTH, super().minimumSizeHint().height())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)

@@ -156,7 +156,7 @@ class History:
         self.began_engine_ns = 0
         """`began_ns` on the engine's clock."""
         self.began_ns: int | None = None
-        """Time of the last `begin`, or None.
+        """Time of the last `restart`, or None.
 
         Anything earlier was not observed directly, only filled in from the overview.
         """

@@ -312,7 +312,7 @@ class SourceTimeline(QObject):
             self.event_shown.emit()
 
     def _apply_pending(self, point: Viewpoint) -> bool:
-        """Apply the pending updates of `point`. Returns whether there is activity."""
+        """Apply the pending updates of a viewpoint. Returns whether there is activity."""
         player = point.player
         is_busy = player is not None and player.is_playing
         update = point.source.poll_update()
@@ -347,7 +347,7 @@ class SourceTimeline(QObject):
     def _poll_cursor(self) -> bool:
         failure = self.cursor.finish_opening(self._speed) or self.cursor.pop_failure()
         if failure:
-            self.failed.emit(f"What was kept cannot be read: {failure}")
+            self.failed.emit(f"The recorded history cannot be read: {failure}")
         point, player = self.cursor.viewpoint, self.cursor.player
         if point is None or player is None:
             return self.cursor.is_opening
@@ -429,8 +429,8 @@ class Cursor:
 
     Away from the end it has a frozen copy of the shown state, then a playback of the history.
 
-    It is away from the end between `stand` and `return_to_end`. After `go_to` it reads its own recording of the ring on
-    disk.
+    It is away from the end between `freeze` and `return_to_end`. After `go_to` it reads its own recording of the ring
+    on disk.
     """
 
     def __init__(self, overview: SessionOverview) -> None:

@@ -31,10 +31,10 @@ STATE_COLORS: Final = {
     SourceState.ENDED: "bad",
     SourceState.PLAYBACK: "accent",
 }
-HISTORY_RESUMED: Final = "History is being kept again from here"
+HISTORY_RESUMED: Final = "History is being recorded again"
 
 
 def history_failure_text(failure: str, *, has_some: bool) -> str:
     """Return the notice that history is not recorded. `has_some`: whether earlier history is available."""
     since = " from here on" if has_some else ""
-    return f"The past is not kept{since}: {failure}"
+    return f"History is not being recorded{since}: {failure}"

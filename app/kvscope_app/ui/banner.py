@@ -24,7 +24,7 @@ BannerChoice = tuple[str, Callable[[], None]]
 
 
 class Banner(PassingStrip):
-    """Strip with a message. Hidden until `tell`."""
+    """Strip with a message. Hidden until `show_message`."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)

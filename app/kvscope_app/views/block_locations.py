@@ -54,12 +54,12 @@ _GROUPS: Final = {
     "window": "sliding window",
     "chunked": "chunked attention",
     "latent": "latent attention (MLA)",
-    "indexed": "attention to what an indexer chooses (DSA)",
+    "indexed": "sparse attention with an indexer (DSA)",
     "state": "recurrent state",
     "cross": "cross attention",
     "chunks": "chunks of a store",
-    "prefixes": "places of texts, without keys and values",
-    "": "kind not told",
+    "prefixes": "prefixes only, without keys and values",
+    "": "kind not reported",
 }
 
 

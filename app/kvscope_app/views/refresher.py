@@ -35,18 +35,18 @@ Updates come every 16 ms. The update after a late one comes sooner, and should n
 frame.
 """
 _TURN_MS: Final = 8
-_APART_NS: Final = 2_000_000
+_MIN_DISTANCE_NS: Final = 2_000_000
 """A turn that comes this soon after an update is postponed once, because Qt runs late timers in one go."""
-_PAUSES: Final = 3
+_PAUSE_FACTOR: Final = 3
 """After refreshing a slow view, all slow views wait this many times the refresh's duration, so they take at most a
 quarter of the time."""
-_LONGEST_PAUSE_NS: Final = 500_000_000
-_ALONE_NS: Final = 100_000_000
+_MAX_PAUSE_NS: Final = 500_000_000
+_SINGLE_UPDATE_NS: Final = 100_000_000
 """If an update comes this long after the previous one, `in_step` views show it together with the page map, whatever
 their rate. When stepping through an engine, or with a slow one, all views then show the same moment."""
-_SETTLED_NS: Final = 8_000_000_000
+_CURVES_SETTLED_NS: Final = 8_000_000_000
 """Time after the last data until the curves count as settled."""
-_LEISURE_NS: Final = 3_000_000_000
+_IDLE_INTERVAL_NS: Final = 3_000_000_000
 """Interval between refreshes for signs of life alone, once the curves have settled."""
 
 
@@ -56,19 +56,19 @@ class Refresher(QObject):
         self._session = session
         self._last_ns: dict[View, int] = {}
         self._dirty: set[View] = set()
-        self._rested_ns = 0
+        self._slow_after_ns = 0
         """Time at which a slow view may be refreshed again."""
         self._news_ns = 0
-        self._is_alone = False
+        self._is_single_update = False
         """Whether an update came after a pause and is not shown yet."""
         self._sign_ns = 0
-        self._fed_ns = 0
+        self._updated_ns = 0
         """Time at which the last update was applied."""
-        self._is_put_off = False
-        self._soon = QTimer(self, singleShot=True, interval=0)
-        self._soon.timeout.connect(self._refresh_fast)
-        self._later = QTimer(self, singleShot=True, interval=_TURN_MS)
-        self._later.timeout.connect(self.run)
+        self._is_postponed = False
+        self._fast_timer = QTimer(self, singleShot=True, interval=0)
+        self._fast_timer.timeout.connect(self._refresh_fast)
+        self._slow_timer = QTimer(self, singleShot=True, interval=_TURN_MS)
+        self._slow_timer.timeout.connect(self.run)
         session.timeline.shown.connect(self._on_update)
         session.selection.changed.connect(self.touch_all)
         session.timeline.paused_changed.connect(self.touch_all)
@@ -93,12 +93,12 @@ class Refresher(QObject):
 
     def run(self) -> None:
         """Refresh the views that are due: the fast ones, or the slow one that has waited longest."""
-        self._is_put_off = not self._is_put_off and time.monotonic_ns() - self._fed_ns < _APART_NS
-        if self._is_put_off:
-            self._later.start(math.ceil(_APART_NS / 1e6))
+        self._is_postponed = not self._is_postponed and time.monotonic_ns() - self._updated_ns < _MIN_DISTANCE_NS
+        if self._is_postponed:
+            self._slow_timer.start(math.ceil(_MIN_DISTANCE_NS / 1e6))
             return
         waits = self._waits(self._dirty)
-        is_rested = time.monotonic_ns() >= self._rested_ns
+        is_rested = time.monotonic_ns() >= self._slow_after_ns
         due = [view for view in waits if waits[view] <= 0 and (is_rested or view.refresh_hz >= _FAST_HZ)]
         due.sort(key=lambda view: (self._last_ns[view], view.refresh_hz))
         if due and due[0].refresh_hz < _FAST_HZ:
@@ -107,26 +107,26 @@ class Refresher(QObject):
             self._refresh([view for view in due if view.refresh_hz >= _FAST_HZ], waits)
 
     def _on_update(self, update: Update | None) -> None:
-        if self._is_worth_it(update):
-            self._fed_ns = time.monotonic_ns()
+        if self._needs_refresh(update):
+            self._updated_ns = time.monotonic_ns()
             self._dirty.update(self._last_ns)
-            self._soon.start()  # in a separate turn: applying the update took one already
+            self._fast_timer.start()  # in a separate turn: applying the update took one already
 
-    def _is_worth_it(self, update: Update | None) -> bool:
+    def _needs_refresh(self, update: Update | None) -> bool:
         now_ns = time.monotonic_ns()
         if update is None or not update.is_sign_of_life:
-            self._is_alone = self._is_alone or now_ns - self._news_ns >= _ALONE_NS
+            self._is_single_update = self._is_single_update or now_ns - self._news_ns >= _SINGLE_UPDATE_NS
             self._news_ns = now_ns
             return True
-        if now_ns - self._news_ns >= _SETTLED_NS and now_ns - self._sign_ns < _LEISURE_NS:
+        if now_ns - self._news_ns >= _CURVES_SETTLED_NS and now_ns - self._sign_ns < _IDLE_INTERVAL_NS:
             return False
         self._sign_ns = now_ns
         return True
 
     def _refresh_fast(self) -> None:
         waits = self._waits(self._dirty)
-        in_step = [view for view in waits if view.in_step and self._is_alone]
-        self._is_alone = False
+        in_step = [view for view in waits if view.in_step and self._is_single_update]
+        self._is_single_update = False
         waits.update(dict.fromkeys(in_step, 0.0))
         self._refresh([view for view in waits if view.refresh_hz >= _FAST_HZ] + in_step, waits)
 
@@ -151,7 +151,7 @@ class Refresher(QObject):
                 view.refresh()
                 if view.refresh_hz < _FAST_HZ:
                     ended_ns = time.monotonic_ns()
-                    self._rested_ns = ended_ns + min(_PAUSES * (ended_ns - began_ns), _LONGEST_PAUSE_NS)
+                    self._slow_after_ns = ended_ns + min(_PAUSE_FACTOR * (ended_ns - began_ns), _MAX_PAUSE_NS)
         finally:  # an error in one view must not stop the others
             self._schedule(waits)
 
@@ -163,8 +163,8 @@ class Refresher(QObject):
         """Schedule the next run for the time at which the first waiting view is due."""
         if not waits:
             return
-        rest_ns = self._rested_ns - time.monotonic_ns()
+        rest_ns = self._slow_after_ns - time.monotonic_ns()
         wait_ns = min(max(wait, rest_ns if view.refresh_hz < _FAST_HZ else 0) for view, wait in waits.items())
         wait_ms = max(_TURN_MS, math.ceil(wait_ns / 1e6))
-        if not self._later.isActive() or self._later.remainingTime() > wait_ms:
-            self._later.start(wait_ms)
+        if not self._slow_timer.isActive() or self._slow_timer.remainingTime() > wait_ms:
+            self._slow_timer.start(wait_ms)

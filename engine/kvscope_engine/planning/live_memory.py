@@ -44,7 +44,7 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def peak_bytes(self) -> int:
         return round(sum(self.peak.values()))
 
-    def restart_peak(self) -> None:
+    def reset_peak(self) -> None:
         """Reset the peak to the live bytes."""
         self.peak = self.now
 
@@ -73,10 +73,10 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key, size = storage._cdata, storage.nbytes()
         self._alive[key] = (kind, size)
         self._bytes[kind] += size * self._shares[kind]
-        weakref.finalize(storage, self._forget, key).atexit = False
+        weakref.finalize(storage, self._drop_freed, key).atexit = False
         if sum(self._bytes.values()) > sum(self.peak.values()):
             self.peak = dict(self._bytes)
 
-    def _forget(self, key: int) -> None:
+    def _drop_freed(self, key: int) -> None:
         kind, size = self._alive.pop(key)
         self._bytes[kind] -= size * self._shares[kind]

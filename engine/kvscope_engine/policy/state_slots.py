@@ -23,11 +23,11 @@ def slots_and_blocks(
     length).
 
     Args:
-        room: KV memory in bytes.
+        num_bytes: KV memory in bytes.
         one_block: Bytes of a block; 0 if no layer has keys and values.
         one_state: Bytes of a state.
-        wanted: Requests and prefixes that should have a slot.
-        longest: Blocks of a request of maximum length.
+        num_wanted: Requests and prefixes that should have a slot.
+        blocks_per_slot: Blocks of a request of maximum length.
         num_pads: Slots for padding.
     """
     share = STATES_SHARE if one_block else 1.0

@@ -51,7 +51,7 @@ def device_limits(device: torch.device, name: str, dtype: torch.dtype) -> Device
 
 @cache
 def _limits(device: str, key: str) -> DeviceLimits:
-    kept = _read().get(key)
+    kept = _read_cached().get(key)
     if isinstance(kept, list) and len(kept) == 3 and 0 <= time.time() - kept[2] < _KEPT_S:
         return DeviceLimits(int(kept[0]), int(kept[1]))
     dtype: torch.dtype = getattr(torch, key.split("|")[2].removeprefix("torch."))
@@ -59,7 +59,7 @@ def _limits(device: str, key: str) -> DeviceLimits:
         found = measure(torch.device(device), dtype)
     except Exception:  # figures for display must not prevent a start
         return DeviceLimits()
-    _keep(key, found)
+    _write_cached(key, found)
     return found
 
 
@@ -110,7 +110,7 @@ def _seconds(device: torch.device, run: Callable[[], object]) -> float:
     return float(begin.elapsed_time(end)) / 1e3
 
 
-def _read() -> dict[str, object]:
+def _read_cached() -> dict[str, object]:
     try:
         kept = json.loads((cache_folder() / _FILE).read_text("utf-8"))
     except (OSError, ValueError, KvscopeError):
@@ -118,9 +118,9 @@ def _read() -> dict[str, object]:
     return kept if isinstance(kept, dict) else {}
 
 
-def _keep(key: str, found: DeviceLimits) -> None:
+def _write_cached(key: str, found: DeviceLimits) -> None:
     with contextlib.suppress(OSError, KvscopeError):
         place = cache_folder() / _FILE
         new = place.with_name(f"{_FILE}.{os.getpid()}")
-        new.write_text(json.dumps({**_read(), key: [*found, time.time()]}), "utf-8")
+        new.write_text(json.dumps({**_read_cached(), key: [*found, time.time()]}), "utf-8")
         os.replace(new, place)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvscope_engine.model.layers.attention.sparse.page_choice import PageChoice
     from kvscope_engine.model.loaded_model import LoadedModel
 
-_TAKEN: Final = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k", "moe_top_k")
+_ACTIVE_EXPERT_COUNTS: Final = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k", "moe_top_k")
 """Names in model configurations for the number of experts per token."""
 
 
@@ -79,7 +79,7 @@ def _numbers(call: LayerCall, config: Any, hidden: int) -> int:
 
 def _experts(config: Any, parts: dict[str, int]) -> tuple[int, float]:
     """Return the bytes of all experts, and the share of the experts that one token uses. (0, 1.0) for a dense model."""
-    num, taken = (_whole_number(config, names) for names in (EXPERT_COUNTS, _TAKEN))
+    num, taken = (_whole_number(config, names) for names in (EXPERT_COUNTS, _ACTIVE_EXPERT_COUNTS))
     if not num or not taken or "Experts" not in parts:
         return 0, 1.0
     return parts["Experts"], min(taken / num, 1.0)

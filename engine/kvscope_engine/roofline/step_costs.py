@@ -64,7 +64,7 @@ class ModelWork:
     streamed_bytes: int = 0
     """Bytes of weights that each step transfers from host memory."""
 
-    def of(self, plan: StepPlan) -> Work:
+    def work_of_plan(self, plan: StepPlan) -> Work:
         """Return the work of a step, without its timings."""
         if not plan.scheduled:
             return Work()

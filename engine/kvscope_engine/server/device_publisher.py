@@ -81,7 +81,7 @@ class DevicePublisher:
         )
         self._ready.set()
         self._sockets.publish(self.hello)
-        self._tell(first)
+        self._publish_sample(first)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvscope-sampling", daemon=True)
         self._thread.start()
@@ -106,9 +106,9 @@ class DevicePublisher:
 
     def _run(self) -> None:
         while not self._closing.wait(self._interval_s):
-            self._tell(self._sampler.sample(self.hello.epoch))
+            self._publish_sample(self._sampler.sample(self.hello.epoch))
 
-    def _tell(self, devices: Devices) -> None:
+    def _publish_sample(self, devices: Devices) -> None:
         self._sockets.publish(devices)
         spoken_of = msgspec.structs.replace(devices, used_gpus=tuple(gpu.index for gpu in devices.gpus[:1]))
         self._sockets.publish(device_sample(spoken_of, self.hello))

@@ -26,12 +26,12 @@ def watch_parent(expected_pid: int | None = None) -> None:
     """
     parent = os.getppid()
     if expected_pid is not None and expected_pid != parent:
-        _end()
+        _terminate()
         return
-    threading.Thread(target=_watch, args=(parent,), name="kvscope-parent-watch", daemon=True).start()
+    threading.Thread(target=_watch_parent, args=(parent,), name="kvscope-parent-watch", daemon=True).start()
 
 
-def _watch(parent: int) -> None:
+def _watch_parent(parent: int) -> None:
     try:
         descriptor = os.pidfd_open(parent)
     except (OSError, AttributeError):
@@ -41,10 +41,10 @@ def _watch(parent: int) -> None:
         if os.getppid() == parent:  # else the pid was already reused
             select.select([descriptor], [], [])
         os.close(descriptor)
-    _end()
+    _terminate()
 
 
-def _end() -> None:
+def _terminate() -> None:
     last_resort = threading.Timer(GRACE_S, os._exit, args=(1,))
     last_resort.daemon = True
     last_resort.start()

@@ -58,7 +58,7 @@ class Allowance:
         """Count a resource. Returns the reason, and counts nothing, if that exceeds a bound; else an empty string."""
         reason = self.refusal(client, num_bytes, count)
         if not reason:
-            self._add(client, self.usage(client), count, num_bytes)
+            self._change_usage(client, self.usage(client), count, num_bytes)
         return reason
 
     def refusal(self, client: Hashable, num_bytes: int, count: int = 1) -> str:
@@ -67,13 +67,13 @@ class Allowance:
         return reason or self._over(self._total, self._total_bound, count, num_bytes, "all clients")
 
     def release(self, client: Hashable, num_bytes: int, count: int = 1) -> None:
-        self._add(client, self._usage[client], -count, -num_bytes)
+        self._change_usage(client, self._usage[client], -count, -num_bytes)
 
     def move(self, before: Hashable, client: Hashable) -> None:
         """Move the counts of `before` to `client`, even if their sum exceeds a bound."""
         count, num_bytes = self._usage.pop(before, (0, 0))
         self._total = (self._total[0] - count, self._total[1] - num_bytes)
-        self._add(client, self.usage(client), count, num_bytes)
+        self._change_usage(client, self.usage(client), count, num_bytes)
 
     def usage(self, client: Hashable) -> tuple[int, int]:
         """Return the count and bytes of one client."""
@@ -84,7 +84,7 @@ class Allowance:
         """Count and bytes of all clients."""
         return self._total
 
-    def _add(self, client: Hashable, usage: tuple[int, int], count: int, num_bytes: int) -> None:
+    def _change_usage(self, client: Hashable, usage: tuple[int, int], count: int, num_bytes: int) -> None:
         now = (usage[0] + count, usage[1] + num_bytes)
         assert min(now) >= 0, f"{client!r} gives back more than it took"
         self._total = (self._total[0] + count, self._total[1] + num_bytes)

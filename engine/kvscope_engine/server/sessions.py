@@ -141,16 +141,16 @@ class ClientSessions:
         """
         session = self._by_client.get(client)
         wanted = {awaited_request.request_id: awaited_request for awaited_request in awaited}
-        known: set[str] = set()
+        known_ids: set[str] = set()
         replies: list[SessionReply] = []
         seen: set[tuple[str, int]] = set()
         for retained in session.replies if session is not None else ():
             awaited_request = wanted.get(retained.reply.request_id)
             if awaited_request is not None:
-                known.add(awaited_request.request_id)
+                known_ids.add(awaited_request.request_id)
                 replies += _replies_if_missed(awaited_request, retained, seen)
         open_ids = {request_id for request_id, _ in session.counts} if session is not None else set()
-        for request_id in wanted.keys() - known - open_ids:
+        for request_id in wanted.keys() - known_ids - open_ids:
             replies += _final_messages(wanted[request_id])
         return replies
 

@@ -27,14 +27,14 @@ class GroupTally:
         self._layout = layout
         self._num_steps = 0
         self._sums = np.zeros(len(layout.groups), np.int64)
-        self._most = np.zeros(len(layout.groups), np.int64)
+        self._max = np.zeros(len(layout.groups), np.int64)
 
     def add(self, pool: BlockPool) -> None:
         ledger = pool.ledger.part(0, pool.num_blocks)
         held = np.bincount(ledger.group[ledger.state == BlockState.ACTIVE], minlength=len(self._sums))
         self._num_steps += 1
         self._sums += held
-        np.maximum(self._most, held, out=self._most)
+        np.maximum(self._max, held, out=self._max)
 
     def uses(self) -> tuple[GroupUse, ...]:
         return tuple(
@@ -46,5 +46,5 @@ class GroupTally:
                 mean_blocks=total / max(1, self._num_steps),
                 most_blocks=most,
             )
-            for group, total, most in zip(self._layout.groups, self._sums.tolist(), self._most.tolist(), strict=True)
+            for group, total, most in zip(self._layout.groups, self._sums.tolist(), self._max.tolist(), strict=True)
         )

@@ -11,7 +11,7 @@ from kvscope_engine.policy.kv_groups import GroupRule
 from kvscope_engine.policy.step_plan import Scheduled
 from kvscope_telemetry.messages.telemetry import CacheInfo, KVGroup
 
-_KEPT_BESIDE: Final = frozenset(("cross", "chunks", "state"))
+_SEPARATE_KINDS: Final = frozenset(("cross", "chunks", "state"))
 _MAX_GROUPS: Final = 64
 
 
@@ -106,12 +106,12 @@ def recorded_layout(cache: CacheInfo) -> KVLayout | None:
 
     Groups with blocks of different sizes are split into groups of equally many layers, the greatest common divisor.
     """
-    kept = [group for group in cache.groups if group.kind not in _KEPT_BESIDE]
+    block_groups = [group for group in cache.groups if group.kind not in _SEPARATE_KINDS]
     states = [group.block_bytes for group in cache.groups if group.kind == "state"]
-    if not kept or not all(group.block_bytes and group.num_layers for group in kept):
+    if not block_groups or not all(group.block_bytes and group.num_layers for group in block_groups):
         return None
-    groups = [_recorded(group, cache.block_size) for group in kept]
-    if any(group.num_blocks for group in kept):
+    groups = [_recorded(group, cache.block_size) for group in block_groups]
+    if any(group.num_blocks for group in block_groups):
         groups = _cut(groups)
     return KVLayout(tuple(groups), sum(states))
 

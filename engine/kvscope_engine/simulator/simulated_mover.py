@@ -32,12 +32,12 @@ class MoveTotals:
     """Blocks copied to the pool, from any tier."""
     offloaded_blocks: int = 0
     """Blocks copied from host memory to disk."""
-    risen_blocks: int = 0
+    loaded_disk_blocks: int = 0
     """Blocks read from disk to host memory in order to be loaded."""
     save_ns: int = 0
     load_ns: int = 0
     offload_ns: int = 0
-    rise_ns: int = 0
+    load_from_disk_ns: int = 0
 
 
 class SimulatedMover:
@@ -60,9 +60,9 @@ class SimulatedMover:
         self._queue_blocks = QUEUE_BYTES / block_bytes
         self._num_to_save = 0
         self._num_to_load = 0
-        self._risen: set[int] = set()  # host slots that hold blocks read from disk
+        self._slots_from_disk: set[int] = set()  # host slots that hold blocks read from disk
 
-    def begin(self, now_ns: int) -> None:
+    def start_step(self, now_ns: int) -> None:
         self.now_ns = now_ns
         self.origins.clear()
 
@@ -71,9 +71,9 @@ class SimulatedMover:
 
     def load(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         self._num_to_load += len(blocks)
-        for place, block in zip(slots, blocks, strict=True):
-            self.origins[block] = Tier.DISK if place in self._risen else Tier.HOST
-        self._risen.difference_update(slots)
+        for slot, block in zip(slots, blocks, strict=True):
+            self.origins[block] = Tier.DISK if slot in self._slots_from_disk else Tier.HOST
+        self._slots_from_disk.difference_update(slots)
 
     def offload(self, slots: Sequence[int], disk_slots: Sequence[int], prefixes: Sequence[Prefix | None]) -> list[bool]:
         """Copy slots in host memory to disk; always succeeds."""
@@ -90,10 +90,10 @@ class SimulatedMover:
 
     def load_from_disk(self, disk_slots: Sequence[int], slots: Sequence[int]) -> list[bool]:
         """Copy slots on disk to host memory; always succeeds."""
-        self.moved.risen_blocks += len(slots)
-        self._risen.update(slots)
+        self.moved.loaded_disk_blocks += len(slots)
+        self._slots_from_disk.update(slots)
         self._reading.add(self.now_ns, len(slots))
-        self.moved.rise_ns += self._wait(self._reading)
+        self.moved.load_from_disk_ns += self._wait(self._reading)
         return [True] * len(slots)
 
     def flush(self) -> None:

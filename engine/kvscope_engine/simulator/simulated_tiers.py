@@ -9,7 +9,7 @@ from kvscope_telemetry.engine_config import PREEMPTIONS
 from kvscope_telemetry.errors import BadInput
 
 MAX_BYTES: Final = 1 << 50
-MAX_PLACES: Final = 1 << 24
+MAX_TIER_BLOCKS: Final = 1 << 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,25 +40,25 @@ class Tiers:
     def __bool__(self) -> bool:
         return self.kv_host_memory > 0
 
-    def num_places(self, block_bytes: int) -> tuple[int, int]:
+    def num_tier_blocks(self, block_bytes: int) -> tuple[int, int]:
         """Return the number of blocks that fit in host memory and on disk.
 
         Raises BadInput for a tier that holds none or too many.
         """
         return (
-            _places("kv_host_memory", self.kv_host_memory, block_bytes),
-            _places("kv_disk", self.kv_disk, block_bytes),
+            _num_blocks("kv_host_memory", self.kv_host_memory, block_bytes),
+            _num_blocks("kv_disk", self.kv_disk, block_bytes),
         )
 
 
-def _places(name: str, num_bytes: int, block_bytes: int) -> int:
+def _num_blocks(name: str, num_bytes: int, block_bytes: int) -> int:
     if not num_bytes:
         return 0
     if not block_bytes:
         raise BadInput(f"{name}={num_bytes} is not accepted with kv_bytes_per_token=0: how many blocks is that?")
-    if not block_bytes <= num_bytes <= block_bytes * MAX_PLACES:
+    if not block_bytes <= num_bytes <= block_bytes * MAX_TIER_BLOCKS:
         raise BadInput(
-            f"{name}={num_bytes} is not accepted: one block takes {block_bytes} bytes, and at most {MAX_PLACES} blocks"
-            " are accepted"
+            f"{name}={num_bytes} is not accepted: one block takes {block_bytes} bytes, and at most {MAX_TIER_BLOCKS}"
+            " blocks are accepted"
         )
     return num_bytes // block_bytes

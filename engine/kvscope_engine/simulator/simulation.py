@@ -61,7 +61,7 @@ class Setup:
         return f"{self.allocator}, {self.question}" if self.question else self.allocator
 
     @property
-    def held(self) -> KVLayout | None:
+    def block_layout(self) -> KVLayout | None:
         """Layout that blocks are allocated for.
 
         Allocators that reserve have one group, which frees nothing while a request runs.
@@ -72,20 +72,20 @@ class Setup:
         return layout.whole() if self.question == NOT_FREED or self.allocator != "paged" else layout
 
     @property
-    def read(self) -> KVLayout | None:
+    def attention_layout(self) -> KVLayout | None:
         """Layout that attention reads: the model's (with keys and values for `EXPANDED`), even if blocks hold more."""
         return self.layout.expanded() if self.layout is not None and self.question == EXPANDED else self.layout
 
     @property
     def token_bytes(self) -> float:
         """KV bytes per token over all layers."""
-        return self.cost.kv_bytes_per_token if self.held is None else self.held.token_bytes
+        return self.cost.kv_bytes_per_token if self.block_layout is None else self.block_layout.token_bytes
 
     @property
     def block_bytes(self) -> int:
         """Bytes of a block of the pool, keys and values."""
-        if self.held is not None:
-            return self.held.block_bytes(self.limits.block_size)
+        if self.block_layout is not None:
+            return self.block_layout.block_bytes(self.limits.block_size)
         return round(self.cost.kv_bytes_per_token * self.limits.block_size)
 
     def sized(self, kv_bytes: float, state_checkpoints: int | None = None, *, for_blocks: bool = False) -> Setup:
@@ -98,21 +98,23 @@ class Setup:
         """
         limits = self.limits
         if self.layout is None or not self.layout.state_bytes:
-            return replace(self, limits=limits.of(int(kv_bytes) // max(1, self.block_bytes)))
+            return replace(self, limits=limits.with_num_blocks(int(kv_bytes) // max(1, self.block_bytes)))
         for_prefixes = limits.max_num_seqs if state_checkpoints is None else state_checkpoints
         wanted, longest = limits.max_num_seqs + for_prefixes, -(-limits.max_model_len // limits.block_size)
         if for_blocks:
-            return replace(self, limits=limits.of(int(kv_bytes) // max(1, self.block_bytes)), num_states=wanted + 1)
+            return replace(
+                self, limits=limits.with_num_blocks(int(kv_bytes) // max(1, self.block_bytes)), num_states=wanted + 1
+            )
         slots, blocks = slots_and_blocks(int(kv_bytes), self.block_bytes, self.layout.state_bytes, wanted, longest)
-        return replace(self, limits=limits.of(blocks), num_states=slots)
+        return replace(self, limits=limits.with_num_blocks(blocks), num_states=slots)
 
     @property
-    def num_places(self) -> tuple[int, int]:
+    def num_tier_blocks(self) -> tuple[int, int]:
         """Numbers of blocks that fit in host memory and on disk. Raises BadInput as `Tiers` does."""
         if self.allocator != "paged":
             return 0, 0
         taken = self.num_host_states * self._state_bytes
-        return replace(self.tiers, kv_host_memory=self.tiers.kv_host_memory - taken).num_places(self.block_bytes)
+        return replace(self.tiers, kv_host_memory=self.tiers.kv_host_memory - taken).num_tier_blocks(self.block_bytes)
 
     @property
     def num_host_states(self) -> int:
@@ -130,7 +132,7 @@ class Setup:
         return 0 if self.layout is None else self.layout.state_bytes
 
 
-class Watcher(Protocol):
+class StepObserver(Protocol):
     """Observer of each step. It drains the scheduler's changes, which the simulation otherwise does."""
 
     def step(self, plan: StepPlan, result: StepResult, waited_ns: int) -> None:
@@ -156,11 +158,11 @@ class Simulation:
         self._cost = setup.cost
         self.allocator = setup.allocator
         self.setup = setup
-        self._read, held = setup.read, setup.held
+        self._attention_layout, held = setup.attention_layout, setup.block_layout
         caching = limits.enable_prefix_caching and setup.allocator == "paged"
         is_virtual = setup.allocator == "virtual"
         space = setup.paging.space(limits, setup.token_bytes) if is_virtual else None
-        num_host, num_disk = setup.num_places
+        num_host, num_disk = setup.num_tier_blocks
         self.mover = SimulatedMover(setup.cost, setup.block_bytes, has_disk=num_disk > 0) if num_host else None
         self.pool = make_pool(
             setup.allocator,
@@ -204,15 +206,15 @@ class Simulation:
         # A step admits at most max_num_seqs requests. If more than that are queued, later arrivals change
         # nothing, so they are added later to save memory. The queue is never longer than this.
         self._max_queued = limits.max_num_seqs + 1
-        self._num_brought = 0
+        self._num_added = 0
         self.now_ns = 0
         self.step_count = 0
         self.tally = SimulationTally(None if held is None else GroupTally(held))
-        self._watcher: Watcher | None = None
+        self._observer: StepObserver | None = None
 
-    def watch(self, watcher: Watcher) -> None:
-        """Notify `watcher` of each step from now on."""
-        self._watcher = watcher
+    def observe(self, observer: StepObserver) -> None:
+        """Notify `observer` of each step from now on."""
+        self._observer = observer
 
     @property
     def num_requests(self) -> int:
@@ -225,33 +227,33 @@ class Simulation:
 
     def advance(self) -> bool:
         """Run one step, or jump to the next arrival if nothing can run. Returns False at the end."""
-        self._bring_arrivals()
+        self._add_arrivals()
         started_ns = self.now_ns
         plan = self._schedule()
         if plan.scheduled:
             self._step(plan, self.now_ns - started_ns)
             return True
         if self.scheduler.requests:
-            raise self._stuck()
-        if self._num_brought == self.num_requests:
-            if self._watcher is not None:
-                self._watcher.end()
+            raise self._stuck_error()
+        if self._num_added == self.num_requests:
+            if self._observer is not None:
+                self._observer.end()
             return False
-        self.now_ns = max(self.now_ns, self._workload.requests[self._num_brought].arrival_ns)
+        self.now_ns = max(self.now_ns, self._workload.requests[self._num_added].arrival_ns)
         return True
 
     def _schedule(self) -> StepPlan:
         """Plan the next step, and advance the clock by the time it waits for lower tiers."""
         if self.mover is None:
             return self.scheduler.schedule(self.step_count + 1, self.now_ns)
-        self.mover.begin(self.now_ns)
+        self.mover.start_step(self.now_ns)
         plan = self.scheduler.schedule(self.step_count + 1, self.now_ns)
         self.now_ns = self.mover.now_ns
         return plan
 
     def _step(self, plan: StepPlan, waited_ns: int) -> None:
         self.step_count += 1
-        elapsed_ns = self._cost.step_ns(plan, self._read)
+        elapsed_ns = self._cost.step_ns(plan, self._attention_layout)
         self.now_ns += elapsed_ns
         self.scheduler.prefill_rate.observe(plan, elapsed_ns / 1e9)
         self.scheduler.commit(plan, self.step_count, self.now_ns)
@@ -261,11 +263,11 @@ class Simulation:
         for item in plan.scheduled:
             if item.samples:
                 self._sample(item.request)
-        if self._watcher is None:
+        if self._observer is None:
             self.scheduler.changes.drain()
         else:
             tokens = tuple((-item.request.number,) if item.samples else () for item in plan.scheduled)
-            self._watcher.step(plan, StepResult(tokens, forward_ns=elapsed_ns), waited_ns)
+            self._observer.step(plan, StepResult(tokens, forward_ns=elapsed_ns), waited_ns)
 
     def _sample(self, request: Request) -> None:
         """Append the token `-number` to request `number`; no other request's text contains it."""
@@ -278,31 +280,31 @@ class Simulation:
             self.scheduler.finish(request, "length", self.now_ns)
             self.tally.finish(request)
 
-    def _bring_arrivals(self) -> None:
+    def _add_arrivals(self) -> None:
         requests = self._workload.requests
-        while self._num_brought < len(requests) and self.scheduler.num_waiting < self._max_queued:
-            coming = requests[self._num_brought]
-            if coming.arrival_ns > self.now_ns:
+        while self._num_added < len(requests) and self.scheduler.num_waiting < self._max_queued:
+            arrival = requests[self._num_added]
+            if arrival.arrival_ns > self.now_ns:
                 return
-            self._num_brought += 1
-            self._add(coming, self._num_brought)
+            self._num_added += 1
+            self._add_request(arrival, self._num_added)
 
-    def _add(self, coming: WorkloadRequest, number: int) -> None:
+    def _add_request(self, arrival: WorkloadRequest, number: int) -> None:
         request = Request(
             number=number,
             request_id=str(number),
-            prompt_token_ids=tuple(self._workload.prompt_token_ids(coming, -number)),
+            prompt_token_ids=tuple(self._workload.prompt_token_ids(arrival, -number)),
             sampling=SAMPLING,
-            max_tokens=coming.num_output_tokens,
-            arrival_ns=coming.arrival_ns,
-            expected_tokens=coming.num_prompt_tokens + coming.num_output_tokens,
+            max_tokens=arrival.num_output_tokens,
+            arrival_ns=arrival.arrival_ns,
+            expected_tokens=arrival.num_prompt_tokens + arrival.num_output_tokens,
         )
         try:
             self.scheduler.add_request(request)
         except BadInput as refusal:
             self.tally.refuse(str(refusal))
 
-    def _stuck(self) -> KvscopeError:
+    def _stuck_error(self) -> KvscopeError:
         request = next(iter(self.scheduler.requests.values()))
         return KvscopeError(
             f"allocator {self.allocator!r} can never place request {request.number}"

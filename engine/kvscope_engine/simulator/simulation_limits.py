@@ -26,7 +26,7 @@ class SimulatedLimits:
     enable_prefix_caching: bool = True
     """Whether prefixes are cached under `paged`; no other policy shares blocks."""
 
-    def of(self, num_blocks: int) -> SimulatedLimits:
+    def with_num_blocks(self, num_blocks: int) -> SimulatedLimits:
         """Return the same limits with a pool of another size. Raises BadInput if `num_blocks` is less than 1."""
         return replace(self, num_blocks=min(num_blocks, MAX_BLOCKS))
 

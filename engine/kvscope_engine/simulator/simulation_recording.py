@@ -46,7 +46,7 @@ class SimulationRecording:
         self._memory = _memory(setup, self._hello)
         self._writer = RecordingWriter(path)
         self._step_recorder = StepRecorder(self._hello.epoch, simulation.pool, simulation.scheduler, self._publish)
-        simulation.watch(self)
+        simulation.observe(self)
 
     def __enter__(self) -> Self:
         self._writer.__enter__()
@@ -78,7 +78,7 @@ class SimulationRecording:
 def _hello(setup: Setup, simulation: Simulation, model: str) -> Hello:
     limits, cost = setup.limits, setup.cost
     pages = page_slots_of(simulation.pool)
-    num_host, num_disk = setup.num_places
+    num_host, num_disk = setup.num_tier_blocks
     groups = _groups(setup)
     return Hello(
         epoch=secrets.randbits(63),
@@ -119,7 +119,7 @@ def _hello(setup: Setup, simulation: Simulation, model: str) -> Hello:
 
 def _groups(setup: Setup) -> tuple[KVGroup, ...]:
     """Return the KV groups as the engine publishes them: none for a single group with full attention and no states."""
-    groups = () if setup.held is None else setup.held.groups
+    groups = () if setup.block_layout is None else setup.block_layout.groups
     if len(groups) == 1 and groups[0].kind == "full" and not setup.num_states:
         return ()
     size = setup.limits.block_size

@@ -195,11 +195,11 @@ def test_history_before_a_full_disk_is_kept_and_recording_resumes(window, qtbot,
     monkeypatch.setattr(DiskHistory, "failure", "No space left on device")
     with qtbot.waitSignal(window.session.history_failed, timeout=WAIT_MS) as signal:
         pass
-    assert signal.args == ["The past is not kept from here on: No space left on device"]
+    assert signal.args == ["History is not being recorded from here on: No space left on device"]
     monkeypatch.setattr(DiskHistory, "failure", "")
     with qtbot.waitSignal(window.session.noticed, timeout=WAIT_MS) as signal:
         pass
-    assert signal.args == ["History is being kept again from here"]
+    assert signal.args == ["History is being recorded again"]
 
 
 def test_save_history_reports_a_full_disk_instead_of_asking_for_minutes(window, qtbot, monkeypatch):
@@ -207,10 +207,10 @@ def test_save_history_reports_a_full_disk_instead_of_asking_for_minutes(window, 
     monkeypatch.setattr(DiskHistory, "failure", "No space left on device")
     with qtbot.waitSignal(window.session.history_failed, timeout=WAIT_MS):
         pass
-    assert window.banner.text == "The past is not kept: No space left on device"
+    assert window.banner.text == "History is not being recorded: No space left on device"
     window.banner.hide()
     window.actions_by_name["keep_last"].trigger()
-    assert window.banner.text == "The past is not kept: No space left on device"
+    assert window.banner.text == "History is not being recorded: No space left on device"
     assert not window.findChildren(SaveHistoryDialog)
 
 

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 from PySide6.QtCore import Qt
 from tests.app.session.test_timeline import SECOND_NS, live, shared
-from tests.app.session.test_timeline import wait_for_seek as arrive_live
+from tests.app.session.test_timeline import wait_for_seek as wait_for_live_seek
 
 from kvscope_app.session.session import Session
 from kvscope_app.views.events.events_view import EventsView
@@ -210,7 +210,7 @@ def test_live_session_shows_the_recorded_state_after_an_event(live, qtbot):
     timed = live.overview.events[int(live.overview.events.find(begin_ns)[0])]
     live.timeline.show_event(timed)
     assert live.timeline.is_paused
-    arrive_live(live, qtbot)
+    wait_for_live_seek(live, qtbot)
     assert live.selection.request == timed.event.number
     events = [entry.event for entry in live.history.events.since(0)]
     assert timed.event in events

@@ -290,7 +290,7 @@ def test_unreadable_history_is_reported_and_reopened_at_the_next_seek(live, qtbo
     source._reader.jump = broken
     live.timeline.go_to(first_ns + SECOND_NS)
     qtbot.waitUntil(lambda: bool(received), timeout=WAIT_MS)
-    assert received == ["What was kept cannot be read: the file cannot be read: Input/output error"]
+    assert received == ["The recorded history cannot be read: the file cannot be read: Input/output error"]
     assert live.timeline.is_paused
     assert live.mirror.seq == seq
     live.timeline.go_to(first_ns + SECOND_NS)

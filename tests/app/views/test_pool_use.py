@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from kvscope_app.views.memory.detail_rows import detail_rows
-from kvscope_app.views.memory.memory_breakdown import account, kv_detail
+from kvscope_app.views.memory.memory_breakdown import kv_detail, memory_account
 from kvscope_app.views.page_map.page_map_view import summaries
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.telemetry import MemoryBreakdown
@@ -104,7 +104,7 @@ def test_virtual_allocator_on_a_gpu_holds_whole_pages(engine, make_mirror):
     mirror = make_mirror(num_layers=2, device="cuda", **cache)  # 20 blocks per page
     use = pool_use(mirror)
     assert (use.num_held, use.num_wasted, use.num_free) == (20 * 16, 20 * 16 - 4, 20 * 16)
-    parts = {part.key: part.num_bytes for part in account(mirror, None, None).parts}
+    parts = {part.key: part.num_bytes for part in memory_account(mirror, None, None).parts}
     assert parts["kv_free"] == 39 * cache["block_bytes"]  # all pages were mapped at the start
 
 

@@ -684,6 +684,6 @@ def test_console_and_request_table_show_the_same_speed_of_a_running_answer(engin
         answering.token()
         read.append(answering.speeds())
     assert read[0] == ("", NOT_KNOWN)
-    for num_tokens, (took_s, texts) in enumerate(zip(np.cumsum(gaps_s[1:]), read[1:], strict=True), 2):
-        speed = f"{short((num_tokens - 1) / took_s)} tok/s"
+    for num_tokens, (latencies_s, texts) in enumerate(zip(np.cumsum(gaps_s[1:]), read[1:], strict=True), 2):
+        speed = f"{short((num_tokens - 1) / latencies_s)} tok/s"
         assert all(is_same(text, speed) for text in texts), (num_tokens, texts, speed)

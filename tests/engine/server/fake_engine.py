@@ -175,7 +175,7 @@ class FakeEngine:
     listed: list[str] = field(default_factory=list)
     """Ids of those that were aborted before their prompts were read."""
     interventions: FakeInterventions = field(default_factory=FakeInterventions)
-    stops: FakeStops = field(default_factory=FakeStops)
+    pauses: FakeStops = field(default_factory=FakeStops)
 
     def __post_init__(self) -> None:
         self.may_step.set()

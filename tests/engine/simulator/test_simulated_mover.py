@@ -30,15 +30,15 @@ def now_s(mover: SimulatedMover) -> float:
 
 
 def test_saves_run_beside_the_step_while_they_fit_the_staging_buffers(mover: SimulatedMover) -> None:
-    mover.begin(0)
+    mover.start_step(0)
     mover.save(range(4), range(4))
     mover.flush()
     assert now_s(mover) == 0
-    mover.begin(1 * SECOND_NS)  # three are left
+    mover.start_step(1 * SECOND_NS)  # three are left
     mover.save(range(3), range(3))
     mover.flush()
     assert now_s(mover) == 3
-    mover.begin(30 * SECOND_NS)
+    mover.start_step(30 * SECOND_NS)
     mover.save(range(6), range(6))
     mover.flush()
     assert now_s(mover) == 32
@@ -47,7 +47,7 @@ def test_saves_run_beside_the_step_while_they_fit_the_staging_buffers(mover: Sim
 
 
 def test_loads_are_waited_for_behind_what_is_under_way(mover: SimulatedMover) -> None:
-    mover.begin(0)
+    mover.start_step(0)
     mover.save([0, 1], [0, 1])
     mover.load([5, 6, 7], [2, 3, 4])
     assert now_s(mover) == 0  # nothing is handed over before the flush
@@ -59,7 +59,7 @@ def test_loads_are_waited_for_behind_what_is_under_way(mover: SimulatedMover) ->
 
 
 def test_disk_reads_are_waited_for_and_writes_once_the_queue_is_full(mover: SimulatedMover) -> None:
-    mover.begin(0)
+    mover.start_step(0)
     assert mover.num_offloadable == 16
     assert mover.offload(range(16), range(16), [None] * 16) == [True] * 16
     assert now_s(mover) == 0
@@ -69,7 +69,7 @@ def test_disk_reads_are_waited_for_and_writes_once_the_queue_is_full(mover: Simu
     assert mover.load_from_disk([0, 1, 2], [9, 8, 7]) == [True] * 3
     assert now_s(mover) == 2.5
     moved = mover.moved
-    assert (moved.offloaded_blocks, moved.offload_ns, moved.risen_blocks, moved.rise_ns) == (
+    assert (moved.offloaded_blocks, moved.offload_ns, moved.loaded_disk_blocks, moved.load_from_disk_ns) == (
         17,
         SECOND_NS,
         3,
@@ -78,12 +78,12 @@ def test_disk_reads_are_waited_for_and_writes_once_the_queue_is_full(mover: Simu
 
 
 def test_where_a_block_came_from_is_known_until_the_next_step(mover: SimulatedMover) -> None:
-    mover.begin(0)
+    mover.start_step(0)
     mover.load_from_disk([3], [9])
     mover.load([8, 9], [1, 2])
     mover.load([9], [4])  # the place on the way up holds something else by now
     assert mover.origins == {1: Tier.HOST, 2: Tier.DISK, 4: Tier.HOST}
-    mover.begin(0)
+    mover.start_step(0)
     assert mover.origins == {}
 
 

@@ -189,13 +189,13 @@ def test_absurd_tiers_are_refused(sizes: dict[str, Any], said: str) -> None:
 
 
 def test_a_tier_holds_at_least_a_block() -> None:
-    assert Tiers(kv_host_memory=100, kv_disk=250).num_places(100) == (1, 2)
-    assert Tiers().num_places(0) == (0, 0)
+    assert Tiers(kv_host_memory=100, kv_disk=250).num_tier_blocks(100) == (1, 2)
+    assert Tiers().num_tier_blocks(0) == (0, 0)
     with pytest.raises(BadInput, match="kv_host_memory=99 is not accepted: one block takes 100 bytes"):
-        Tiers(kv_host_memory=99).num_places(100)
+        Tiers(kv_host_memory=99).num_tier_blocks(100)
     with pytest.raises(BadInput, match="kv_disk=99 is not accepted"):
-        Tiers(kv_host_memory=100, kv_disk=99).num_places(100)
+        Tiers(kv_host_memory=100, kv_disk=99).num_tier_blocks(100)
     with pytest.raises(BadInput, match="at most 16777216 blocks"):
-        Tiers(kv_host_memory=1 << 50).num_places(1)
+        Tiers(kv_host_memory=1 << 50).num_tier_blocks(1)
     with pytest.raises(BadInput, match="kv_bytes_per_token=0"):
-        Tiers(kv_host_memory=100).num_places(0)
+        Tiers(kv_host_memory=100).num_tier_blocks(0)

@@ -1,6 +1,6 @@
 """Bookmarks of a session: stored ones, and those derived from the alarm rules.
 
-Owns the current bookmarks and the deleted ones for undo. `keep` stores them: in the ring of a live session, or in a
+Owns the current bookmarks and the deleted ones for undo. `store` stores them: in the ring of a live session, or in a
 sidecar file of a recording.
 """
 

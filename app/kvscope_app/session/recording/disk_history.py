@@ -94,7 +94,11 @@ class DiskHistory:
         if self.recorder is not None:
             for bookmark in bookmarks:
                 self.recorder.writer.add_bookmark(bookmark)
-        return "" if all(taken) else f"bookmarks last as long as this window: {self.failure or 'nothing is kept'}"
+        return (
+            ""
+            if all(taken)
+            else f"bookmarks are lost when this window closes: {self.failure or 'history is not recorded'}"
+        )
 
     def write_texts(self, texts: list[RecordedText]) -> None:
         """Write block texts to the ring and to a running recording. Only called if the user agreed to record texts."""

@@ -23,9 +23,9 @@ _Made = TypeVar("_Made")
 
 
 class RecordingReader(QObject, Generic[_Made]):
-    """Call `begin` whenever no read is in progress.
+    """Call `start` whenever no read is in progress.
 
-    `made` is the last result, or `failure` the reason why there is none.
+    `result` is that of the last read, or `failure` the reason why there is none.
     """
 
     finished = Signal()
@@ -42,7 +42,7 @@ class RecordingReader(QObject, Generic[_Made]):
 
     @property
     def is_reading(self) -> bool:
-        """Whether a read is in progress, so that `over` will be emitted."""
+        """Whether a read is in progress, so that `finished` will be emitted."""
         return self._work is not None
 
     def start(self, read: Callable[[Recording, ProgressCallback], _Made]) -> bool:
@@ -62,7 +62,7 @@ class RecordingReader(QObject, Generic[_Made]):
             self._poll()
 
     def close(self) -> None:
-        """Cancel the read. `over` is not emitted for it."""
+        """Cancel the read. `finished` is not emitted for it."""
         self._timer.stop()
         work, self._work = self._work, None
         if work is not None:

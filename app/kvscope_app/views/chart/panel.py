@@ -57,7 +57,7 @@ class CurveSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class ChartMark:
+class PlotMark:
     """Small triangle at a time, with a tooltip."""
 
     x: float
@@ -76,7 +76,7 @@ class ChartPanel(QWidget):
     peak_chosen = Signal(float)
     """Emitted with the x of a maximum that the user wants to go to, in seconds."""
     mark_chosen = Signal(object)
-    """Emitted with `ChartMark.about` of the clicked mark."""
+    """Emitted with `PlotMark.about` of the clicked mark."""
     range_dragged = Signal(float, float)
     """Emitted with the new range in seconds when the user pans or zooms."""
     fit_requested = Signal()
@@ -114,7 +114,7 @@ class ChartPanel(QWidget):
         """Stretches without data from the engine."""
         self.stop_bands = StopBands()
         self.mark_points = pg.ScatterPlotItem(symbol="t1", size=8, pen=None, hoverable=True, tip=_mark_tip)
-        self.shown_marks: tuple[float, tuple[ChartMark, ...]] = (0.0, ())
+        self.shown_marks: tuple[float, tuple[PlotMark, ...]] = (0.0, ())
         self.cursor_line = pg.InfiniteLine(angle=90, movable=False)
         self.session_cursor_line = pg.InfiniteLine(angle=90, movable=False)
         self._set_up_plot()
@@ -208,7 +208,7 @@ class ChartPanel(QWidget):
         """Show the maxima of the curves above the plot, most important first."""
         self.peak_line.show_peaks(peaks)
 
-    def show_marks(self, marks: Sequence[ChartMark]) -> None:
+    def show_marks(self, marks: Sequence[PlotMark]) -> None:
         """Draw marks near the bottom; hovering shows their text."""
         y = self._top * 0.06 if self._fixed_top is None else self._fixed_top * 0.06
         shown = (y, tuple(marks))
@@ -353,7 +353,7 @@ class ChartPanel(QWidget):
             self.chosen.emit(float(self.cursor_line.value()))
 
 
-def _mark_tip(x: float, y: float, data: ChartMark) -> str:
+def _mark_tip(x: float, y: float, data: PlotMark) -> str:
     return plain_tip(data.text)
 
 

@@ -15,7 +15,7 @@ from kvscope_app.ui.widget_factories import label, number_label, set_look
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.device.device_figures import DeviceFigure
 from kvscope_app.views.device.memory_users import MemoryUser
-from kvscope_app.views.device.process_color import piece_color
+from kvscope_app.views.device.process_color import process_color
 from kvscope_app.views.memory.stacked_bar import BarSegment, StackedBar
 
 _BAR_HEIGHT: Final = 18
@@ -90,7 +90,7 @@ class DeviceCard(QWidget):
             [
                 BarSegment(
                     piece.num_bytes / whole,
-                    piece_color(piece.place, self._theme),
+                    process_color(piece.color_index, self._theme),
                     f"{piece.label}: {num_bytes(piece.num_bytes)}",
                 )
                 for piece in pieces

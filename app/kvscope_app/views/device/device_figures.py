@@ -47,7 +47,9 @@ def gpu_figures(gpu: Gpu) -> list[DeviceFigure]:
             "Memory utilization", percent(gpu.memory_utilization, 0), "Share of time that memory was read or written"
         ),
         DeviceFigure("Power", _of(_watts(gpu.power_watts), _watts(gpu.power_limit_watts)), "Now, and the limit"),
-        DeviceFigure("Temperature", _temperatures(gpu), "Of the chip, and of its memory where the driver reports it"),
+        DeviceFigure(
+            "Temperature", _temperatures(gpu), "Temperature of the chip, and of its memory if the driver reports it"
+        ),
         DeviceFigure("GPU clock", _of(_mhz(gpu.sm_clock_mhz), _mhz(gpu.max_sm_clock_mhz)), "Now, and the maximum"),
         DeviceFigure(
             "Memory clock", _of(_mhz(gpu.memory_clock_mhz), _mhz(gpu.max_memory_clock_mhz)), "Now, and the maximum"
@@ -95,7 +97,7 @@ def gpu_memory_line(gpu: Gpu) -> str:
     return memory_line(used_bytes(gpu), gpu.memory_total_bytes)
 
 
-def no_gpu_words(devices: Devices) -> str:
+def no_gpu_text(devices: Devices) -> str:
     """Return why no GPU is shown; "" if there is one or no fault was reported."""
     return f"No NVIDIA GPU detected: {devices.fault}" if devices.fault and not devices.gpus else ""
 

@@ -40,10 +40,10 @@ from kvscope_app.views.device.device_figures import (
     gpu_title,
     host_figures,
     memory_line,
-    no_gpu_words,
+    no_gpu_text,
 )
-from kvscope_app.views.device.memory_users import ProcessRow, gpu_pieces, host_pieces, process_rows
-from kvscope_app.views.device.process_color import piece_color
+from kvscope_app.views.device.memory_users import ProcessRow, gpu_memory_users, host_memory_users, process_rows
+from kvscope_app.views.device.process_color import process_color
 from kvscope_app.views.table import Index, RowTable, TableHead, TableModel
 from kvscope_telemetry.messages.devices import Devices, Gpu, Host
 
@@ -118,7 +118,7 @@ class DeviceView(ChartedView):
             self._show_gpu(self.cards[gpu_key(gpu)], gpu, devices)
         if devices.host is not None:
             self._show_host(self.cards[HOST], devices.host)
-        note = no_gpu_words(devices)
+        note = no_gpu_text(devices)
         self.note.setVisible(bool(note))
         self.note.setText(note)
         self.charts.show_devices([(gpu_key(gpu), f"GPU {gpu.index}") for gpu in devices.gpus])
@@ -126,13 +126,13 @@ class DeviceView(ChartedView):
 
     def _show_gpu(self, card: DeviceCard, gpu: Gpu, devices: Devices) -> None:
         card.show_state(gpu_title(gpu, devices), *gpu_state(gpu))
-        card.show_memory(gpu_memory_line(gpu), gpu_pieces(gpu), gpu.memory_total_bytes)
+        card.show_memory(gpu_memory_line(gpu), gpu_memory_users(gpu), gpu.memory_total_bytes)
         card.show_figures(gpu_figures(gpu))
 
     def _show_host(self, card: DeviceCard, host: Host) -> None:
         card.show_state(" · ".join(filter(None, ("Machine", host.name))), "", "muted")
         line = memory_line(host_used_bytes(host), host.memory_total_bytes)
-        card.show_memory(line, host_pieces(host), host.memory_total_bytes)
+        card.show_memory(line, host_memory_users(host), host.memory_total_bytes)
         card.show_figures(host_figures(host))
 
     def _make_cards(self, keys: list[str]) -> None:
@@ -198,7 +198,7 @@ class ProcessModel(TableModel):
         if role == _SORT:
             return (row.device, row.pid, row.name.lower(), row.num_bytes or -1, row.cores or -1.0)[column]
         if role == Qt.ItemDataRole.DecorationRole and column == 2:
-            return QColor(piece_color(row.place, self.theme))
+            return QColor(process_color(row.color_index, self.theme))
         return _HEAD.side(column) if role == Qt.ItemDataRole.TextAlignmentRole else None
 
 

@@ -18,31 +18,31 @@ MAX_NAMED: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class MemoryUser:
-    """Process or other user of memory. `place` is its colour index, -1 if it is not a single process."""
+    """Process or other user of memory. `color_index` is its colour index, -1 if it is not a single process."""
 
     label: str
     num_bytes: int
-    place: int = -1
+    color_index: int = -1
 
 
-def gpu_pieces(gpu: Gpu) -> list[MemoryUser]:
+def gpu_memory_users(gpu: Gpu) -> list[MemoryUser]:
     taken = used_bytes(gpu)
     if taken is None:
         return []
     sized = [(f"{p.name or 'process'} ({p.pid})", p.used_bytes) for p in gpu.processes or () if p.used_bytes]
-    pieces = _named([(text, size) for text, size in sized if size is not None])
+    pieces = _largest_users([(text, size) for text, size in sized if size is not None])
     if gpu.memory_reserved_bytes:
         pieces.append(MemoryUser("reserved by the driver", gpu.memory_reserved_bytes))
-    return _filled_up(pieces, taken)
+    return _with_unattributed(pieces, taken)
 
 
-def host_pieces(host: Host) -> list[MemoryUser]:
+def host_memory_users(host: Host) -> list[MemoryUser]:
     """Return the users of host memory: anonymous and shared memory of each process, without mapped files."""
     taken = host_used_bytes(host)
     if taken is None:
         return []
     own = [(f"{p.name} ({p.pid})", _sum(p.anonymous_bytes, p.shared_bytes)) for p in host.processes or ()]
-    return _filled_up(_named([(text, size) for text, size in own if size]), taken)
+    return _with_unattributed(_largest_users([(text, size) for text, size in own if size]), taken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class ProcessRow:
     name: str
     num_bytes: int | None
     cores: float | None = None
-    place: int = -1
+    color_index: int = -1
     """Index of the process's segment in the device's bar, which determines its colour."""
 
 
@@ -62,23 +62,25 @@ def process_rows(devices: Devices) -> list[ProcessRow]:
     """Return all reported processes, GPU by GPU, then those of the host."""
     rows = []
     for gpu in devices.gpus:
-        places = _places([(process.pid, process.used_bytes) for process in gpu.processes or ()])
+        color_indices = _color_indices([(process.pid, process.used_bytes) for process in gpu.processes or ()])
         rows += [
-            ProcessRow(f"GPU {gpu.index}", p.pid, p.name, p.used_bytes, place=places.get(p.pid, -1))
+            ProcessRow(f"GPU {gpu.index}", p.pid, p.name, p.used_bytes, color_index=color_indices.get(p.pid, -1))
             for p in gpu.processes or ()
         ]
     host = devices.host.processes or () if devices.host is not None else ()
-    places = _places([(p.pid, _sum(p.anonymous_bytes, p.shared_bytes)) for p in host])
-    return rows + [ProcessRow("Host", p.pid, p.name, p.resident_bytes, p.cores, places.get(p.pid, -1)) for p in host]
+    color_indices = _color_indices([(p.pid, _sum(p.anonymous_bytes, p.shared_bytes)) for p in host])
+    return rows + [
+        ProcessRow("Host", p.pid, p.name, p.resident_bytes, p.cores, color_indices.get(p.pid, -1)) for p in host
+    ]
 
 
-def _places(sized: list[tuple[int, int | None]]) -> dict[int, int]:
+def _color_indices(sized: list[tuple[int, int | None]]) -> dict[int, int]:
     """Return the segment index by process id, for processes with their own segment."""
     known = sorted(((size, pid) for pid, size in sized if size), key=lambda pair: -pair[0])
     return {pid: index for index, (_, pid) in enumerate(known[:MAX_NAMED])}
 
 
-def _named(sized: list[tuple[str, int]]) -> list[MemoryUser]:
+def _largest_users(sized: list[tuple[str, int]]) -> list[MemoryUser]:
     sized = sorted(sized, key=lambda pair: -pair[1])
     pieces = [MemoryUser(text, size, index) for index, (text, size) in enumerate(sized[:MAX_NAMED])]
     rest = sized[MAX_NAMED:]
@@ -87,14 +89,14 @@ def _named(sized: list[tuple[str, int]]) -> list[MemoryUser]:
     return pieces
 
 
-def _filled_up(pieces: list[MemoryUser], taken: int) -> list[MemoryUser]:
+def _with_unattributed(pieces: list[MemoryUser], taken: int) -> list[MemoryUser]:
     """Limit the pieces to `taken` bytes in total, since memory shared by processes counts once, and add the
     unattributed rest."""
     kept, left = [], taken
     for piece in pieces:
         size = min(piece.num_bytes, left)
         left -= size
-        kept.append(MemoryUser(piece.label, size, piece.place))
+        kept.append(MemoryUser(piece.label, size, piece.color_index))
     return [*kept, MemoryUser("no process reported", left)] if left else kept
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvscope_app.ui.theme import Theme
 
 
-def piece_color(index: int, theme: Theme) -> str:
-    """Return the colour `#rrggbb` of the segment at index `place`; a negative index means no single process."""
+def process_color(index: int, theme: Theme) -> str:
+    """Return the colour `#rrggbb` of the segment `index`; a negative index means no single process."""
     *series, grey = theme.series
     return grey if index < 0 else series[index % len(series)]

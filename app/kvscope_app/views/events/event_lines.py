@@ -20,7 +20,7 @@ from kvscope_telemetry.summaries.summary import TimedEvent
 from kvscope_telemetry.whole_file import require_regular
 
 COLUMNS: Final = ("time", "time_ns", "event", "request", "caused_by", "blocks", "tokens", "why")
-_A_TURN: Final = 1_000
+_EVENTS_PER_TURN: Final = 1_000
 
 
 def to_lines(rows: Iterable[tuple[int, Event]], delimiter: str = "\t", *, with_head: bool = True) -> str:
@@ -46,12 +46,12 @@ class EventExport(QObject):
         self._part = self._path.with_name(self._path.name + ".part")
         self._delimiter = "\t" if self._path.suffix.lower() == ".tsv" else ","
         self._text = to_lines((), self._delimiter)
-        self._turn = QTimer(self, interval=0)
-        self._turn.timeout.connect(self._write_some)
-        self._turn.start()
+        self._timer = QTimer(self, interval=0)
+        self._timer.timeout.connect(self._write_some)
+        self._timer.start()
 
     def _write_some(self) -> None:
-        events = self._events[self._num_written : self._num_written + _A_TURN]
+        events = self._events[self._num_written : self._num_written + _EVENTS_PER_TURN]
         self._text += to_lines(((e.time_ns, e.event) for e in events), self._delimiter, with_head=False)
         try:
             require_regular(self._path)
@@ -68,7 +68,7 @@ class EventExport(QObject):
         self._end(f"{self._num_written} written to {self._path.name}")
 
     def _end(self, words: str) -> None:
-        self._turn.stop()
+        self._timer.stop()
         self.done.emit(words)
         self.deleteLater()
 

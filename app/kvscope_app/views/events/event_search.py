@@ -22,7 +22,7 @@ from kvscope_telemetry.summaries.summary import TimedEvent
 
 IntArray = npt.NDArray[np.int64]
 _UNKNOWN, _NO, _YES = range(3)
-_LATE: Final = 1024
+_MAX_LATE: Final = 1024
 """Number of newest events among which a late event may be inserted."""
 _NUMBER: Final = re.compile(r"#(\d{1,18})")
 
@@ -40,7 +40,7 @@ class EventSearch:
         """Time range to match; None: any."""
         self._words: tuple[str, ...] = ()
         self._verdicts = np.empty(0, np.uint8)
-        self._begin = 0
+        self._first_serial = 0
         """Serial of the first verdict."""
         self._index: EventIndex | None = None
         self._newest: TimedEvent | None = None
@@ -58,29 +58,29 @@ class EventSearch:
 
     def update(self, events: EventIndex, max_texts: int = 400) -> bool:
         """Search new events, newest first. Returns whether texts remain to be searched."""
-        self._keep_up(events)
+        self._align_verdicts(events)
         first_ns, last_ns = (None, None) if self.span is None else (self.span.begin_ns, self.span.end_ns)
         wanted = events.find(first_ns, last_ns, self.kinds, self.request) + events.num_forgotten
         if not self._words:
             self.serials = wanted
             return False
-        unknown = wanted[self._verdicts[wanted - self._begin] == _UNKNOWN]
+        unknown = wanted[self._verdicts[wanted - self._first_serial] == _UNKNOWN]
         for serial in unknown[-max_texts:].tolist():
-            is_match = matches(events[serial - self._begin].event, self._words)
-            self._verdicts[serial - self._begin] = _YES if is_match else _NO
-        self.serials = wanted[self._verdicts[wanted - self._begin] == _YES]
+            is_match = matches(events[serial - self._first_serial].event, self._words)
+            self._verdicts[serial - self._first_serial] = _YES if is_match else _NO
+        self.serials = wanted[self._verdicts[wanted - self._first_serial] == _YES]
         return bool(unknown.size > max_texts)
 
-    def _keep_up(self, events: EventIndex) -> None:
+    def _align_verdicts(self, events: EventIndex) -> None:
         """Align the verdicts with the events in the index, keeping those that are known."""
-        before, begin = self._verdicts, self._begin
-        self._begin = events.num_forgotten
+        before, begin = self._verdicts, self._first_serial
+        self._first_serial = events.num_forgotten
         self._verdicts = np.full(len(events), _UNKNOWN, np.uint8)
         if events is self._index:
-            kept = before[max(self._begin - begin, 0) :][: len(events)]
-            at = len(before) + begin - self._begin - 1
+            kept = before[max(self._first_serial - begin, 0) :][: len(events)]
+            at = len(before) + begin - self._first_serial - 1
             is_late = 0 <= at < len(events) and events[at] is not self._newest
-            kept = kept[: max(kept.size - _LATE, 0)] if is_late else kept
+            kept = kept[: max(kept.size - _MAX_LATE, 0)] if is_late else kept
             self._verdicts[: kept.size] = kept
         self._index = events
         self._newest = events[len(events) - 1] if len(events) else None

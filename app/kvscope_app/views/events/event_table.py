@@ -32,7 +32,7 @@ from kvscope_app.views.events.event_lines import to_lines
 from kvscope_app.views.table import RowTable
 
 _LINES_BELOW_WIDTH: Final = ((420, 4), (640, 3))
-_FEWEST_LINES: Final = 2
+_MIN_LINES: Final = 2
 _MARGIN: Final = 8
 _GAP: Final = 10
 _PADDING: Final = 4
@@ -140,7 +140,7 @@ class EventTable(RowTable):
     def _fit(self, width: int) -> None:
         """Choose columns, or cards if the reason would not fit. Cards initially have the maximum height."""
         is_narrow, line = width < NARROW, self.fontMetrics().height()
-        height = self._card.greatest_height(line, width) if is_narrow else line + 6
+        height = self._card.max_height(line, width) if is_narrow else line + 6
         if height == self._row_height:
             return
         self._row_height, self._has_cards = height, is_narrow
@@ -170,14 +170,14 @@ class EventCard(QStyledItemDelegate):
         self._events = model
 
     @staticmethod
-    def greatest_height(line: int, width: int) -> int:
+    def max_height(line: int, width: int) -> int:
         """Return the maximum height of a card of this width, for lines of `line` pixels."""
-        return (1 + _most_lines(width)) * line + 2 * _PADDING
+        return (1 + _max_lines(width)) * line + 2 * _PADDING
 
     def height(self, row: int, font: QFont, width: int) -> int:
         entry = self._events.entry_at(row)
         text = "" if entry is None else why_text(entry.event)
-        num_lines = len(_lines(text, font, width - 2 * _MARGIN, _most_lines(width)))
+        num_lines = len(_lines(text, font, width - 2 * _MARGIN, _max_lines(width)))
         return (1 + num_lines) * QFontMetrics(font).height() + 2 * _PADDING
 
     def paint(
@@ -198,22 +198,22 @@ class EventCard(QStyledItemDelegate):
         is_ahead = self._events.is_ahead(entry)
         ink = theme.color("muted" if is_ahead else "text")
         for text, color in ((kind, ink if is_ahead else self._events.kind_color(entry)), (request, ink)):
-            x = _word(painter, QRect(x, inner.top(), inner.right() - x, line), text, color) if text else x
+            x = _draw_word(painter, QRect(x, inner.top(), inner.right() - x, line), text, color) if text else x
         painter.setPen(theme.color("muted"))
         painter.drawText(QRect(x, inner.top(), inner.right() - x, line), Qt.AlignmentFlag.AlignRight, at)
         painter.setPen(ink)
-        _reason(painter, inner.adjusted(0, line, 0, 0), why_text(entry.event))
+        _draw_reason(painter, inner.adjusted(0, line, 0, 0), why_text(entry.event))
         painter.setPen(theme.color("border"))
         painter.drawLine(box.bottomLeft(), box.bottomRight())
         painter.restore()
 
 
-def _most_lines(width: int) -> int:
+def _max_lines(width: int) -> int:
     """Return the maximum number of lines of the reason, which fits usual texts."""
-    return next((lines for below, lines in _LINES_BELOW_WIDTH if width < below), _FEWEST_LINES)
+    return next((lines for below, lines in _LINES_BELOW_WIDTH if width < below), _MIN_LINES)
 
 
-def _word(painter: QPainter, box: QRect, text: str, color: QColor) -> int:
+def _draw_word(painter: QPainter, box: QRect, text: str, color: QColor) -> int:
     """Draw a word. Returns the x coordinate of the next one."""
     painter.setPen(color)
     painter.drawText(box, Qt.AlignmentFlag.AlignLeft, text)
@@ -233,7 +233,7 @@ def _lines(text: str, font: QFont, width: int, most: int) -> list[str]:
     return [text[begin:end].strip() for begin, end in zip(begins, [*begins[1:], len(text)], strict=True)]
 
 
-def _reason(painter: QPainter, box: QRect, text: str) -> None:
+def _draw_reason(painter: QPainter, box: QRect, text: str) -> None:
     """Draw as many lines as fit, eliding the last if there is more."""
     metrics = painter.fontMetrics()
     lines = _lines(text, painter.font(), box.width(), max(1, box.height() // metrics.height()))

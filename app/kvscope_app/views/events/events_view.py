@@ -65,7 +65,9 @@ class EventsView(View):
         self.kinds = tool_button("All kinds ▾", "Kinds of events")
         self.kind_actions = self._make_kinds()
         self.preemptions = tool_button(
-            "Preemptions", "Only preemptions: for whom, why, and how much is to be recomputed", checkable=True
+            "Preemptions",
+            "Show only preemptions: which request, why, and how many tokens are recomputed",
+            checkable=True,
         )
         self.of_selected = tool_button(
             "Selected request", "Only events of the selected request, or caused by it", checkable=True
@@ -89,13 +91,13 @@ class EventsView(View):
         filtered = (self._search.kinds, self._search.request, self._search.span, self.text.text())
         state = (id(events), events.num_forgotten, len(events), filtered)
         if state != self._shown_state:
-            self._look(events, state)
+            self._search_events(events, state)
         self._show_cursor()
 
-    def _look(self, events: EventIndex, state: tuple[object, ...]) -> None:
+    def _search_events(self, events: EventIndex, state: tuple[object, ...]) -> None:
         self._search.set_text(self.text.text())
         has_more = self._search.update(events)
-        self._show(has_more)
+        self._show_rows(has_more)
         self._shown_state = () if has_more else state
         if has_more:
             self._later.start()
@@ -111,7 +113,7 @@ class EventsView(View):
         writing.done.connect(self.count.set_lengths)
         return writing
 
-    def _show(self, has_more: bool) -> None:
+    def _show_rows(self, has_more: bool) -> None:
         """Update the rows without moving the lines that the user reads further down."""
         bar, before, top = self.table.verticalScrollBar(), self.model.rowCount(), self.table.rowAt(0)
         chosen = self.model.timed_at(self.table.currentIndex().row())
@@ -125,7 +127,7 @@ class EventsView(View):
         words = plural(num_events, "event")
         if shown < num_events or has_more:
             words = f"{count(shown)} of {count(num_events)}"
-        self.count.set_lengths(words + (", looking…" if has_more else ""), words, count(shown))
+        self.count.set_lengths(words + (", searching…" if has_more else ""), words, count(shown))
         self._stack.setCurrentIndex(1 if num_events else 0)
         self.export.setEnabled(shown > 0)
 

@@ -43,7 +43,7 @@ NOT_KEPT: Final = "Earlier history is not available"
 
 
 class BlockHistory(QObject):
-    """History of one block; empty before the first `show`."""
+    """History of one block; empty before the first `set_block`."""
 
     changed = Signal()
 

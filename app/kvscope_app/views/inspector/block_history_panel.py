@@ -84,7 +84,7 @@ class BlockHistoryPanel(QWidget):
         self.heading = label("Block history", "heading")
         self.note = ElidedLabel()
         self.note.setProperty("look", "muted")
-        self.fit = tool_button("Fit", "Show its whole known history (double-click)")
+        self.fit = tool_button("Fit", "Show the whole known history (double-click)")
         for part in (self.strip, self.table):
             part.chosen.connect(self._go_to)
         self.fit.clicked.connect(self.strip.fit)
@@ -148,7 +148,7 @@ class BlockHistoryPanel(QWidget):
     def _note_text(self) -> str:
         history, part = self.history, self.history.part
         if history.is_reading:
-            return f"Reading what was… {percent(history.share, 0)}"
+            return f"Reading history… {percent(history.share, 0)}"
         if part is None or not part.rows.size:
             return history.failure
         known = f"{plural(len(part.moments), 'event')}, {known_text(part)}"

@@ -49,7 +49,7 @@ EMPTY_TEXTS: Final = (
 )
 MISSING_TEXTS: Final = (
     "This block does not exist at this time.",
-    "Nothing is known of this request at this time.\nIts events and the timeline show when it ran.",
+    "Nothing is known about this request at this time.\nIts events and the timeline show when it ran.",
     EMPTY_TEXTS[STEP],
 )
 _PAUSE_FIRST: Final = "pause (Space) to list them"
@@ -165,7 +165,7 @@ class InspectorView(View):
         frame = self._frame()
         why = _PAUSE_FIRST
         if not session.timeline.is_playing:
-            why = "reading…" if self.steps.is_reading else self.steps.failure or "not kept"
+            why = "reading…" if self.steps.is_reading else self.steps.failure or "not recorded"
         can_step = session.timeline.range_ns is not None
         timings = newest_timings(mirror, self._newest) if frame is None else frame.timings
         self.strip.show_phases(phases_of(timings))
@@ -233,7 +233,7 @@ class InspectorView(View):
         if (timed := self.session.timeline.shown_event) is not None:
             self.subject = REQUEST if timed.event.number else STEP
             self.subjects.set_current(self.subject)
-        self._refresh_if_seen()
+        self._refresh_if_visible()
 
     def _on_link(self, link: Link) -> None:
         session = self.session
@@ -254,7 +254,7 @@ class InspectorView(View):
         if update is not None and update.series:
             self._newest = update.series
 
-    def _refresh_if_seen(self) -> None:
+    def _refresh_if_visible(self) -> None:
         if is_on_screen(self):
             self.refresh()
 
@@ -265,10 +265,10 @@ class InspectorView(View):
         self.session.selection.changed.connect(self._on_selection)
         self.session.timeline.event_shown.connect(self._on_event)
         self.session.timeline.shown.connect(self._on_update)
-        self.block_history.history.changed.connect(self._refresh_if_seen)
-        self.steps.found.connect(self._refresh_if_seen)
-        self.session.requests_changed.connect(self._refresh_if_seen)
-        self.session.texts.arrived.connect(self._refresh_if_seen)
+        self.block_history.history.changed.connect(self._refresh_if_visible)
+        self.steps.found.connect(self._refresh_if_visible)
+        self.session.requests_changed.connect(self._refresh_if_visible)
+        self.session.texts.arrived.connect(self._refresh_if_visible)
 
     def _lay_out(self) -> None:
         self.subjects.set_tip(STEP, "The current step: duration, requests run, what changed")

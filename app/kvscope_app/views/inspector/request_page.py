@@ -142,8 +142,8 @@ def _groups(mirror: Mirror, cache: CacheInfo, number: int) -> Iterator[Fact]:
             continue
         is_held = table >= cache.num_reserved_blocks
         words = plural(int(is_held.sum()), "block")
-        if num_let_go := int(np.count_nonzero(~is_held)):
-            words += f", {count(num_let_go)} let go"
+        if num_released := int(np.count_nonzero(~is_held)):
+            words += f", {count(num_released)} released"
         if num_found := int(is_held[: num_cached // size].sum()):
             words += f"; {count(num_found)} found in the cache"
         yield Fact(f"KV group {group}", f"{group_name(cache.groups[group])}: {words}")

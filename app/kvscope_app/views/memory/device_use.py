@@ -38,15 +38,15 @@ def device_use(hello: Hello | None, devices: Devices | None, sample: DeviceSampl
     total_bytes = hello.device.total_bytes or None if hello is not None else None
     if hello is not None and devices is not None:
         gpu = next((gpu for gpu in devices.gpus if gpu.index in devices.used_gpus[:1]), None)
-        found = _of_gpu(gpu, hello.pid) if gpu is not None else None
+        found = _gpu_use(gpu, hello.pid) if gpu is not None else None
         if hello.device.kind != "cuda" and devices.host is not None:
-            found = _of_host(devices.host, hello.pid)
+            found = _host_use(devices.host, hello.pid)
         if found is not None:
             return found
-    return _of_sample(sample, total_bytes)
+    return _sample_use(sample, total_bytes)
 
 
-def _of_gpu(gpu: Gpu, pid: int) -> DeviceUse | None:
+def _gpu_use(gpu: Gpu, pid: int) -> DeviceUse | None:
     total, free, reserved = gpu.memory_total_bytes, gpu.memory_free_bytes, gpu.memory_reserved_bytes
     if total is None or free is None:
         return None
@@ -55,7 +55,7 @@ def _of_gpu(gpu: Gpu, pid: int) -> DeviceUse | None:
     return DeviceUse(total, free, reserved, engine, others)
 
 
-def _of_host(host: Host, pid: int) -> DeviceUse | None:
+def _host_use(host: Host, pid: int) -> DeviceUse | None:
     """Return the division of host memory.
 
     Files that the engine maps could be reclaimed, so the system counts them as available; here they count as the
@@ -70,10 +70,10 @@ def _of_host(host: Host, pid: int) -> DeviceUse | None:
     return DeviceUse(total, free, None, process.resident_bytes, total - free - process.resident_bytes)
 
 
-def _of_sample(sample: DeviceSample | None, told_total: int | None) -> DeviceUse:
+def _sample_use(sample: DeviceSample | None, reported_total: int | None) -> DeviceUse:
     if sample is None:
-        return DeviceUse(total=told_total)
-    total = _known(sample.memory_total_bytes) or told_total
+        return DeviceUse(total=reported_total)
+    total = _known(sample.memory_total_bytes) or reported_total
     used, engine = _known(sample.memory_used_bytes), _known(sample.process_bytes)
     return DeviceUse(
         total=total,

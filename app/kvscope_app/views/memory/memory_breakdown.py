@@ -32,7 +32,7 @@ _REST_MEANING: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class MemoryAccount:
     parts: tuple[MemoryPart, ...]
     total_bytes: int | None
 
@@ -49,9 +49,9 @@ class Account:
         return part.num_bytes / self.total_bytes
 
 
-def account(
+def memory_account(
     mirror: Mirror, memory: MemoryBreakdown | None, sample: DeviceSample | None, devices: Devices | None = None
-) -> Account:
+) -> MemoryAccount:
     """Return the current breakdown of the device's memory.
 
     The difference between the engine's own accounting and what the driver or system reports is a separate part, so that
@@ -93,7 +93,7 @@ def account(
         ),
         MemoryPart("free", "Free on device", use.free, "free", "Unused"),
     ]
-    return Account(tuple(parts), use.total)
+    return MemoryAccount(tuple(parts), use.total)
 
 
 @dataclass(frozen=True, slots=True)

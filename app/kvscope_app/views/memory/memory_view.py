@@ -1,6 +1,6 @@
 """View of memory: how the device's bytes and the KV pool's blocks are used.
 
-Shows an `Account` and a `KVDetail`, which `memory.account` computes.
+Shows an `MemoryAccount` and a `KVDetail`, which `memory.memory_account` computes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from PySide6.QtWidgets import (
 from shiboken6 import isValid
 
 from kvscope_app.session.session import Session
+from kvscope_app.session.shown_memory import shown_memory
 from kvscope_app.ui.icons import pixmap
 from kvscope_app.ui.number_text import UNKNOWN, num_bytes, percent, seconds, signed_bytes
 from kvscope_app.ui.theme import Theme, mix
@@ -30,7 +31,7 @@ from kvscope_app.ui.widgets import ElidedLabel
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.chart.chart_stack import ChartedView
 from kvscope_app.views.memory.detail_rows import counter_rows, detail_rows
-from kvscope_app.views.memory.memory_breakdown import Account, account, kv_detail
+from kvscope_app.views.memory.memory_breakdown import MemoryAccount, kv_detail, memory_account
 from kvscope_app.views.memory.memory_part import MemoryPart
 from kvscope_app.views.memory.over_time import MemoryOverTime
 from kvscope_app.views.memory.segments.segments_sheet import SegmentsSheet, why_not
@@ -72,8 +73,8 @@ class MemoryView(ChartedView):
         self.table = PartTable()
         self.details = DetailTable()
         self.tiers = TierTable()
-        self.own = DetailTable()
-        self._own_heading = label("Engine memory in detail", "heading")
+        self.allocator_details = DetailTable()
+        self._allocator_heading = label("Engine memory in detail", "heading")
         self.segments_button = QPushButton("PyTorch segments…")
         self.segments_button.clicked.connect(self.open_segments)
         self.segments_sheet: SegmentsSheet | None = None
@@ -84,12 +85,12 @@ class MemoryView(ChartedView):
         session.timeline.updated.connect(self._on_update)
 
     def refresh(self) -> None:
-        mirror, history, memory = self.session.mirror, self.session.history, self.session.memory
+        mirror, history, memory = self.session.mirror, self.session.history, shown_memory(self.session.timeline)
         if mirror.hello is None:
             return
         self._stack.setCurrentIndex(1)
         self._has_memory = memory is not None
-        now = account(mirror, memory, history.newest_sample, history.devices.newest)
+        now = memory_account(mirror, memory, history.newest_sample, history.devices.newest)
         device = mirror.hello.device
         kind = {"cpu": "CPU memory", "cuda": "GPU memory", "unknown": "Device memory"}.get(device.kind, device.kind)
         self.heading.setText(f"{kind} · {device.name}" if device.name else kind)
@@ -99,7 +100,7 @@ class MemoryView(ChartedView):
         self.tiers.show_uses(tier_uses(mirror), mirror.counters, mirror.capabilities)
         rows = detail_rows(kv_detail(mirror, memory))
         self.details.show_rows([*rows, *counter_rows(mirror.counters, mirror.capabilities)])
-        self._show_own(allocator_rows(memory))
+        self._show_allocator_details(allocator_rows(memory))
         self.charts.refresh()
 
     def _on_update(self, update: Update) -> None:
@@ -127,14 +128,14 @@ class MemoryView(ChartedView):
         self.segments_sheet = SegmentsSheet(self.window(), self.session, self.theme)
         self.segments_sheet.show()
 
-    def _show_own(self, rows: list[tuple[str, str, str]]) -> None:
-        self._own_heading.setVisible(bool(rows))
-        self.own.show_rows(rows)
+    def _show_allocator_details(self, rows: list[tuple[str, str, str]]) -> None:
+        self._allocator_heading.setVisible(bool(rows))
+        self.allocator_details.show_rows(rows)
         reason = why_not(self.session)
         self.segments_button.setEnabled(not reason)
         self.segments_button.setToolTip(reason or _SEGMENTS_TIP)
 
-    def _segments(self, now: Account) -> list[BarSegment]:
+    def _segments(self, now: MemoryAccount) -> list[BarSegment]:
         return [
             BarSegment(max(part.num_bytes or 0, 0) / now.whole_bytes, part_color(part, self.theme), _tip(now, part))
             for part in now.parts
@@ -166,21 +167,21 @@ class MemoryView(ChartedView):
         below.addWidget(label("KV pool in detail", "heading"))
         below.addWidget(self.details)
         below.addWidget(self.tiers)
-        below.addWidget(self._own_heading)
-        below.addWidget(self.own)
+        below.addWidget(self._allocator_heading)
+        below.addWidget(self.allocator_details)
         below.addWidget(self.segments_button, 0, Qt.AlignmentFlag.AlignLeft)
-        self._beside = QBoxLayout(QBoxLayout.Direction.TopToBottom)
-        self._beside.setSpacing(14)
+        self._tables_layout = QBoxLayout(QBoxLayout.Direction.TopToBottom)
+        self._tables_layout.setSpacing(14)
         for table in (self.table, pool):
-            self._beside.addWidget(table, 1, Qt.AlignmentFlag.AlignTop)
-        return self._beside
+            self._tables_layout.addWidget(table, 1, Qt.AlignmentFlag.AlignTop)
+        return self._tables_layout
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         wide = self.width() >= scaled(_WIDE)
         direction = QBoxLayout.Direction.LeftToRight if wide else QBoxLayout.Direction.TopToBottom
-        self._beside.setDirection(direction)
-        self._beside.setSpacing(48 if wide else 14)
+        self._tables_layout.setDirection(direction)
+        self._tables_layout.setSpacing(48 if wide else 14)
 
 
 class PartTable(QWidget):
@@ -191,7 +192,7 @@ class PartTable(QWidget):
         self._parts: tuple[MemoryPart, ...] = ()
         self._theme: Theme | None = None
 
-    def show_account(self, now: Account) -> None:
+    def show_account(self, now: MemoryAccount) -> None:
         """Show the values. Rows are recreated if the parts change."""
         if [part.key for part in now.parts] != [part.key for part in self._parts]:
             self._clear()  # another engine, with more or fewer tiers
@@ -277,7 +278,7 @@ def part_color(part: MemoryPart, theme: Theme) -> str:
     return theme.raised if part.color == "free" else str(getattr(theme, part.color))
 
 
-def _tip(now: Account, part: MemoryPart) -> str:
+def _tip(now: MemoryAccount, part: MemoryPart) -> str:
     share = now.share(part)
     return f"{part.label}: {signed_bytes(part.num_bytes)}" + (f", {percent(share)}" if share is not None else "")
 

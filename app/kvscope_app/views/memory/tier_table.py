@@ -20,7 +20,7 @@ from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 from kvscope_telemetry.messages.telemetry import Counters
 
 _KINDS: Final = ("swapped", "cached", "free")
-_WORDS: Final = {"swapped": "Swapped out", "cached": "Cached", "free": "Free"}
+_LABELS: Final = {"swapped": "Swapped out", "cached": "Cached", "free": "Free"}
 _MEANINGS: Final = {
     "swapped": "Blocks of preempted requests, kept instead of recomputed",
     "cached": "Prefixes moved down from the tier above; loaded on a hit, evicted when space is needed",
@@ -108,7 +108,7 @@ class _TierPart(QWidget):
         self.bar.show_segments([_segment(kind, counts[kind], use, colors[kind]) for kind in ("swapped", "cached")])
 
     def _add_row(self, row: int, kind: str) -> None:
-        cells = (self._swatches[kind], label(_WORDS[kind], wraps=True), self.values[kind], self._counts[kind])
+        cells = (self._swatches[kind], label(_LABELS[kind], wraps=True), self.values[kind], self._counts[kind])
         for column, widget in enumerate(cells):
             widget.setToolTip(_MEANINGS[kind])
             alignment = Qt.AlignmentFlag.AlignVCenter if column < 2 else Qt.AlignmentFlag(0)
@@ -117,4 +117,4 @@ class _TierPart(QWidget):
 
 def _segment(kind: str, num_blocks: int, use: TierOccupancy, color: str) -> BarSegment:
     share = num_blocks / max(1, use.size)
-    return BarSegment(share, color, f"{_WORDS[kind]}: {plural(num_blocks, 'block')}, {percent(share)}")
+    return BarSegment(share, color, f"{_LABELS[kind]}: {plural(num_blocks, 'block')}, {percent(share)}")

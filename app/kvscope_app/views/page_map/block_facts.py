@@ -37,7 +37,7 @@ _STATES: Final = {
 _EMPTY: Final = {
     "free": "Empty; available to the next request.",
     "unmapped": "Address space without memory yet: free of cost until tokens arrive.",
-    "reserved": "Kept by the engine for itself: it stands in block tables where a block was let go.",
+    "reserved": "Reserved by the engine: a placeholder in block tables for released blocks.",
 }
 _NO_KNOWN_BLOCK: Final = "No known block here. This engine reports blocks only while their prefix is cached."
 _EMPTY_LOWER_ROW: Final = "Empty, until a block is swapped out or moved down."
@@ -190,7 +190,7 @@ def eviction_position(ledger: Ledger, block: int) -> str:
     is_free = of_tier & (ledger.state == BlockState.FREE)
     num_queued, num_free = np.count_nonzero(queued), np.count_nonzero(is_free & ~queued)
     if (is_free & queued).any():  # an engine with one queue for free and cached blocks
-        of = f"of {plural(int(num_queued), 'block')} that may be given out"
+        of = f"of {plural(int(num_queued), 'block')} that may be allocated"
     else:
         of = f"of {plural(int(num_queued), 'cached block')}"
         if num_free and ledger.tier[block] == Tier.HBM:  # lower tiers keep some slots free for moves

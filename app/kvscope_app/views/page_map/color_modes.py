@@ -459,7 +459,7 @@ def _group_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
 
 GROUP: Final = ColorMode(
     "group",
-    "KV group (layers that keep their KV alike), cached blocks duller",
+    "KV group (layers with the same KV layout), cached blocks duller",
     _group_keys,
     _group_colors,
     _group_swatches,

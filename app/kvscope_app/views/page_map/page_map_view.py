@@ -196,7 +196,7 @@ class PageMapView(View):
         top.setSpacing(8)
         top.addWidget(heading, 1)
         self.group.setAccessibleName("KV group")
-        self.group.setToolTip("Let one KV group stand out, or show all")
+        self.group.setToolTip("Highlight one KV group, or show all")
         self.group.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
         self.group.setMinimumContentsLength(14)
         self.group.hide()

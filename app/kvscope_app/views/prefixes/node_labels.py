@@ -1,7 +1,7 @@
 """Labels of nodes: their text, or, where siblings share a long beginning, their text from the point where they differ.
 
 The label of a whole prompt is preceded by what else its blocks are cached for, such as an adapter, a salt or an image.
-Owns the labels of one tree, made on demand; call `forget` when texts arrived or the tree changed.
+Owns the labels of one tree, made on demand; call `clear` when texts arrived or the tree changed.
 """
 
 from __future__ import annotations

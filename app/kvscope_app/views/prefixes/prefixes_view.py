@@ -356,7 +356,7 @@ def of_group(cache: CacheInfo, group: int | None) -> CacheInfo:
 
 
 def _not_made(failure: str) -> str:
-    return f"The tree could not be made: {failure}"
+    return f"The tree could not be built: {failure}"
 
 
 def _why_none(mirror: Mirror) -> str:

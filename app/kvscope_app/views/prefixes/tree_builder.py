@@ -1,6 +1,6 @@
 """Builds the prefix tree of the state shown: large trees on a thread, and at a limited rate.
 
-Owns the thread and the copy of the ledger that it reads. Imports no Qt; its owner polls it until it `is_settled`.
+Owns the thread and the copy of the ledger that it reads. Imports no Qt; its owner polls it until it `is_loaded`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _AFTER_FAILURE_S: Final = 5.0
 
 
 class PrefixTreeBuilder:
-    """Builder of trees. Call `follow` with the mirror whenever it changes; `tree` is of one of these states."""
+    """Builder of trees. Call `update` with the mirror whenever it changes; `tree` is of one of these states."""
 
     def __init__(self) -> None:
         self.tree: PrefixTree | None = None

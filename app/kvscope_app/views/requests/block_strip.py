@@ -75,8 +75,8 @@ class BlockStrip(QWidget):
         shared = int(self._ref_counts[index])
         first = index * self._block_size
         where = f"index {index} of the table, positions {count(first)} to {count(first + self._block_size - 1)}"
-        if self._is_let_go(index):
-            return f"Let go: no block\n{where}"
+        if self._is_released(index):
+            return f"Released: no block\n{where}"
         lines = [self._place(index).name, where, f"{self._filled[index]} of {self._block_size} slots filled"]
         return "\n".join([*lines, f"shared by {shared} requests"] if shared > 1 else lines)
 
@@ -129,7 +129,7 @@ class BlockStrip(QWidget):
         fill = mix(ink, theme.base, 0.45)
         painter.fillRect(box.left(), box.bottom() + 1 - height, box.width(), height, QColor(fill))
         painter.setPen(QColor(theme.text))
-        painter.drawText(box, Qt.AlignmentFlag.AlignCenter, "–" if self._is_let_go(index) else place.short)
+        painter.drawText(box, Qt.AlignmentFlag.AlignCenter, "–" if self._is_released(index) else place.short)
 
     def _paint_rows(self, painter: QPainter, dirty: QRect) -> None:
         """Paint the visible rows of small cells as one image, so that the cost depends on pixels, not on blocks."""
@@ -163,7 +163,7 @@ class BlockStrip(QWidget):
         heights: IntArray = np.rint(_SMALL.height() * share).astype(np.int64)
         return heights
 
-    def _is_let_go(self, index: int) -> bool:
+    def _is_released(self, index: int) -> bool:
         """Whether the block at `index` was released because a sliding window moved past it."""
         return self._cache is not None and int(self._ids[index]) < self._cache.num_reserved_blocks
 

@@ -28,7 +28,7 @@ _NUMBERS: Final = (
     ("num_waiting", "Waiting", "In the engine's queue"),
     ("finished", "Finished", "Since the engine started"),
     ("aborted", "Aborted", "Since the engine started"),
-    ("preemptions", "Preemptions", "Times that a request gave up its blocks to another"),
+    ("preemptions", "Preemptions", "Number of times that a request's blocks were freed for another one"),
     ("cached_tokens", "Prompt tokens from the cache", "New requests' prompt tokens found in the cache"),
     ("prompt_tokens", "Prompt tokens computed", "New requests' prompt tokens not in the cache"),
     ("generation_tokens", "Tokens generated", "Since the engine started"),

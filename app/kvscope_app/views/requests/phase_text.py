@@ -88,7 +88,7 @@ def _computed(mirror: Mirror, row: int, own: list[Event], times_ns: tuple[int, i
         so_far = seconds(mirror.stops.running_ns(started, until) / 1e9)
         yield "Prefill", f"{so_far} so far: {share}, {computed}"
     else:
-        yield "Prefill", f"{what}; its first token was not seen"
+        yield "Prefill", f"{what}; its first token was not observed"
 
 
 def prefill_so_far(mirror: Mirror, row: int) -> tuple[str, str]:

@@ -116,8 +116,8 @@ def read_columns(mirror: Mirror, times: RequestTimes, part: slice = slice(None))
     )
 
 
-def took_s(columns: RequestColumns) -> dict[str, FloatArray]:
-    """Return the latencies that goals refer to, in seconds per request, keyed as in `goals.took_s`."""
+def latencies_s(columns: RequestColumns) -> dict[str, FloatArray]:
+    """Return the latencies that goals refer to, in seconds per request, keyed as in `goals.latencies_s`."""
     tpot_s = np.where(columns.num_output_tokens > 1, columns.tpot_s, 0.0)
     return {"ttft": columns.ttft_s, "tpot": tpot_s, "e2el": columns.time_s}
 
@@ -125,7 +125,7 @@ def took_s(columns: RequestColumns) -> dict[str, FloatArray]:
 def judged(columns: RequestColumns, goals: Goals) -> GoalResults:
     """Judge the requests that finished. Unfinished, aborted and refused ones count neither as met nor as missed."""
     has_finished = columns.has_ended & np.isin(columns.ending, (Ending.UNKNOWN, Ending.FINISHED))
-    found = judge(took_s(columns), goals)
+    found = judge(latencies_s(columns), goals)
     return GoalResults(found.kept & has_finished, found.missed & has_finished)
 
 

@@ -20,7 +20,7 @@ from kvscope_app.ui.clock_text import clock_text
 from kvscope_app.ui.number_text import NOTHING, count, percent, seconds, short
 from kvscope_app.ui.plain_text import plain_tip
 from kvscope_app.ui.theme import DARK, Theme, owner_color
-from kvscope_app.views.requests.request_columns import NOT_YET, RequestQuery, judged, order_rows, took_s
+from kvscope_app.views.requests.request_columns import NOT_YET, RequestQuery, judged, latencies_s, order_rows
 from kvscope_app.views.table import LEFT, RIGHT, Index, TableColumn, TableHead, TableModel
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.request_log import Ending, RequestColumns
@@ -236,7 +236,7 @@ class RequestModel(TableModel):
         """Function number -> why the request waits at the moment shown, as a sentence."""
         self.reason: Callable[[int], str] = lambda key: ""
         """Function key -> what delayed the request, in one line."""
-        self.wanted = RequestQuery()
+        self.query = RequestQuery()
         self.epoch = 0
         """Epoch of the engine start that is shown; request numbers refer to it."""
         self._sort_column = 0
@@ -265,15 +265,15 @@ class RequestModel(TableModel):
         self._columns = columns
         self.reorder()
 
-    def show_only(self, wanted: RequestQuery) -> None:
+    def set_query(self, wanted: RequestQuery) -> None:
         """Show only requests that match `wanted`, and judge them by its goals."""
-        if wanted != self.wanted:
-            self.wanted = wanted
+        if wanted != self.query:
+            self.query = wanted
             self.reorder()
 
     @property
     def goals(self) -> Goals:
-        return self.wanted.goals
+        return self.query.goals
 
     @property
     def judged(self) -> GoalResults | None:
@@ -285,7 +285,7 @@ class RequestModel(TableModel):
         columns, row = self._columns, self._index_of(number)
         if columns is None or row is None or not self.goals or not judged(columns, self.goals).missed[row]:
             return []
-        return missed_goals_text({name: float(each[row]) for name, each in took_s(columns).items()}, self.goals)
+        return missed_goals_text({name: float(each[row]) for name, each in latencies_s(columns).items()}, self.goals)
 
     def key_of(self, number: int) -> int | None:
         row = self._index_of(number)
@@ -299,7 +299,7 @@ class RequestModel(TableModel):
         if self._columns is None:
             return
         sort_by = COLUMNS[self._sort_column].sort_by
-        rows = order_rows(self._columns, self.wanted, sort_by, self._descending)
+        rows = order_rows(self._columns, self.query, sort_by, self._descending)
         self.reordering.emit()
         self._replace(rows)
         if len(rows):
@@ -325,7 +325,7 @@ class RequestModel(TableModel):
     def is_finished(self, row: int) -> bool:
         return self._columns is not None and self._columns.state[self._rows[row]] == RequestState.FINISHED
 
-    def is_there(self, row: int) -> bool:
+    def is_active(self, row: int) -> bool:
         """Whether the request in view row `row` waits or runs at the moment shown."""
         gone = (RequestState.FINISHED, NOT_YET)
         return self._columns is not None and self._columns.state[self._rows[row]] not in gone

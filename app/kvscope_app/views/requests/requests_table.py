@@ -118,7 +118,7 @@ class RequestTable(RowTable):
         row = self.indexAt(position).row()
         if row < 0:
             return
-        self.abort.setEnabled(self._requests.is_there(row))
+        self.abort.setEnabled(self._requests.is_active(row))
         self.one_client.setVisible(self._requests.has_clients and self._requests.client_at(row) > 0)
         menu = QMenu(self)
         menu.setToolTipsVisible(True)

@@ -43,7 +43,7 @@ from kvscope_app.views.requests.request_columns import FILTER_TIPS, Filter, at_m
 from kvscope_app.views.requests.request_detail import RequestDetail
 from kvscope_app.views.requests.request_model import RequestModel
 from kvscope_app.views.requests.requests_table import MOMENTS, RequestTable
-from kvscope_app.views.requests.waiting_text import queue_note, why_waits
+from kvscope_app.views.requests.waiting_text import queue_text, why_waits
 from kvscope_app.views.visibility import is_on_screen
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.commands import Abort
@@ -53,7 +53,7 @@ from kvscope_telemetry.slo import GOAL_NAMES, GoalResults, goals_text, read_goal
 
 _BESIDE_FROM_WIDTH = 900
 _LOW = 400
-_ROWS_AT_LEAST = 5
+_MIN_ROWS = 5
 """Minimum rows of the table before the details get space that the user did not ask for."""
 EMPTY_TEXT = "No requests yet.\nSend a prompt from the console, or start the load."
 _GOALS_TIP = "\n".join(f"{name}: {meaning}" for name, meaning in GOAL_NAMES.items())
@@ -115,7 +115,7 @@ class RequestsView(View):
         self._shown_mirror: Mirror | None = None
         self._shown_state: tuple[object, ...] = ()
         self._refreshed_s = 0.0
-        self._wanted: tuple[int, int] | None = None
+        self._pending_selection: tuple[int, int] | None = None
         """Epoch and number of a request to select once that engine start is shown."""
         self._lay_out()
         self._connect()
@@ -147,7 +147,7 @@ class RequestsView(View):
         is_empty = not self.model.num_requests and not len(history.events) and requests.share >= 1
         self.stack.setCurrentIndex(0 if is_empty else 1)
         self._show_count()
-        self._select_wanted()
+        self._select_pending()
         self.detail.refresh()
         self._show_plots()
 
@@ -175,14 +175,14 @@ class RequestsView(View):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        self._place_detail()
+        self._lay_out_detail()
 
     def changeEvent(self, event: QEvent) -> None:
         super().changeEvent(event)
         if event.type() == QEvent.Type.FontChange and self._is_built:
-            self._place_detail()
+            self._lay_out_detail()
 
-    def _place_detail(self) -> None:
+    def _lay_out_detail(self) -> None:
         is_low = self.width() >= scaled(_BESIDE_FROM_WIDTH) and self.height() < scaled(_LOW)
         orientation = Qt.Orientation.Horizontal if is_low else Qt.Orientation.Vertical
         if self.splitter.orientation() is not orientation:
@@ -201,7 +201,7 @@ class RequestsView(View):
             detail = self.width() * 2 // 5 if self._is_detail_wanted else self.width() // 4
             self.splitter.setSizes([self.width() - detail, detail])
             return
-        whole, rows = self.splitter.height(), self.table.height_of(_ROWS_AT_LEAST)
+        whole, rows = self.splitter.height(), self.table.height_of(_MIN_ROWS)
         tabs = self.detail.minimumSizeHint().height()
         if whole * 3 // 5 >= rows:
             table = whole * 3 // 5
@@ -211,7 +211,7 @@ class RequestsView(View):
             table = whole - tabs
         self.splitter.setSizes([table, whole - table])
 
-    def _want_detail(self, is_wanted: bool) -> None:
+    def _set_detail_wanted(self, is_wanted: bool) -> None:
         if is_wanted != self._is_detail_wanted:
             self._is_detail_wanted = is_wanted
             if not self._was_split_by_hand:
@@ -220,10 +220,10 @@ class RequestsView(View):
     def _on_split_by_hand(self) -> None:
         self._was_split_by_hand = True
 
-    def ask_abort(self) -> None:
+    def confirm_abort(self) -> None:
         """Ask the user to confirm, then ask the engine to abort the current request, if it has not ended."""
         row = self.table.currentIndex().row()
-        if row < 0 or not self.model.is_there(row):
+        if row < 0 or not self.model.is_active(row):
             return
         request_id = self.model.request_id_at(row)
         question = f"Abort request {request_id}? Tokens generated so far are kept."
@@ -242,7 +242,7 @@ class RequestsView(View):
         if len(rows) == 1:
             self._choose(rows[0])
             return
-        self._wanted = None
+        self._pending_selection = None
         shown = [row for row in rows if self.model.epoch_at(row) == self.model.epoch]
         numbers = [number for row in shown if (number := self.model.number_at(row)) is not None]
         self.session.selection.select_batch(tuple(sorted(numbers)))
@@ -257,8 +257,8 @@ class RequestsView(View):
         is_known = is_shown_start and mirror.requests.row_of(number) is not None
         if is_shown_start:
             self.session.selection.select_request(number)
-        if not (is_known if timeline.is_live else self.model.is_there(row)):
-            self._wanted = (self.model.epoch_at(row), number)
+        if not (is_known if timeline.is_live else self.model.is_active(row)):
+            self._pending_selection = (self.model.epoch_at(row), number)
             self._go_to(key, number, "first_token_ns", "started_ns", "arrival_ns")
 
     def _go_to(self, key: int, number: int, *moments: str) -> None:
@@ -276,7 +276,7 @@ class RequestsView(View):
         row = self.table.currentIndex().row()
         key, number = self.model.key_at(row), self.model.number_at(row)
         if key is not None and number is not None:
-            self._wanted = (self.model.epoch_at(row), number)
+            self._pending_selection = (self.model.epoch_at(row), number)
             self._go_to(key, number, moment)
 
     def _on_client_requested(self) -> None:
@@ -284,10 +284,10 @@ class RequestsView(View):
         if row >= 0:
             self.search.setText(f"client {self.model.client_at(row)}")
 
-    def _select_wanted(self) -> None:
+    def _select_pending(self) -> None:
         """Select the request that was chosen in another engine start once that start is shown."""
-        if self._wanted is not None and self._wanted[0] == self.session.mirror.epoch:
-            number, self._wanted = self._wanted[1], None
+        if self._pending_selection is not None and self._pending_selection[0] == self.session.mirror.epoch:
+            number, self._pending_selection = self._pending_selection[1], None
             self.session.selection.select_request(number)
 
     def _on_key_chosen(self, key: int) -> None:
@@ -305,7 +305,7 @@ class RequestsView(View):
         self._is_reordering = False
 
     def _on_selection_changed(self) -> None:
-        self._want_detail(self.session.selection.request is not None)
+        self._set_detail_wanted(self.session.selection.request is not None)
         self._show_selection(scroll=True)
         self.detail.refresh()
 
@@ -346,7 +346,7 @@ class RequestsView(View):
 
     def _on_filter(self) -> None:
         wanted, visible = Filter(self.filter.currentText()), self.session.timeline.visible_range.span
-        self.model.show_only(replace(self.model.wanted, filter=wanted, text=self.search.text(), visible=visible))
+        self.model.set_query(replace(self.model.query, filter=wanted, text=self.search.text(), visible=visible))
         self.goals.setVisible(wanted is Filter.MISSED)
         self._show_count()
         self._show_plots()
@@ -357,7 +357,7 @@ class RequestsView(View):
         except BadInput as error:
             self._goals_error = str(error)
         else:
-            self.model.show_only(replace(self.model.wanted, goals=goals))
+            self.model.set_query(replace(self.model.query, goals=goals))
             self.detail.refresh()
         self.goals.setToolTip(plain_tip(self._goals_error or _GOALS_TIP))
         self._show_count()
@@ -368,7 +368,7 @@ class RequestsView(View):
             self.count.setText(f"Reading requests: {requests.share:.0%}")
         elif requests.failure:
             self.count.setText(f"Not all requests can be read: {requests.failure}")
-        elif model.wanted.filter is Filter.MISSED:
+        elif model.query.filter is Filter.MISSED:
             self.count.setText(
                 "Not accepted; write it as ttft:200" if self._goals_error else _goodput_text(model.judged)
             )
@@ -385,7 +385,7 @@ class RequestsView(View):
         return f"{plural(there, 'request')}{now}" if shown == there else f"{count(shown)} of {plural(there, 'request')}"
 
     def _show_note(self) -> None:
-        note = queue_note(self.session.mirror, self.session.history.events, self.session.history.wall_ns(0))
+        note = queue_text(self.session.mirror, self.session.history.events, self.session.history.wall_ns(0))
         if note != self.note.text():
             self.note.setText(note)
         self.note.setVisible(bool(note))
@@ -431,7 +431,7 @@ class RequestsView(View):
         self.model.reordered.connect(self._on_reordered)
         self.session.selection.changed.connect(self._on_selection_changed)
         self.table.row_chosen.connect(self._on_row_chosen)
-        self.table.abort_requested.connect(self.ask_abort)
+        self.table.abort_requested.connect(self.confirm_abort)
         self.table.client_requested.connect(self._on_client_requested)
         self.table.moment_requested.connect(self._on_moment_requested)
         self.detail.plots.request_chosen.connect(self._on_key_chosen)
@@ -451,8 +451,8 @@ class RequestsView(View):
         self.splitter.setStretchFactor(0, 3)
         self.splitter.setStretchFactor(1, 2)
         self.splitter.splitterMoved.connect(self._on_split_by_hand)
-        self.detail.tabBarClicked.connect(lambda _: self._want_detail(True))
-        self.detail.currentChanged.connect(lambda _: self._want_detail(True))  # also reached by keyboard
+        self.detail.tabBarClicked.connect(lambda _: self._set_detail_wanted(True))
+        self.detail.currentChanged.connect(lambda _: self._set_detail_wanted(True))  # also reached by keyboard
         body = QWidget()
         column = QVBoxLayout(body)
         column.setContentsMargins(0, 0, 0, 0)

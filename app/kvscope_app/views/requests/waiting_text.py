@@ -25,7 +25,7 @@ _REASONS: dict[int, str] = {
     WaitsFor.GRAMMAR: "the grammar of its answer is being compiled",
     WaitsFor.REMOTE_KV: "its KV is being loaded from elsewhere, into blocks that it holds",
     WaitsFor.ADAPTER: "as many LoRA adapters run as the engine takes at once",
-    WaitsFor.INPUT: "more of its prompt is to come",
+    WaitsFor.INPUT: "waiting for the rest of its prompt",
     WaitsFor.PROMPT: "its prompt is being computed for another completion, whose blocks it will share",
 }
 """Reasons that cannot be derived from the numbers of blocks and running requests."""
@@ -113,7 +113,7 @@ def first_waiting(mirror: Mirror) -> int | None:
     return int(requests.number[rows[order[0]]])
 
 
-def queue_note(mirror: Mirror, log: EventLog, wall_ns: int) -> str:
+def queue_text(mirror: Mirror, log: EventLog, wall_ns: int) -> str:
     """Describe in one line which requests wait and which were refused, and why; "" if none.
 
     `wall_ns` converts the log's times to wall clock.

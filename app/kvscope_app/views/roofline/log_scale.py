@@ -23,7 +23,7 @@ class LogScale:
     first: float
     last: float
 
-    def at(self, value: float) -> float:
+    def position_of(self, value: float) -> float:
         return float(self.all_at(np.array([value]))[0])
 
     def all_at(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

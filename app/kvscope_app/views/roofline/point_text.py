@@ -6,10 +6,10 @@ from typing import Final
 
 from kvscope_app.ui.number_text import count, percent, plural, seconds
 from kvscope_app.views.roofline.log_scale import with_prefix
-from kvscope_app.views.roofline.points import PointKind, Points
+from kvscope_app.views.roofline.points import PointKind, RooflinePoints
 from kvscope_telemetry.messages.telemetry import DeviceInfo
 
-KIND_WORDS: Final = {PointKind.DECODE: "decode", PointKind.MIXED: "mixed", PointKind.PREFILL: "prefill"}
+KIND_TEXTS: Final = {PointKind.DECODE: "decode", PointKind.MIXED: "mixed", PointKind.PREFILL: "prefill"}
 KIND_COLORS: Final = {PointKind.DECODE: "good", PointKind.MIXED: "warn", PointKind.PREFILL: "block_active"}
 """Colours of the kinds; prefill and decode as on the timeline."""
 _OVERHEAD_BELOW: Final = 0.2
@@ -26,13 +26,13 @@ def flops_text(rate: float, limit: float) -> str:
     return with_prefix(rate, "FLOP/s") + (f", {percent(rate / limit, 0)} of peak FLOP/s" if limit else "")
 
 
-def point_text(points: Points, at: int, device: DeviceInfo) -> str:
+def point_text(points: RooflinePoints, at: int, device: DeviceInfo) -> str:
     """Return all values of the point at index `at` in one line."""
-    steps, index = points.steps, int(points.place[at])
+    steps, index = points.steps, int(points.step_index[at])
     size = int(steps.starts[index + 1] - steps.starts[index])
     return " · ".join(
         (
-            f"Step {count(int(steps.step[index]))}: {KIND_WORDS[PointKind(int(points.kind[at]))]}",
+            f"Step {count(int(steps.step[index]))}: {KIND_TEXTS[PointKind(int(points.kind[at]))]}",
             plural(size, "request"),
             seconds(float(steps.forward_ns[index]) / 1e9),
             bytes_text(float(points.bytes_per_s[at]), device.read_bytes_per_s),

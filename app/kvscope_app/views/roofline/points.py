@@ -21,11 +21,11 @@ class PointKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Points:
+class RooflinePoints:
     """Columns of shape (n,), one point per step with reported work, oldest first."""
 
     steps: StepColumns
-    place: npt.NDArray[np.int64]
+    step_index: npt.NDArray[np.int64]
     """Index of the step in `steps`."""
     intensity: FloatArray
     """Arithmetic intensity in FLOP per byte."""
@@ -33,7 +33,7 @@ class Points:
     kind: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
-        return self.place.size
+        return self.step_index.size
 
     @property
     def bytes_per_s(self) -> FloatArray:
@@ -42,11 +42,11 @@ class Points:
         return rate
 
     def of_step(self, epoch: int | None, step: int) -> int | None:
-        here = (self.steps.epoch[self.place] == epoch) & (self.steps.step[self.place] == step)
+        here = (self.steps.epoch[self.step_index] == epoch) & (self.steps.step[self.step_index] == step)
         return int(np.argmax(here)) if here.any() else None
 
 
-def points_of(steps: StepColumns, begin_ns: int, end_ns: int) -> Points:
+def points_of(steps: StepColumns, begin_ns: int, end_ns: int) -> RooflinePoints:
     """Return the points of the steps that ended between `begin_ns` and `end_ns`."""
     ends = steps.end_ns
     is_available = np.zeros(len(steps), np.bool_)
@@ -60,8 +60,8 @@ def points_of(steps: StepColumns, begin_ns: int, end_ns: int) -> Points:
     kind = np.where(prefill == 0, PointKind.DECODE, np.where(decode == 0, PointKind.PREFILL, PointKind.MIXED)).astype(
         np.int64
     )
-    return Points(steps, index, flops / steps.num_bytes[index], flops / seconds, kind)
+    return RooflinePoints(steps, index, flops / steps.num_bytes[index], flops / seconds, kind)
 
 
 _NONE: Final = np.empty(0, np.float64)
-NO_POINTS: Final = Points(NO_STEPS, np.empty(0, np.int64), _NONE, _NONE, np.empty(0, np.int64))
+NO_POINTS: Final = RooflinePoints(NO_STEPS, np.empty(0, np.int64), _NONE, _NONE, np.empty(0, np.int64))

@@ -15,7 +15,7 @@ from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.roofline import roofline_painting
 from kvscope_app.views.roofline.log_scale import LogScale, bounds
-from kvscope_app.views.roofline.points import NO_POINTS, Points
+from kvscope_app.views.roofline.points import NO_POINTS, RooflinePoints
 from kvscope_telemetry.messages.telemetry import DeviceInfo
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 84, 14, 12, 36
@@ -34,7 +34,7 @@ class RooflineCanvas(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.theme: Theme = DARK
-        self.points: Points = NO_POINTS
+        self.points: RooflinePoints = NO_POINTS
         self.device = UNKNOWN
         self.selected: int | None = None
         self._hovered = -1
@@ -43,7 +43,7 @@ class RooflineCanvas(QWidget):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
         self.setAccessibleName("Roofline: arithmetic intensity against achieved FLOP/s, one point per step")
 
-    def show_points(self, points: Points, device: DeviceInfo, selected: int | None) -> None:
+    def show_points(self, points: RooflinePoints, device: DeviceInfo, selected: int | None) -> None:
         """Show points under the roofs of `device`. `selected`: index of the marked point, or None."""
         if points is not self.points:
             self._hovered = -1
@@ -131,7 +131,10 @@ class RooflineCanvas(QWidget):
             self.update()
 
     def _ring(self, painter: QPainter, index: int, across: LogScale, up: LogScale, color: str) -> None:
-        x, y = across.at(float(self.points.intensity[index])), up.at(float(self.points.flops_per_s[index]))
+        x, y = (
+            across.position_of(float(self.points.intensity[index])),
+            up.position_of(float(self.points.flops_per_s[index])),
+        )
         painter.setBrush(Qt.BrushStyle.NoBrush)
         painter.setPen(QPen(self.theme.color(color), 2))
         painter.drawEllipse(QPoint(round(x), round(y)), scaled(6), scaled(6))

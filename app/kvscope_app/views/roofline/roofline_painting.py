@@ -13,7 +13,7 @@ from kvscope_app.ui.theme import Theme
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.roofline.log_scale import LogScale, tick_text, with_prefix
 from kvscope_app.views.roofline.point_text import KIND_COLORS
-from kvscope_app.views.roofline.points import PointKind, Points
+from kvscope_app.views.roofline.points import PointKind, RooflinePoints
 from kvscope_telemetry.messages.telemetry import DeviceInfo
 
 _FONT_SCALE: Final = 0.86
@@ -26,14 +26,14 @@ def grid(painter: QPainter, box: QRectF, across: LogScale, up: LogScale, theme: 
     painter.setFont(sans(_FONT_SCALE))
     height = painter.fontMetrics().height()
     for value in across.ticks():
-        x = across.at(value)
+        x = across.position_of(value)
         painter.setPen(theme.color("grid"))
         painter.drawLine(QLineF(x, box.top(), x, box.bottom()))
         painter.setPen(theme.color("muted"))
         words = QRectF(x - 40, box.bottom() + 2, 80, height)
         painter.drawText(words, Qt.AlignmentFlag.AlignHCenter, tick_text(value, ""))
     for value in up.ticks():
-        y = up.at(value)
+        y = up.position_of(value)
         painter.setPen(theme.color("grid"))
         painter.drawLine(QLineF(box.left(), y, box.right(), y))
         painter.setPen(theme.color("muted"))
@@ -54,16 +54,16 @@ def roofs(painter: QPainter, box: QRectF, across: LogScale, up: LogScale, device
     ridge = flops / read if read and flops else across.high if read else across.low
     low, high = across.low, across.high
     if read:
-        ends = [QPointF(across.at(at), up.at(at * read)) for at in (low, min(ridge, high))]
+        ends = [QPointF(across.position_of(at), up.position_of(at * read)) for at in (low, min(ridge, high))]
         painter.drawPolyline(QPolygonF(ends))
     if flops:
-        y = up.at(flops)
-        painter.drawLine(QLineF(across.at(max(ridge, low)), y, box.right(), y))
+        y = up.position_of(flops)
+        painter.drawLine(QLineF(across.position_of(max(ridge, low)), y, box.right(), y))
     painter.setFont(sans(_FONT_SCALE))
     painter.setPen(theme.color("text"))
     if flops:
         height = painter.fontMetrics().height()
-        words = QRectF(box.left(), max(up.at(flops) - height - 2, box.top()), box.width() - 4, height)
+        words = QRectF(box.left(), max(up.position_of(flops) - height - 2, box.top()), box.width() - 4, height)
         painter.drawText(words, Qt.AlignmentFlag.AlignRight, with_prefix(flops, "FLOP/s"))
     if read:
         _along(painter, box, across, up, read)
@@ -72,22 +72,24 @@ def roofs(painter: QPainter, box: QRectF, across: LogScale, up: LogScale, device
 
 def _along(painter: QPainter, box: QRectF, across: LogScale, up: LogScale, read: int) -> None:
     """Draw the label of the slanted roof along it, where it enters the picture."""
-    slope = (up.at(across.low * read * 10) - up.at(across.low * read)) / (across.at(across.low * 10) - box.left())
+    slope = (up.position_of(across.low * read * 10) - up.position_of(across.low * read)) / (
+        across.position_of(across.low * 10) - box.left()
+    )
     angle = float(np.degrees(np.arctan(slope)))
     begin = max(across.low, up.low / read)
     painter.save()
-    painter.translate(across.at(begin), up.at(begin * read))
+    painter.translate(across.position_of(begin), up.position_of(begin * read))
     painter.rotate(angle)
     words, metrics = with_prefix(read, "B/s"), painter.fontMetrics()
     has_room_above = (
-        up.at(begin * read) - box.top() > metrics.horizontalAdvance(words) * abs(slope) + 2 * metrics.height()
+        up.position_of(begin * read) - box.top() > metrics.horizontalAdvance(words) * abs(slope) + 2 * metrics.height()
     )
     down = -scaled(5) if has_room_above else scaled(3) + metrics.ascent()
     painter.drawText(QPointF(scaled(14), down), words)
     painter.restore()
 
 
-def points(painter: QPainter, shown: Points, across: LogScale, up: LogScale, theme: Theme) -> None:
+def points(painter: QPainter, shown: RooflinePoints, across: LogScale, up: LogScale, theme: Theme) -> None:
     """Draw the points, kind by kind, with rarer kinds on top."""
     if not len(shown):
         return

@@ -23,8 +23,8 @@ from kvscope_app.views.base import View
 from kvscope_app.views.capability_messages import engine_name
 from kvscope_app.views.inspector.request_page import wall_offset_ns
 from kvscope_app.views.range_link import RangeLink
-from kvscope_app.views.roofline.point_text import KIND_COLORS, KIND_WORDS, bound_text, point_text
-from kvscope_app.views.roofline.points import NO_POINTS, PointKind, Points, points_of
+from kvscope_app.views.roofline.point_text import KIND_COLORS, KIND_TEXTS, bound_text, point_text
+from kvscope_app.views.roofline.points import NO_POINTS, PointKind, RooflinePoints, points_of
 from kvscope_app.views.roofline.roofline_canvas import UNKNOWN, RooflineCanvas
 from kvscope_app.views.time_navigator import TimeNavigator
 from kvscope_app.views.timeline.lane_descriptions import STEP_MARGIN_NS
@@ -36,7 +36,7 @@ _SIGN, _GAP, _APART = 8, 5, 14
 _ORDER: Final = (PointKind.DECODE, PointKind.MIXED, PointKind.PREFILL)
 NO_ENGINE: Final = "Waiting for the engine's first report.\nEach step becomes a point."
 NO_STEPS: Final = "No step ran in this range.\nSend a prompt, or go to a time when the engine was busy."
-NOT_KEPT: Final = "This session keeps no history, from which steps are read."
+NOT_KEPT: Final = "This session records no history, so steps cannot be read."
 RANGES_S: Final = {"10 s": 10, "30 s": 30, "2 min": 120}
 NO_STEPS_HERE: Final = "This address reports devices only; no steps run here."
 NOT_RECORDED: Final = "This recording does not contain the work of steps (simulations have none)."
@@ -53,18 +53,20 @@ class RooflineView(View):
         self.canvas = RooflineCanvas()
         self.legend = RooflineLegend()
         self.ranges = SegmentedControl(list(RANGES_S), "Visible range")
-        self.words = label("", "muted", wraps=True, elastic=True)
-        self.words.setAlignment(Qt.AlignmentFlag.AlignTop)
-        self.words.setMinimumHeight(3 * self.words.fontMetrics().lineSpacing())  # so that the chart keeps its size
+        self.text_label = label("", "muted", wraps=True, elastic=True)
+        self.text_label.setAlignment(Qt.AlignmentFlag.AlignTop)
+        self.text_label.setMinimumHeight(
+            3 * self.text_label.fontMetrics().lineSpacing()
+        )  # so that the chart keeps its size
         self.link = RangeLink(session.timeline.visible_range, self, self._show_only, lambda: self._show_only(None))
         self.feed = StepFeed(session, self)
-        self.points: Points = NO_POINTS
+        self.points: RooflinePoints = NO_POINTS
         self._range_s = next(iter(RANGES_S.values()))
         self._span: TimeSpan | None = None
         self._fixed: TimeSpan | None = None
         """Linked range, at most the longest of `RANGES_S`; None: the range ends with the step shown."""
         self._choice = TimeNavigator(session)
-        self._wanted: tuple[int, tuple[int, ...]] | None = None
+        self._pending_batch: tuple[int, tuple[int, ...]] | None = None
         """(epoch, requests) of the chosen step, until its epoch is shown."""
         self.empty_label = empty_state(NO_ENGINE)
         self._lay_out()
@@ -82,14 +84,14 @@ class RooflineView(View):
         settings.setValue(ROOFLINE_RANGE, next(name for name, s in RANGES_S.items() if s == self._range_s))
 
     def refresh(self) -> None:
-        self._settle()
+        self._select_pending_batch()
         whole, hello = self.session.timeline.range_ns, self.session.mirror.hello
         if hello is not None and not self.session.mirror.capabilities.blocks:
-            self._say_nothing(NO_STEPS_HERE)
+            self._show_empty(NO_STEPS_HERE)
             return
         if hello is None or whole is None:
             has_none = hello is None or self.session.disk_history is not None
-            self._say_nothing(NO_ENGINE if has_none else NOT_KEPT)
+            self._show_empty(NO_ENGINE if has_none else NOT_KEPT)
             return
         self._span = self._span_around(TimeSpan(*whole))
         if self._span.end_ns > whole[0]:
@@ -146,7 +148,7 @@ class RooflineView(View):
         points = points_of(steps, begin_ns, end_ns)
         if not len(points):
             ran = steps.within(begin_ns, end_ns)
-            self._say_nothing(self._why_nothing(ran.stop > ran.start))
+            self._show_empty(self._why_nothing(ran.stop > ran.start))
             return
         self.points = points
         self._stack.setCurrentIndex(1)
@@ -155,8 +157,8 @@ class RooflineView(View):
         if at is None and self.session.timeline.is_live:
             at = len(points) - 1  # the newest step read; steps continue meanwhile
         self.canvas.show_points(points, self.device, at)
-        if not self.canvas.underMouse() or not self.words.text():  # there was nothing to hover before
-            self._tell(-1)
+        if not self.canvas.underMouse() or not self.text_label.text():  # there was nothing to hover before
+            self._show_point_text(-1)
 
     def _why_nothing(self, has_run: bool) -> str:
         capabilities = self.session.mirror.capabilities
@@ -168,37 +170,37 @@ class RooflineView(View):
             return f"Steps cannot be read: {self.feed.failure}"
         return "Reading…" if self.feed.is_reading and not len(self.feed.steps) else NO_STEPS
 
-    def _say_nothing(self, words: str) -> None:
+    def _show_empty(self, words: str) -> None:
         self.points = NO_POINTS
         self.canvas.show_points(NO_POINTS, self.device, None)
         self.empty_label.setText(words)
         self._stack.setCurrentIndex(0)
-        self.words.setText("")
+        self.text_label.setText("")
 
-    def _tell(self, index: int) -> None:
+    def _show_point_text(self, index: int) -> None:
         """Show text about the hovered point, else about the step shown."""
         at = self.canvas.selected if index < 0 else index
         if at is None or not 0 <= at < len(self.points):
-            self.words.setText(_HELP if len(self.points) else "")
+            self.text_label.setText(_HELP if len(self.points) else "")
             return
         bound = bound_text(float(self.points.bytes_per_s[at]), float(self.points.flops_per_s[at]), self.device)
         text = point_text(self.points, at, self.device) + (f" · limited by {bound}" if bound else "")
-        self.words.setText(text)
+        self.text_label.setText(text)
 
     def _choose(self, index: int) -> None:
         """Show the point's step in every view."""
         if not 0 <= index < len(self.points):
             return
-        steps, at = self.points.steps, int(self.points.place[index])
-        self._wanted = (int(steps.epoch[at]), tuple(steps.batch(at).numbers.tolist()))
+        steps, at = self.points.steps, int(self.points.step_index[index])
+        self._pending_batch = (int(steps.epoch[at]), tuple(steps.batch(at).numbers.tolist()))
         self._choice.choose(int(steps.end_ns[at]) + STEP_MARGIN_NS)
         self.canvas.announce(point_text(self.points, index, self.device))
         self.refresh()
 
-    def _settle(self) -> None:
-        wanted = self._wanted
+    def _select_pending_batch(self) -> None:
+        wanted = self._pending_batch
         if wanted is not None and self.session.mirror.epoch == wanted[0]:
-            self._wanted = None
+            self._pending_batch = None
             self.session.selection.select_batch(wanted[1])
 
     def _set_range(self, index: int) -> None:
@@ -215,18 +217,18 @@ class RooflineView(View):
             self.ranges.set_current(list(RANGES_S.values()).index(round(self._range_s)))
         else:
             self.ranges.clear()
-        self._refresh_if_seen()
+        self._refresh_if_visible()
 
-    def _refresh_if_seen(self) -> None:
+    def _refresh_if_visible(self) -> None:
         if is_on_screen(self):
             self.refresh()
 
     def _connect(self) -> None:
         self.ranges.chosen.connect(self._set_range)
         self.canvas.chosen.connect(self._choose)
-        self.canvas.pointed.connect(self._tell)
-        self.feed.changed.connect(self._refresh_if_seen)
-        self.session.timeline.cursor_changed.connect(self._refresh_if_seen)
+        self.canvas.pointed.connect(self._show_point_text)
+        self.feed.changed.connect(self._refresh_if_visible)
+        self.session.timeline.cursor_changed.connect(self._refresh_if_visible)
 
     def _lay_out(self) -> None:
         self.ranges.setToolTip("Range before the current step")
@@ -240,7 +242,7 @@ class RooflineView(View):
         layout.setSpacing(4)
         layout.addWidget(top)
         layout.addWidget(pages, 1)
-        layout.addWidget(self.words)
+        layout.addWidget(self.text_label)
 
 
 class RooflineLegend(QWidget):
@@ -258,7 +260,7 @@ class RooflineLegend(QWidget):
 
     def sizeHint(self) -> QSize:
         metrics = self.fontMetrics()
-        words = sum(metrics.horizontalAdvance(KIND_WORDS[kind]) for kind in _ORDER)
+        words = sum(metrics.horizontalAdvance(KIND_TEXTS[kind]) for kind in _ORDER)
         return QSize(words + 3 * scaled(_SIGN + _GAP) + 2 * scaled(_APART) + 8, metrics.height() + 4)
 
     def paintEvent(self, event: QPaintEvent) -> None:
@@ -279,7 +281,7 @@ class RooflineLegend(QWidget):
                 painter.drawPolygon(QPolygonF([*corners, QPointF(x - half, middle)]))
             painter.setPen(self.theme.color("muted"))
             left += size + scaled(_GAP)
-            words = KIND_WORDS[kind]
+            words = KIND_TEXTS[kind]
             width = painter.fontMetrics().horizontalAdvance(words)
             painter.drawText(QRectF(left, 0, width + 2, self.height()), Qt.AlignmentFlag.AlignVCenter, words)
             left += width + scaled(_APART)

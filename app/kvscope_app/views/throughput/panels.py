@@ -17,7 +17,7 @@ from kvscope_app.session.recent_figures import RECENT_S, recent_latency, recent_
 from kvscope_app.session.session import Session
 from kvscope_app.ui.number_text import NOTHING, percent, plural, seconds, short
 from kvscope_app.views.chart.curves import FloatArray, nearest_index, trailing_mean
-from kvscope_app.views.chart.panel import ChartMark, ChartPanel, CurveSpec
+from kvscope_app.views.chart.panel import ChartPanel, CurveSpec, PlotMark
 from kvscope_app.views.chart.peak_line import CurvePeak
 from kvscope_telemetry.latencies import FIRST_TOKEN, INTER_TOKEN, QUEUED
 from kvscope_telemetry.messages.event_kinds import cause_text
@@ -346,7 +346,7 @@ def peaks_of(
     return found
 
 
-def marks_of_overview(window: HistoryWindow, first_s: float, last_s: float) -> list[ChartMark]:
+def marks_of_overview(window: HistoryWindow, first_s: float, last_s: float) -> list[PlotMark]:
     """Return marks with numbers of preemptions, for data that has only counts per second."""
     counts = np.nan_to_num(window.columns["preemptions"])
     indices = np.flatnonzero(counts)
@@ -355,12 +355,11 @@ def marks_of_overview(window: HistoryWindow, first_s: float, last_s: float) -> l
     starts = np.flatnonzero(np.diff(groups, prepend=-1))
     sums = np.add.reduceat(counts[indices], starts) if starts.size else np.empty(0)
     return [
-        ChartMark(float(x), plural(round(number), "preemption"))
-        for x, number in zip(times_s[starts], sums, strict=True)
+        PlotMark(float(x), plural(round(number), "preemption")) for x, number in zip(times_s[starts], sums, strict=True)
     ]
 
 
-def preemption_marks(events: Iterable[TimedEvent], wall_ns: int, first_s: float, last_s: float) -> list[ChartMark]:
+def preemption_marks(events: Iterable[TimedEvent], wall_ns: int, first_s: float, last_s: float) -> list[PlotMark]:
     """Return marks of preemptions, oldest first, between two seconds. Each mark says which request and why.
 
     `wall_ns` converts chart times to those of the events.
@@ -371,11 +370,11 @@ def preemption_marks(events: Iterable[TimedEvent], wall_ns: int, first_s: float,
     return [_mark(list(group), wall_ns) for _, group in groups]
 
 
-def _mark(events: list[TimedEvent], wall_ns: int) -> ChartMark:
+def _mark(events: list[TimedEvent], wall_ns: int) -> PlotMark:
     lines = [f"Request {e.event.number} preempted: {cause_text(e.event)}" for e in events[:_NAMED_ON_A_MARK]]
     rest = len(events) - len(lines)
     text = "\n".join([*lines, f"and {rest} more"] if rest else lines)
-    return ChartMark((events[0].time_ns - wall_ns) / 1e9, text, events[0])
+    return PlotMark((events[0].time_ns - wall_ns) / 1e9, text, events[0])
 
 
 def _highest_in_bins(key: str, name: str, drawn: Drawn, window: HistoryWindow) -> tuple[FloatArray, FloatArray]:

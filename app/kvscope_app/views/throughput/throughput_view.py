@@ -24,7 +24,7 @@ from kvscope_app.ui.widget_factories import empty_state, scroll_area
 from kvscope_app.views.chart.axes import ago_text
 from kvscope_app.views.chart.chart_stack import SHORTEST_S, ChartedView, ChartStack
 from kvscope_app.views.chart.curves import gaps, nearest
-from kvscope_app.views.chart.panel import ChartMark
+from kvscope_app.views.chart.panel import PlotMark
 from kvscope_app.views.throughput.panels import (
     MAX_MARKED_EVENTS,
     PANELS,
@@ -224,7 +224,7 @@ class ThroughputCharts(ChartStack):
         newest_s = history.ring.newest * BIN_NS / 1e9
         return last_s - first_s > history.max_seconds or first_s < newest_s - history.max_seconds
 
-    def _marks(self, window: HistoryWindow, first_s: float, last_s: float) -> list[ChartMark]:
+    def _marks(self, window: HistoryWindow, first_s: float, last_s: float) -> list[PlotMark]:
         """Return marks of the preemptions shown: single events if all of them are known, otherwise counts."""
         history, overview = self.session.history, self.session.overview
         wall_ns, first_ns, last_ns = history.wall_ns(0), int(first_s * 1e9), int(last_s * 1e9)

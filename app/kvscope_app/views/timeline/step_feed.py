@@ -25,8 +25,10 @@ RETRY_DELAY_S: Final = 5.0
 
 
 class StepFeed(QObject):
-    """Reader of steps. Call `want` with each visible span; `steps` holds the steps read last, and `changed` is emitted
-    after each read."""
+    """Reader of steps. Call `request` with each visible span.
+
+    `steps` holds the steps read last, and `changed` is emitted after each read.
+    """
 
     changed = Signal()
 

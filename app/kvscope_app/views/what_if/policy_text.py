@@ -24,7 +24,7 @@ _QUESTION_MEANINGS: Final = {
     NOT_FREED: "As now, but windows and chunks free nothing: all layers hold all tokens.",
     EXPANDED: "As now, but with keys and values of each head in place of one latent per token.",
 }
-_MAP_WORDS: Final = {
+_MAP_LABELS: Final = {
     MapKind.USED: "used",
     MapKind.UNREAD: "no longer read",
     MapKind.RESERVED: "reserved",
@@ -54,7 +54,7 @@ def page_note(page_bytes: int) -> str:
 def legend(theme: Theme, *, has_unread: bool = False) -> list[tuple[str, str]]:
     """Return (colour, label) of each kind. `has_unread`: include slots that windows and chunks no longer read."""
     colors = map_colors(theme)
-    return [(colors[kind], word) for kind, word in _MAP_WORDS.items() if kind is not MapKind.UNREAD or has_unread]
+    return [(colors[kind], word) for kind, word in _MAP_LABELS.items() if kind is not MapKind.UNREAD or has_unread]
 
 
 def name(use: PolicyUse) -> str:

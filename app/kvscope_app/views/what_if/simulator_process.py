@@ -21,7 +21,7 @@ Rows = list[list[int]]
 """One row per running request, with the fields of `Running`."""
 
 
-class WhatIfProcess(QObject):
+class WhatIfSimulator(QObject):
     """Child process that is started with the first question. It does not need torch."""
 
     answered = Signal(object)
@@ -33,7 +33,7 @@ class WhatIfProcess(QObject):
         """Create the process. `command` replaces the engine's command."""
         super().__init__(parent)
         self.child = LineProcess(command or engine_command("what-if"), _MAX_ANSWER_BYTES, self)
-        self.child.line_came.connect(self._take)
+        self.child.line_came.connect(self._on_line)
         self.child.failed.connect(self._on_failure)
         self._set_up: tuple[int | None, Memory] | None = None
         self._decoder = msgspec.json.Decoder(WhatIfAnswer)
@@ -61,10 +61,10 @@ class WhatIfProcess(QObject):
 
     def close(self) -> None:
         """End the child process; the next question starts another."""
-        self._forget()
+        self._reset()
         self.child.close()
 
-    def _take(self, line: bytes) -> None:
+    def _on_line(self, line: bytes) -> None:
         self.is_busy = False
         try:
             answer = self._decoder.decode(line)
@@ -74,9 +74,9 @@ class WhatIfProcess(QObject):
         self.answered.emit(answer)
 
     def _on_failure(self, reason: str) -> None:
-        self._forget()
+        self._reset()
         self.failed.emit(f"The comparison stopped: {reason}.")
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._set_up = None
         self.is_busy = False

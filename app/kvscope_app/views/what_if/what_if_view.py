@@ -36,7 +36,7 @@ from kvscope_app.views.capability_messages import why_no_addresses, why_no_reque
 from kvscope_app.views.visibility import is_on_screen
 from kvscope_app.views.what_if import policy_text
 from kvscope_app.views.what_if.policy_text import HEADING, HEADING_TIP, map_colors
-from kvscope_app.views.what_if.simulator_process import Rows, WhatIfProcess
+from kvscope_app.views.what_if.simulator_process import Rows, WhatIfSimulator
 from kvscope_app.views.what_if.what_if_legend import WhatIfLegend
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.what_if import (
@@ -50,8 +50,8 @@ from kvscope_telemetry.messages.what_if import (
 )
 from kvscope_telemetry.mirror.mirror import Mirror
 
-HEIGHT: Final = 54
-BESIDE_HEIGHT: Final = 72
+MAP_HEIGHT: Final = 54
+MAP_BESIDE_HEIGHT: Final = 72
 """Height of a map next to its text."""
 MIN_CARD_WIDTH: Final = 152
 _GAP: Final = 8
@@ -76,7 +76,7 @@ class WhatIfView(View):
     ) -> None:
         """Create the view. `command` replaces the engine's command."""
         super().__init__(session, parent)
-        self.process = WhatIfProcess(self, command)
+        self.process = WhatIfSimulator(self, command)
         self.process.answered.connect(self._on_answer)
         self.process.failed.connect(self._on_failure)
         self.legend = WhatIfLegend()
@@ -84,7 +84,7 @@ class WhatIfView(View):
         self.missing = label("", "muted", wraps=True)
         self.missing.hide()
         self.empty = empty_state(NO_ENGINE)
-        self._asked: Question | None = None
+        self._pending_question: Question | None = None
         self._failure = ""
         self._lay_out()
 
@@ -95,9 +95,9 @@ class WhatIfView(View):
         capabilities = self.session.mirror.capabilities
         reason = why_no_addresses(capabilities) or why_no_requests(capabilities)
         if memory is None:
-            self._say(NO_ENGINE)
+            self._show_message(NO_ENGINE)
         elif reason:
-            self._say(f"{reason}.\nAllocators cannot be compared.")
+            self._show_message(f"{reason}.\nAllocators cannot be compared.")
         elif not self._failure:
             self._ask((self.session.mirror.epoch, memory, running_rows(self.session.mirror)))
 
@@ -124,16 +124,16 @@ class WhatIfView(View):
     def _ask(self, question: Question) -> None:
         *_, rows = question
         if not rows:
-            self._say(NOTHING_THEN if self.session.timeline.is_file else NOTHING)
-        if self.process.is_busy or question == self._asked or not (rows or self.process.is_running):
+            self._show_message(NOTHING_THEN if self.session.timeline.is_file else NOTHING)
+        if self.process.is_busy or question == self._pending_question or not (rows or self.process.is_running):
             return
-        if rows and self._asked is None:
-            self._say(WORKING)  # starting the process takes seconds
-        self._asked = question
+        if rows and self._pending_question is None:
+            self._show_message(WORKING)  # starting the process takes seconds
+        self._pending_question = question
         self.process.ask(*question)
 
     def _on_answer(self, answer: WhatIfAnswer) -> None:
-        if self._asked is not None and self._asked[-1]:
+        if self._pending_question is not None and self._pending_question[-1]:
             has_unread = any(use.num_unread for use in answer.policies)
             self.legend.show_kinds(page_bytes=answer.page_bytes, has_unread=has_unread)
             self.grid.show_answer(answer)
@@ -143,11 +143,11 @@ class WhatIfView(View):
             self._stack.setCurrentIndex(1)
 
     def _on_failure(self, reason: str) -> None:
-        self._asked = None
+        self._pending_question = None
         self._failure = reason
-        self._say(reason)
+        self._show_message(reason)
 
-    def _say(self, text: str) -> None:
+    def _show_message(self, text: str) -> None:
         if self.empty.text() != text:
             self.empty.setText(text)
         self._stack.setCurrentIndex(0)
@@ -216,7 +216,7 @@ class CardGrid(QWidget):
     def show_answer(self, answer: WhatIfAnswer) -> None:
         """Show a card per allocator: the current one first, then in the answer's order."""
         if len(answer.policies) != len(self.cards):
-            self._make(len(answer.policies))
+            self._set_num_cards(len(answer.policies))
         for card, use in zip(self.cards, sorted(answer.policies, key=lambda use: not use.is_current), strict=True):
             card.show_use(use, answer)
 
@@ -229,7 +229,7 @@ class CardGrid(QWidget):
         super().resizeEvent(event)
         self._arrange()
 
-    def _make(self, number: int) -> None:
+    def _set_num_cards(self, number: int) -> None:
         for card in self.cards[number:]:
             self._grid.removeWidget(card)
             card.deleteLater()
@@ -249,7 +249,7 @@ class CardGrid(QWidget):
             self._grid.setColumnStretch(column, 1 if column < num_columns else 0)
         self._num_columns = num_columns
         for index, card in enumerate(self.cards):
-            card.set_beside(num_columns == 1)
+            card.set_map_beside_text(num_columns == 1)
             self._grid.addWidget(card, index // num_columns, index % num_columns)
 
 
@@ -299,11 +299,11 @@ class PolicyCard(QFrame):
     def apply_theme(self, theme: Theme) -> None:
         self.map.apply_theme(theme)
 
-    def set_beside(self, beside: bool) -> None:
+    def set_map_beside_text(self, beside: bool) -> None:
         direction = QBoxLayout.Direction.LeftToRight if beside else QBoxLayout.Direction.TopToBottom
         self._body.setDirection(direction)
         self._body.setSpacing(12 if beside else 5)
-        self.map.setFixedHeight(scaled(BESIDE_HEIGHT if beside else HEIGHT))
+        self.map.setFixedHeight(scaled(MAP_BESIDE_HEIGHT if beside else MAP_HEIGHT))
 
     def _lay_out(self) -> None:
         texts = QVBoxLayout()
@@ -318,7 +318,7 @@ class PolicyCard(QFrame):
         column.setSpacing(5)
         column.addWidget(self.name)
         column.addLayout(self._body)
-        self.set_beside(False)
+        self.set_map_beside_text(False)
 
 
 def _large() -> QLabel:
@@ -341,7 +341,7 @@ class SmallMap(QWidget):
         self._cells: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         self._ink: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        self.setFixedHeight(scaled(HEIGHT))
+        self.setFixedHeight(scaled(MAP_HEIGHT))
         self.apply_theme(DARK)
 
     def show_cells(self, cells: bytes) -> None:

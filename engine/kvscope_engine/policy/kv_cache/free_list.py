@@ -59,17 +59,17 @@ class FreeList(AllMapped):
     The cost of taking and returning blocks does not depend on the size of the pool. `keeps_null`: exclude `NULL_BLOCK`.
     """
 
-    __slots__ = ("_count", "_kept", "_stack")
+    __slots__ = ("_count", "_excluded", "_stack")
 
     def __init__(self, num_blocks: int, *, keeps_null: bool = False) -> None:
-        self._kept = np.array([NULL_BLOCK] if keeps_null else [], np.int64)
-        self._count = num_blocks - len(self._kept)
-        self._stack = np.arange(num_blocks - 1, len(self._kept) - 1, -1, dtype=np.int64)
+        self._excluded = np.array([NULL_BLOCK] if keeps_null else [], np.int64)
+        self._count = num_blocks - len(self._excluded)
+        self._stack = np.arange(num_blocks - 1, len(self._excluded) - 1, -1, dtype=np.int64)
 
     @property
     def unmapped(self) -> Ids:
         """The null block, if it is excluded."""
-        return self._kept
+        return self._excluded
 
     def __len__(self) -> int:
         return self._count

@@ -73,8 +73,8 @@ class TierSlots:
 
     def adopt(self, rows: Sequence[int]) -> None:
         """Allocate these free rows, with one reference each."""
-        taken = set(rows)
-        self._free = [row for row in self._free if row not in taken]
+        adopted = set(rows)
+        self._free = [row for row in self._free if row not in adopted]
         for row in rows:
             self._activate(row, 0)
 

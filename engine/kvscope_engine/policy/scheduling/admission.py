@@ -50,7 +50,7 @@ class Admission:
         self._needs = needs
         self._states = states
 
-    def find(self, request: Request) -> Reusable:
+    def find_reusable(self, request: Request) -> Reusable:
         """Return the cached blocks of the request's first tokens."""
         return find_reusable(self._pool, self._tiers, self._rate, request, self._states)
 
@@ -97,11 +97,11 @@ class Admission:
             states.swap_in(request)
             return True
         digests = request.block_digests[: request.num_computed_tokens // size]
-        place = len(digests) if is_whole else next(states.checkpoints(digests, include_host=True), 0)
-        request.num_computed_tokens = place * size
+        num_blocks = len(digests) if is_whole else next(states.checkpoints(digests, include_host=True), 0)
+        request.num_computed_tokens = num_blocks * size
         self._tables.trim(request, self._pool.step)
         states.release(request)
-        return states.allocate(request, digests[place - 1] if place else None)
+        return states.allocate(request, digests[num_blocks - 1] if num_blocks else None)
 
     def _num_blocks(self, request: Request) -> int:
         return self._needs.max_blocks(request.num_tokens)

@@ -130,23 +130,23 @@ class BlockTables:
         if self._tiers is None or not tokens:
             return False
         num_full, num_filled = tokens // size, num_blocks_for(tokens, size)
-        places = [
-            (group, place)
+        entries = [
+            (group, index)
             for group, num_null in enumerate(request.num_null_blocks)
-            for place in range(num_null, num_filled)
+            for index in range(num_null, num_filled)
         ]
-        blocks = [builder.content_of(request.block_tables[group][place]) for group, place in places]
+        blocks = [builder.content_of(request.block_tables[group][index]) for group, index in entries]
         prefixes = [
-            prefix_at(self._pool, request, place, group) if place < num_full else None for group, place in places
+            prefix_at(self._pool, request, index, group) if index < num_full else None for group, index in entries
         ]
         rows = self._tiers.swap_out(
-            request, blocks, prefixes, [min(size, tokens - place * size) for _, place in places]
+            request, blocks, prefixes, [min(size, tokens - index * size) for _, index in entries]
         )
         if rows is None:
             return False
         request.saved_tables = tuple([NULL_BLOCK] * num_filled for _ in request.block_tables)
-        for (group, place), row in zip(places, rows, strict=True):
-            request.saved_tables[group][place] = row
+        for (group, index), row in zip(entries, rows, strict=True):
+            request.saved_tables[group][index] = row
         request.num_saved_tokens = tokens
         self.release(request, step, keep_saved=True)
         return True
@@ -204,13 +204,13 @@ class BlockTables:
         assert self._tiers is not None, "rows of a lower tier without one"
         pool, size = self._pool, self._pool.block_size
         tables = tuple(list(table) for table in found.tables)
-        places = [
-            (group, place)
+        entries = [
+            (group, index)
             for group, table in enumerate(tables)
-            for place, row in enumerate(table)
+            for index, row in enumerate(table)
             if row >= pool.num_blocks
         ]
-        rows = [tables[group][place] for group, place in places]
+        rows = [tables[group][index] for group, index in entries]
         self._tiers.acquire(rows)
         pool.hit(found.hits, step)
         own = [
@@ -219,11 +219,11 @@ class BlockTables:
             for block in self._allocation.allocate(request, sum(row >= pool.num_blocks for row in table), group)
         ]
         whole = self._tiers.load(rows, own)
-        lost = [place for (_, place), is_whole in zip(places, whole, strict=True) if not is_whole]
+        lost = [index for (_, index), is_whole in zip(entries, whole, strict=True) if not is_whole]
         end = len(tables[0]) if not lost else 0 if self._windows else min(lost)
-        for (group, place), block in zip(places, own, strict=True):
-            tables[group][place] = block
-        kept = [(row, block) for (_, place), row, block in zip(places, rows, own, strict=True) if place < end]
+        for (group, index), block in zip(entries, own, strict=True):
+            tables[group][index] = block
+        kept = [(row, block) for (_, index), row, block in zip(entries, rows, own, strict=True) if index < end]
         self._write_loaded(request, kept, step)
         self._tiers.release(rows)
         for table, num_null in zip(tables, found.num_null_blocks, strict=True):
@@ -264,11 +264,11 @@ class BlockTables:
         """
         if request.number not in self._forked:
             return []
-        place, slot = divmod(request.num_computed_tokens, self._pool.block_size)
+        index, slot = divmod(request.num_computed_tokens, self._pool.block_size)
         shared = [
             group
             for group, table in enumerate(request.block_tables)
-            if slot and not self._pool.is_private(table[place])
+            if slot and not self._pool.is_private(table[index])
         ]
         if not shared:
             self._forked.discard(request.number)  # it writes only to its own blocks until the next fork
@@ -280,17 +280,17 @@ class BlockTables:
         Returns the number of blocks allocated.
         """
         groups = self._shared_tails(request) if self._forked else []
-        place = request.num_computed_tokens // self._pool.block_size
+        index = request.num_computed_tokens // self._pool.block_size
         for group in groups:
-            shared = request.block_tables[group][place]
+            shared = request.block_tables[group][index]
             (own,) = self._allocation.allocate(request, 1, group)
             own = self._unless_source(own, builder)
             self._pool.release([shared], step)
-            request.block_tables[group][place] = own
+            request.block_tables[group][index] = own
             builder.copy(request, shared, own)
             self._pool.moves.copied([own])
             builder.num_copied += 1
-            self._changes.record_table(request, place, group)
+            self._changes.record_table(request, index, group)
         return len(groups)
 
     def _unless_source(self, block: int, builder: PlanBuilder) -> int:
@@ -305,7 +305,7 @@ class BlockTables:
             return block
         keeper, target = undone
         group = next(group for group, table in enumerate(keeper.block_tables) if target in table)
-        place = keeper.block_tables[group].index(target)
-        keeper.block_tables[group][place] = block
-        self._changes.record_table(keeper, place, group)
+        index = keeper.block_tables[group].index(target)
+        keeper.block_tables[group][index] = block
+        self._changes.record_table(keeper, index, group)
         return target

@@ -35,7 +35,7 @@ class FairPreemption:
         if not candidates:
             return []
         missing_seats = len(self._running) + 1 - max_requests
-        missing = self._admission.num_missing(first, self._admission.find(first))
+        missing = self._admission.num_missing(first, self._admission.find_reusable(first))
         victims: list[Request] = []
         while (missing_seats > 0 or missing > 0) and len(victims) < len(candidates):
             victim = candidates[len(victims)]

@@ -18,7 +18,7 @@ STATES: Final = "recurrent layers, whose states a step that is tried again would
 DRAFTED: Final = "drafts of what follows the tokens"
 FORKED: Final = "completions that share their prompt"
 SHARED: Final = "a prompt in progress that others may share"
-TURN: Final = "a turn for a client or a batch that runs nothing"
+FAIRNESS: Final = "a turn for a client or a batch that runs nothing"
 SHORT: Final = "no free block for each request"
 
 

@@ -39,7 +39,7 @@ class ReducedLimits:
 
         Args:
             now_ns: Time on the engine's clock.
-            room_tokens: Tokens for which there seemed to be memory; None if it sufficed, or if smaller steps do not
+            fitting_tokens: Tokens for which there seemed to be memory; None if it sufficed, or if smaller steps do not
                 help (`StepOutcome.fitting_tokens`).
             why: What happened to the step, for the message.
         """
@@ -63,8 +63,8 @@ class ReducedLimits:
             if self._current is None
             else (min(configured[0], self._current[0]), min(configured[1], self._current[1]))
         )
-        room = max(1, fitting_tokens)
-        lower = min(before[0], room), min(before[1], room)
+        limit = max(1, fitting_tokens)
+        lower = min(before[0], limit), min(before[1], limit)
         if lower == before:
             return ""
         self._current = lower

@@ -23,7 +23,7 @@ class Blocks(NamedTuple):
     """Blocks that a request's tokens need, and blocks reserved for it (0: only those it needs)."""
 
     num_needed: int
-    num_set_aside: int = 0
+    num_reserved: int = 0
 
 
 def admitted(
@@ -52,7 +52,7 @@ def admitted(
         missed=miss.kind,
         missed_token=miss.token,
         missed_step=miss.step,
-        num_set_aside=blocks.num_set_aside,
+        num_set_aside=blocks.num_reserved,
         num_states=int(request.state_slot >= 0 and num_reused > 0),
     )
     kind = "resumed" if returns else "admitted"

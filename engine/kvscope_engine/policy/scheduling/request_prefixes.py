@@ -26,28 +26,28 @@ def explain_miss(pool: BlockPool, request: Request, num_found: int) -> Miss:
     """
     if pool.history is None or num_found >= (request.num_tokens - 1) // pool.block_size:
         return Miss()
-    group, place = _first_missing(pool, request, num_found + 1)
-    return pool.history.explain(_prefix_at(pool, request, place, group))
+    group, index = _first_missing(pool, request, num_found + 1)
+    return pool.history.explain(_prefix_at(pool, request, index, group))
 
 
-def _first_missing(pool: BlockPool, request: Request, end: int) -> tuple[int, int]:
-    """Return a group, and the index of a block in it, that is missing to resume a prompt after its first `end`
+def _first_missing(pool: BlockPool, request: Request, num_blocks: int) -> tuple[int, int]:
+    """Return a group, and the index of a block in it, that is missing to resume a prompt after its first `num_blocks`
     blocks.
     """
     assert pool.index is not None, "a history without an index"
     for group, rule in enumerate(pool.groups):
-        for place in range(rule.num_unread(end * pool.block_size, pool.block_size), end):
-            if pool.index.get(group_digest(request.block_digests[place], group)) is None:
-                return group, place
-    return 0, end - 1
+        for index in range(rule.num_unread(num_blocks * pool.block_size, pool.block_size), num_blocks):
+            if pool.index.get(group_digest(request.block_digests[index], group)) is None:
+                return group, index
+    return 0, num_blocks - 1
 
 
-def prefix_at(pool: BlockPool, request: Request, place: int, group: int) -> Prefix | None:
+def prefix_at(pool: BlockPool, request: Request, index: int, group: int) -> Prefix | None:
     """Return the prefix of a full block of the request, cached or not; None without a prefix cache."""
     if pool.index is None:
         return None
-    _extend_digests(pool.index, pool.block_size, request, place + 1)
-    return _prefix_at(pool, request, place, group)
+    _extend_digests(pool.index, pool.block_size, request, index + 1)
+    return _prefix_at(pool, request, index, group)
 
 
 def seal_blocks(pool: BlockPool, request: Request, first: int, stop: int) -> None:
@@ -56,19 +56,19 @@ def seal_blocks(pool: BlockPool, request: Request, first: int, stop: int) -> Non
         return
     _extend_digests(pool.index, pool.block_size, request, stop)
     for group, table in enumerate(request.block_tables):
-        for place in range(max(first, request.num_null_blocks[group]), stop):
-            pool.seal(table[place], _prefix_at(pool, request, place, group))
+        for index in range(max(first, request.num_null_blocks[group]), stop):
+            pool.seal(table[index], _prefix_at(pool, request, index, group))
 
 
-def _prefix_at(pool: BlockPool, request: Request, place: int, group: int) -> Prefix:
-    """Return the prefix of the block at `place`, up to which the digests must be known."""
-    start = place * pool.block_size
+def _prefix_at(pool: BlockPool, request: Request, index: int, group: int) -> Prefix:
+    """Return the prefix of the block at `index`, up to which the digests must be known."""
+    start = index * pool.block_size
     tokens = pack_tokens(request.tokens(start, start + pool.block_size))
-    digest = group_digest(request.block_digests[place], group)
+    digest = group_digest(request.block_digests[index], group)
     name = "" if request.adapter is None else request.adapter.name
-    if not place:
+    if not index:
         return Prefix(digest, 0, tokens, b"", request.cache_salt, name, _adapter_key(request))
-    return Prefix(digest, start, tokens, group_digest(request.block_digests[place - 1], group), adapter=name)
+    return Prefix(digest, start, tokens, group_digest(request.block_digests[index - 1], group), adapter=name)
 
 
 def _adapter_key(request: Request) -> bytes:

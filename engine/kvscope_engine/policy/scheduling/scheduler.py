@@ -252,7 +252,7 @@ class Scheduler:
         if may_admit and self._pool.index is not None and in_flight_step.computes_prompts(running):
             return in_flight_step.SHARED
         if self._fairness_victims():
-            return in_flight_step.TURN
+            return in_flight_step.FAIRNESS
         return "" if self._fits_without_preemption(InFlightStep(running)) else in_flight_step.SHORT
 
     def schedule_ahead(self, running: StepPlan, now_ns: int) -> StepPlan:
@@ -482,7 +482,7 @@ class Scheduler:
             if not builder.budget:
                 self._set_waits_for(request, WaitsFor.BUDGET)
                 return
-            found = self._admission.find(request)
+            found = self._admission.find_reusable(request)
             if not self._admission.fits(request, found, is_alone=not self._running):
                 self._set_waits_for(request, WaitsFor.BLOCKS)
                 return

@@ -74,7 +74,7 @@ def fit_costs(samples: Sequence[Sample], sizes: ModelSizes) -> Fit:
     seconds = np.array([sample.seconds for sample in samples])
     # Two initial guesses: steps with more than one token per request are compute-bound, and all steps are.
     guesses = (np.array([s.pairs > s.context for s in samples]), np.ones(len(samples), np.bool_))
-    settled = [_settled(memory, compute, seconds, is_compute) for is_compute in guesses]
+    settled = [_fit_assignment(memory, compute, seconds, is_compute) for is_compute in guesses]
     best, best_error = np.zeros(5), np.inf
     for found in sorted(settled, key=np.count_nonzero):
         error = float(np.square(_predict(found, memory, compute) / seconds - 1).sum())
@@ -111,7 +111,7 @@ def _terms(samples: Sequence[Sample]) -> tuple[Floats, Floats]:
     return memory, compute
 
 
-def _settled(memory: Floats, compute: Floats, seconds: Floats, is_compute: NDArray[np.bool_]) -> Floats:
+def _fit_assignment(memory: Floats, compute: Floats, seconds: Floats, is_compute: NDArray[np.bool_]) -> Floats:
     found = np.zeros(5)
     for _ in range(MAX_ROUNDS):
         rows = np.hstack([memory * ~is_compute[:, None], compute * is_compute[:, None], np.ones((len(memory), 1))])

@@ -99,4 +99,4 @@ def _virtual(memory: Memory, groups: GroupedMemory) -> Candidate:
     group_bytes = num_pages * memory.page_bytes * groups.num_layers
     num_groups = int(first.num_blocks * block_bytes // group_bytes)
     whole, *_ = groups.whole(tokens)
-    return Candidate(VIRTUAL, tokens, (replace(whole, at_most=num_groups), *others))
+    return Candidate(VIRTUAL, tokens, (replace(whole, max_blocks=num_groups), *others))

@@ -26,10 +26,10 @@ class PolicyComparison:
         """Shadows of the policies that can run in this memory."""
         return [shadow for _, shadow in self._shadows if isinstance(shadow, Shadow)]
 
-    def follow(self, now: Sequence[Running]) -> WhatIfAnswer:
+    def update(self, now: Sequence[Running]) -> WhatIfAnswer:
         """Return how each policy places `now`: requests in order of number, each once."""
         for shadow in self.shadows:
-            shadow.follow(now)
+            shadow.update(now)
         return WhatIfAnswer(
             policies=[self._policy_use(candidate, shadow) for candidate, shadow in self._shadows],
             page_bytes=self._memory.page_bytes,

@@ -27,28 +27,28 @@ class _Conversation:
         """Return the answer, None to a setup. Raises BadInput for a line that is invalid or comes before the setup."""
         if len(line) > MAX_LINE_BYTES:
             raise BadInput(f"longer than {MAX_LINE_BYTES} bytes")
-        asked = self._decode(line)
-        if asked.setup is not None:
-            self._comparison = PolicyComparison(asked.setup)
+        query = self._decode(line)
+        if query.setup is not None:
+            self._comparison = PolicyComparison(query.setup)
             return None
         if self._comparison is None:
             raise BadInput("`now` came before `setup`")
-        return self._comparison.follow(_in_order(asked.now or []))
+        return self._comparison.update(_in_order(query.now or []))
 
     def _decode(self, line: bytes) -> WhatIfLine:
         try:
-            asked = self._decoder.decode(line)
+            query = self._decoder.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise BadInput(str(error)) from None
-        if (asked.setup is None) == (asked.now is None):
+        if (query.setup is None) == (query.now is None):
             raise BadInput("one of `setup` and `now` is accepted")
-        return asked
+        return query
 
 
-def converse(asked: BinaryIO, output: BinaryIO) -> None:
-    """Answer each line of `asked` on `output`, until `asked` ends."""
+def converse(requests: BinaryIO, output: BinaryIO) -> None:
+    """Answer each line of `requests` on `output`, until `requests` ends."""
     conversation = _Conversation()
-    for number, line in enumerate(_lines(asked), 1):
+    for number, line in enumerate(_lines(requests), 1):
         if not line.strip():
             continue
         try:
@@ -60,12 +60,12 @@ def converse(asked: BinaryIO, output: BinaryIO) -> None:
             output.flush()
 
 
-def _lines(asked: BinaryIO) -> Iterator[bytes]:
+def _lines(requests: BinaryIO) -> Iterator[bytes]:
     """Yield whole lines; of one that is too long, only its beginning, which is longer than `MAX_LINE_BYTES`."""
-    while line := asked.readline(MAX_LINE_BYTES + 1):
+    while line := requests.readline(MAX_LINE_BYTES + 1):
         rest = line
         while rest and not rest.endswith(b"\n"):
-            rest = asked.readline(MAX_LINE_BYTES)
+            rest = requests.readline(MAX_LINE_BYTES)
         yield line
 
 

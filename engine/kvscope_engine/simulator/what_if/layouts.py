@@ -60,16 +60,16 @@ class PoolLayout:
     slot_bytes: float
     """Bytes per slot; 0: unknown."""
     groups: tuple[BlockGroup, ...]
-    at_most: int = _MAX_COUNT
+    max_blocks: int = _MAX_COUNT
     """Maximum number of blocks, if something other than slots limits it."""
 
     @property
     def num_blocks(self) -> int:
-        return min(self.num_slots // self.block_size, self.at_most)
+        return min(self.num_slots // self.block_size, self.max_blocks)
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _PublishedGroup:
     """A KV group as published by the engine."""
 
     block_size: int
@@ -91,74 +91,80 @@ class GroupedMemory:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         _check(memory.groups)
-        told = [group for group in memory.groups if group.kind not in _NOT_COMPARED]
-        self._kinds = [_kind(group, memory) for group in told if group.kind != "state"] if told else [_one(memory)]
-        self._states = [group for group in told if group.kind == "state"]
-        self._is_apart = bool(told) and all(group.num_blocks for group in told)
+        known = [group for group in memory.groups if group.kind not in _NOT_COMPARED]
+        self._groups = (
+            [_published_group(group, memory) for group in known if group.kind != "state"]
+            if known
+            else [_single_group(memory)]
+        )
+        self._states = [group for group in known if group.kind == "state"]
+        self._has_separate_pools = bool(known) and all(group.num_blocks for group in known)
 
     @property
     def has_windows(self) -> bool:
         """Whether any layers have a window or chunks, so that blocks are freed while their request runs."""
-        return any(kind.rule.window for kind in self._kinds)
+        return any(kind.rule.window for kind in self._groups)
 
     @property
     def holds_latents(self) -> bool:
-        return any(kind.is_latent for kind in self._kinds)
+        return any(kind.is_latent for kind in self._groups)
 
     @property
     def has_tokens(self) -> bool:
         """Whether any layers store something for each token."""
-        return bool(self._kinds)
+        return bool(self._groups)
 
     @property
     def num_layers(self) -> int:
         """Number of layers that store keys and values."""
-        return sum(kind.num_layers for kind in self._kinds) or self._memory.num_layers
+        return sum(kind.num_layers for kind in self._groups) or self._memory.num_layers
 
     @property
     def why_not_whole(self) -> str:
         """Why it is unknown what all layers would hold if nothing were freed; empty if it is known."""
-        if self._states and not self._is_apart:
+        if self._states and not self._has_separate_pools:
             return "States of recurrent layers lie among its blocks."
-        if len(self._kinds) > 1 and not all(kind.block_bytes for kind in self._kinds):
+        if len(self._groups) > 1 and not all(kind.block_bytes for kind in self._groups):
             return "The engine does not tell how many bytes each KV group takes."
         return ""
 
     @property
     def why_not_expanded(self) -> str:
         """Why the size of latents as keys and values is unknown; empty if it is known."""
-        if any(kind.is_latent and not kind.expanded_bytes for kind in self._kinds):
+        if any(kind.is_latent and not kind.expanded_bytes for kind in self._groups):
             return "The engine does not tell how large the keys and values of its heads would be."
         return self.why_not_whole or ("" if self._memory.block_bytes else "The size of a block is not known.")
 
     def by_group(self, block_size: int) -> tuple[PoolLayout, ...]:
         """Return the engine's pools and groups, with blocks of `block_size` tokens in place of its own."""
         memory = self._memory
-        if self._is_apart:
+        if self._has_separate_pools:
             pools = [
                 PoolLayout(
                     kind.own_blocks * kind.block_size,
                     self._scaled(kind, block_size),
                     kind.token_bytes,
-                    (_of_kind(kind, self._scaled(kind, block_size)),),
+                    (_block_group(kind, self._scaled(kind, block_size)),),
                 )
-                for kind in self._kinds
+                for kind in self._groups
             ]
             return (*pools, *self._state_pools())
-        groups = [_of_kind(kind, max(1, self._scaled(kind, block_size) // self._rows(kind))) for kind in self._kinds]
+        groups = [
+            _block_group(kind, max(1, self._scaled(kind, block_size) // self._rows(kind))) for kind in self._groups
+        ]
         groups += [BlockGroup(0)] * len(self._states)
         return (PoolLayout(memory.num_slots, block_size, memory.block_bytes / memory.block_size, tuple(groups)),)
 
     def whole(self, block_size: int) -> tuple[PoolLayout, ...]:
         """Return pools with all layers in one group without a window. Requires that `why_not_whole` is empty."""
-        token_bytes = sum(kind.token_bytes for kind in self._kinds)
-        if len(self._kinds) == 1:
-            shares = [(1.0, self._kinds[0].rule)]
+        token_bytes = sum(kind.token_bytes for kind in self._groups)
+        if len(self._groups) == 1:
+            shares = [(1.0, self._groups[0].rule)]
         else:
-            shares = [(kind.token_bytes / token_bytes, kind.rule) for kind in self._kinds]
-        slots = self._memory.num_slots if len(self._kinds) == 1 else int(self._kv_bytes // token_bytes)
-        if self._is_apart and len(self._kinds) == 1:
-            slots = self._kinds[0].own_blocks * self._kinds[0].block_size
+            shares = [(kind.token_bytes / token_bytes, kind.rule) for kind in self._groups]
+        slots = self._memory.num_slots if len(self._groups) == 1 else int(self._kv_bytes // token_bytes)
+        if self._has_separate_pools and len(self._groups) == 1:
+            slots = self._groups[0].own_blocks * self._groups[0].block_size
         group = BlockGroup(block_size, _EVERYTHING, tuple(shares))
         return (PoolLayout(slots, block_size, token_bytes, (group,)), *self._state_pools())
 
@@ -176,61 +182,61 @@ class GroupedMemory:
             )
             if kind.is_latent
             else kind
-            for kind in self._kinds
+            for kind in self._groups
         ]
-        if self._is_apart:
+        if self._has_separate_pools:
             pools = [
                 PoolLayout(
                     kind.own_blocks * kind.block_size,
                     kind.block_size,
                     kind.token_bytes,
-                    (_of_kind(kind, kind.block_size),),
+                    (_block_group(kind, kind.block_size),),
                 )
                 for kind in wide
             ]
             return (*pools, *self._state_pools())
         block_bytes = max(kind.block_bytes for kind in wide)
-        groups = tuple(_of_kind(kind, kind.block_size) for kind in wide)
+        groups = tuple(_block_group(kind, kind.block_size) for kind in wide)
         return (PoolLayout(int(self._kv_bytes // block_bytes) * size, size, block_bytes / size, groups),)
 
     @property
     def _kv_bytes(self) -> int:
-        if self._is_apart:
-            return sum(kind.own_blocks * kind.block_bytes for kind in self._kinds)
+        if self._has_separate_pools:
+            return sum(kind.own_blocks * kind.block_bytes for kind in self._groups)
         return self._memory.num_blocks * self._memory.block_bytes
 
     def _state_pools(self) -> Iterator[PoolLayout]:
-        if self._is_apart:
+        if self._has_separate_pools:
             for group in self._states:
                 yield PoolLayout(group.num_blocks, 1, group.block_bytes, (BlockGroup(0),))
 
-    def _scaled(self, kind: _Kind, block_size: int) -> int:
+    def _scaled(self, kind: _PublishedGroup, block_size: int) -> int:
         return max(1, kind.block_size * block_size // self._memory.block_size)
 
-    def _rows(self, kind: _Kind) -> int:
+    def _rows(self, kind: _PublishedGroup) -> int:
         """Return the number of pool rows that a block of the group takes if groups have blocks of several sizes."""
-        if len(self._kinds) == 1 or not self._memory.block_bytes:
+        if len(self._groups) == 1 or not self._memory.block_bytes:
             return 1
         return max(1, round(kind.block_bytes / self._memory.block_bytes))
 
 
-def _of_kind(kind: _Kind, num_tokens: int) -> BlockGroup:
+def _block_group(kind: _PublishedGroup, num_tokens: int) -> BlockGroup:
     return BlockGroup(num_tokens, kind.rule, ((1.0, kind.rule),))
 
 
-def _one(memory: Memory) -> _Kind:
-    return _Kind(
+def _single_group(memory: Memory) -> _PublishedGroup:
+    return _PublishedGroup(
         memory.block_size, memory.block_bytes, _EVERYTHING, memory.num_layers, 0, is_latent=False, expanded_bytes=0
     )
 
 
-def _kind(group: KVGroup, memory: Memory) -> _Kind:
+def _published_group(group: KVGroup, memory: Memory) -> _PublishedGroup:
     """Convert a KV group. If it is the only one, its blocks have the memory's size in bytes."""
     num_bytes, expanded = group.block_bytes, group.expanded_bytes
     if len(memory.groups) == 1 and memory.block_bytes:
         expanded = expanded * memory.block_bytes // num_bytes if num_bytes else 0
         num_bytes = memory.block_bytes
-    return _Kind(
+    return _PublishedGroup(
         group.block_size or memory.block_size,
         num_bytes,
         GroupRule(group.window, group.kind == "chunked"),

@@ -39,7 +39,7 @@ class LayoutUse:
         return self.num_slots - self.num_external
 
 
-class Placing:
+class PlacedPool:
     """Allocates requests in one pool. Raises BadInput for a policy that cannot serve such a pool."""
 
     def __init__(self, made_as: str, layout: PoolLayout, *, max_model_len: int) -> None:
@@ -60,7 +60,7 @@ class Placing:
         if not request.num_null_blocks or len(request.block_tables) != len(self.layout.groups):
             request.block_tables = tuple([] for _ in self.layout.groups)
             request.num_null_blocks = (0,) * len(self.layout.groups)
-        needed = [self._make_ready(request, group, step) for group in range(len(self.layout.groups))]
+        needed = [self._prepare_group(request, group, step) for group in range(len(self.layout.groups))]
         if any(needed):
             request.num_computed_tokens = before  # policies that move and reserve expect the previous count
             if sum(needed) > self._allocation.num_available(request):
@@ -73,8 +73,8 @@ class Placing:
             request.num_reserved_tokens = self._allocation.num_reserved_tokens(request)
             request.num_computed_tokens = num_tokens
         if num_tokens != before:
-            for place, kind in enumerate(self.layout.groups):
-                self._write(request, place, kind, before, step)
+            for index, kind in enumerate(self.layout.groups):
+                self._write(request, index, kind, before, step)
         return True
 
     def release(self, request: Request, step: int) -> None:
@@ -82,7 +82,7 @@ class Placing:
             if request.block_table:
                 self._allocation.release(request, step)
             return
-        for blocks in _held(request):
+        for blocks in _held_blocks(request):
             self._pool.release(blocks, step)
 
     def use(self, requests: Mapping[int, Request], limits: Mapping[int, int]) -> LayoutUse:
@@ -111,14 +111,14 @@ class Placing:
         for request in requests.values() if self._has_unread else ():
             for blocks, slots in self._unread(request):
                 unread[blocks] = slots
-        starts, filled, no_more = (
+        starts, filled, unread_slots = (
             (active - self._num_null) * size,
             ledger.filled[active].astype(np.int64),
             unread[active],
         )
         used = {
-            MapKind.UNREAD: Spans(starts, no_more),
-            MapKind.USED: Spans(starts + no_more, filled - no_more),
+            MapKind.UNREAD: Spans(starts, unread_slots),
+            MapKind.USED: Spans(starts + unread_slots, filled - unread_slots),
         }
         if not self._allocation.reserves:
             return used | {MapKind.INTERNAL: Spans(starts + filled, size - filled)}
@@ -128,11 +128,11 @@ class Placing:
         holders = (
             self._allocation.holders(requests)
             if self._allocation.reserves
-            else [blocks for request in requests for blocks in _held(request)]
+            else [blocks for request in requests for blocks in _held_blocks(request)]
         )
         self._pool.check_integrity(holders)
 
-    def _make_ready(self, request: Request, number: int, step: int) -> int:
+    def _prepare_group(self, request: Request, number: int, step: int) -> int:
         """Free the blocks that the group no longer reads. Returns how many blocks it needs."""
         group, table = self.layout.groups[number], request.block_tables[number]
         first, stop = request.num_null_blocks[number], group.num_null_blocks(request.num_computed_tokens)
@@ -200,10 +200,10 @@ class Placing:
         return first + computed, first + max(computed, min(limit or reserved, reserved)), first + reserved, first + end
 
 
-def _held(request: Request) -> Iterator[list[int]]:
+def _held_blocks(request: Request) -> Iterator[list[int]]:
     """Yield the blocks of each group's table that were not freed."""
-    for table, let_go in zip(request.block_tables, request.num_null_blocks, strict=True):
-        yield table[let_go:]
+    for table, num_null in zip(request.block_tables, request.num_null_blocks, strict=True):
+        yield table[num_null:]
 
 
 def _with_ends(requests: Mapping[int, Request], limits: Mapping[int, int]) -> Iterator[Request]:

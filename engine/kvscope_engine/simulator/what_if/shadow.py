@@ -14,7 +14,7 @@ import numpy as np
 
 from kvscope_engine.policy.request import Request
 from kvscope_engine.simulator.what_if.candidates import Candidate, check
-from kvscope_engine.simulator.what_if.placing import LayoutUse, Placing
+from kvscope_engine.simulator.what_if.placing import LayoutUse, PlacedPool
 from kvscope_engine.simulator.what_if.slot_map import Spans
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 from kvscope_telemetry.messages.what_if import MapKind, Running
@@ -49,13 +49,13 @@ class Shadow:
         check(candidate)
         self.candidate = candidate
         self.num_waiting = 0
-        """Number of requests of the last `follow` that did not fit."""
+        """Number of requests of the last `update` that did not fit."""
         self.num_preempted = 0
         """Number of times that a request lost its blocks: to an older one that grew, or because it could not grow
         itself."""
         first, *others = candidate.pools
-        self._pools = [Placing(candidate.made_as, first, max_model_len=max_model_len)]
-        self._pools += [Placing("paged", pool, max_model_len=max_model_len) for pool in others]
+        self._pools = [PlacedPool(candidate.made_as, first, max_model_len=max_model_len)]
+        self._pools += [PlacedPool("paged", pool, max_model_len=max_model_len) for pool in others]
         self._placed: dict[int, list[Request]] = {}
         """Parts of a placed request, a separate `Request` per pool, by request number."""
         self._limits: dict[int, int] = {}
@@ -68,9 +68,9 @@ class Shadow:
     @property
     def num_slots(self) -> int:
         """Number of slots of all pools, in slots of the first."""
-        return sum(self._common(place, pool.layout.num_slots) for place, pool in enumerate(self._pools))
+        return sum(self._common(index, pool.layout.num_slots) for index, pool in enumerate(self._pools))
 
-    def follow(self, now: Sequence[Running]) -> None:
+    def update(self, now: Sequence[Running]) -> None:
         """Place `now` by the policy: requests in order of number, each once.
 
         Requests that do not fit wait, and are tried again in each call. A placed request that cannot grow takes blocks
@@ -82,13 +82,13 @@ class Shadow:
             self._release(number)
         newest_last = [running.number for running in now]
         for running in now:
-            self._hold(running, newest_last)
+            self._place_request(running, newest_last)
         self.num_waiting = len(now) - len(self._placed)
 
     def use(self) -> ShadowUse:
         uses = list(enumerate(self._uses()))
         used, unread, reserved, internal, rounding, external, largest = (
-            sum(self._common(place, getattr(use, name)) for place, use in uses) for name in _COUNTS
+            sum(self._common(index, getattr(use, name)) for index, use in uses) for name in _COUNTS
         )
         return ShadowUse(
             num_slots=self.num_slots,
@@ -108,34 +108,34 @@ class Shadow:
     def spans(self) -> dict[MapKind, Spans]:
         """Return the slots of each kind, one pool after the other; those in no span are free. O(blocks)."""
         starts: dict[MapKind, list[Spans]] = {}
-        begin = 0
-        for place, pool in enumerate(self._pools):
-            for kind, spans in pool.spans(self._of_pool(place), self._limits).items():
-                starts.setdefault(kind, []).append(self._moved(spans, place, begin))
-            end = begin + self._common(place, pool.layout.num_slots)
-            held = self._common(place, pool.layout.num_blocks * pool.layout.block_size)
+        start = 0
+        for index, pool in enumerate(self._pools):
+            for kind, spans in pool.spans(self._of_pool(index), self._limits).items():
+                starts.setdefault(kind, []).append(self._moved(spans, index, start))
+            end = start + self._common(index, pool.layout.num_slots)
+            held = self._common(index, pool.layout.num_blocks * pool.layout.block_size)
             starts.setdefault(MapKind.ROUNDING, []).append(
-                Spans(np.array([begin + held]), np.array([end - begin - held]))
+                Spans(np.array([start + held]), np.array([end - start - held]))
             )
-            begin = end
+            start = end
         return {kind: Spans(*map(np.concatenate, zip(*spans, strict=True))) for kind, spans in starts.items()}
 
     def check_integrity(self) -> None:
-        for place, pool in enumerate(self._pools):
-            pool.check_integrity(self._of_pool(place).values())
+        for index, pool in enumerate(self._pools):
+            pool.check_integrity(self._of_pool(index).values())
 
-    def _hold(self, running: Running, newest_last: list[int]) -> None:
+    def _place_request(self, running: Running, newest_last: list[int]) -> None:
         held = self._placed.get(running.number)
         if held is not None:
             if running.num_tokens >= held[0].num_computed_tokens and self._lengthen(held, running):
                 return
             self._release(running.number)
-        while not self._lengthen(parts := [twin(running) for _ in self._pools], running):
+        while not self._lengthen(parts := [placed_request(running) for _ in self._pools], running):
             for pool, part in zip(self._pools, parts, strict=True):
                 pool.release(part, self._step)
             if held is None:
                 return
-            if not self._take_from_newest(newest_last, running.number):
+            if not self._preempt_newest(newest_last, running.number):
                 self.num_preempted += 1
                 return
         self._placed[running.number] = parts
@@ -143,12 +143,12 @@ class Shadow:
     def _lengthen(self, parts: Sequence[Request], running: Running) -> bool:
         """Allocate blocks for the request's tokens in each pool. Returns False if there are too few."""
         for part in parts:
-            tell_output(part, running)
+            set_output_length(part, running)
         return all(
             pool.lengthen(part, running.num_tokens, self._step) for pool, part in zip(self._pools, parts, strict=True)
         )
 
-    def _take_from_newest(self, newest_last: list[int], number: int) -> bool:
+    def _preempt_newest(self, newest_last: list[int], number: int) -> bool:
         """Preempt the newest placed request after `number`. Returns False if there is none. Shortens `newest_last`."""
         while newest_last and newest_last[-1] > number:
             newest = newest_last.pop()
@@ -162,26 +162,26 @@ class Shadow:
         for pool, part in zip(self._pools, self._placed.pop(number), strict=True):
             pool.release(part, self._step)
 
-    def _of_pool(self, place: int) -> dict[int, Request]:
-        return {number: parts[place] for number, parts in self._placed.items()}
+    def _of_pool(self, index: int) -> dict[int, Request]:
+        return {number: parts[index] for number, parts in self._placed.items()}
 
     def _uses(self) -> list[LayoutUse]:
-        return [pool.use(self._of_pool(place), self._limits) for place, pool in enumerate(self._pools)]
+        return [pool.use(self._of_pool(index), self._limits) for index, pool in enumerate(self._pools)]
 
-    def _common(self, place: int, num_slots: int) -> int:
+    def _common(self, index: int, num_slots: int) -> int:
         """Convert slots of a pool to slots of the first pool, by their bytes."""
-        first, own = self._pools[0].layout.slot_bytes, self._pools[place].layout.slot_bytes
-        return int(num_slots * own // first) if place and first and own else num_slots
+        first, own = self._pools[0].layout.slot_bytes, self._pools[index].layout.slot_bytes
+        return int(num_slots * own // first) if index and first and own else num_slots
 
-    def _moved(self, spans: Spans, place: int, begin: int) -> Spans:
-        """Convert spans of a pool that starts at slot `begin` of the whole to slots of the first pool."""
-        if not place:
+    def _moved(self, spans: Spans, index: int, start: int) -> Spans:
+        """Convert spans of a pool that starts at slot `start` of the whole to slots of the first pool."""
+        if not index:
             return spans
-        first, own = self._pools[0].layout.slot_bytes, self._pools[place].layout.slot_bytes
+        first, own = self._pools[0].layout.slot_bytes, self._pools[index].layout.slot_bytes
         times = own / first if first and own else 1.0
         starts = np.floor(np.asarray(spans.starts) * times).astype(np.int64)
         ends = np.floor((np.asarray(spans.starts) + np.asarray(spans.lengths)) * times).astype(np.int64)
-        return Spans(begin + starts, ends - starts)
+        return Spans(start + starts, ends - starts)
 
 
 _COUNTS: Final = (
@@ -206,7 +206,7 @@ class NumTokens(list[int]):
         return self.count_
 
 
-def twin(running: Running) -> Request:
+def placed_request(running: Running) -> Request:
     """Return a request without computed tokens for one of the engine."""
     prompt = running.num_prompt_tokens
     request = Request(
@@ -217,11 +217,11 @@ def twin(running: Running) -> Request:
         max_tokens=max(0, running.max_tokens - prompt),
         arrival_ns=0,
     )
-    tell_output(request, running)
+    set_output_length(request, running)
     return request
 
 
-def tell_output(request: Request, running: Running) -> None:
+def set_output_length(request: Request, running: Running) -> None:
     """Set the length of the output: once the prompt is computed, there is one token more than are computed."""
     num_output = running.num_tokens + 1 - running.num_prompt_tokens
     request.output_token_ids = NumTokens(max(0, num_output))

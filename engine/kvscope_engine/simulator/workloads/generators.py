@@ -31,7 +31,7 @@ class LogNormal:
     mean: float
     sigma: float
 
-    def draw(self, random: Random, longest: int) -> int:
+    def sample(self, random: Random, longest: int) -> int:
         mu = math.log(self.mean) - self.sigma**2 / 2
         return min(longest, max(1, round(random.lognormvariate(mu, self.sigma))))
 
@@ -85,14 +85,14 @@ def generate(name: str, options: GeneratorOptions, max_model_len: int) -> Worklo
     Raises BadInput if the shared prefix leaves no space for a prompt and an output.
     """
     shared = options.shared_prefix_tokens
-    room = max_model_len - shared
-    if room < 2:
+    max_count = max_model_len - shared
+    if max_count < 2:
         raise BadInput(
             f"a shared prefix of {shared} tokens is not accepted: at most {max_model_len - 2} leave room for"
             f" a prompt and an output (max_model_len {max_model_len})"
         )
     # Separate random sources: another rate, other arrivals or prefixes do not change the lengths.
-    lengths = _lengths(GENERATORS[name], Random(f"lengths {options.seed}"), room)
+    lengths = _lengths(GENERATORS[name], Random(f"lengths {options.seed}"), max_count)
     arrivals = _arrivals(options, Random(f"arrivals {options.seed}"))
     prefixes = _prefixes(options, Random(f"prefixes {options.seed}"))
     requests = (
@@ -102,11 +102,11 @@ def generate(name: str, options: GeneratorOptions, max_model_len: int) -> Worklo
     return Workload(name, tuple(islice(requests, options.num_requests)), max(1, shared))
 
 
-def _lengths(kinds: tuple[Lengths, ...], random: Random, room: int) -> Iterator[tuple[int, int]]:
+def _lengths(kinds: tuple[Lengths, ...], random: Random, max_count: int) -> Iterator[tuple[int, int]]:
     while True:
         kind = random.choice(kinds)
-        prompt = kind.prompt.draw(random, room - 1)
-        yield prompt, kind.output.draw(random, room - prompt)
+        prompt = kind.prompt.sample(random, max_count - 1)
+        yield prompt, kind.output.sample(random, max_count - prompt)
 
 
 def _prefixes(options: GeneratorOptions, random: Random) -> Iterator[tuple[int, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvscope_app.views.device.device_figures import gpu_figures, gpu_state
-from kvscope_app.views.device.memory_users import MAX_NAMED, gpu_pieces, host_pieces
+from kvscope_app.views.device.memory_users import MAX_NAMED, gpu_memory_users, host_memory_users
 from kvscope_telemetry.messages.devices import Gpu, GpuProcess, Host, HostProcess
 
 GIB = 1 << 30
@@ -30,13 +30,13 @@ def test_memory_bar_pieces_sum_to_the_used_memory():
         memory_reserved_bytes=GIB,
         processes=processes,
     )
-    pieces = gpu_pieces(gpu)
+    pieces = gpu_memory_users(gpu)
     assert sum(piece.num_bytes for piece in pieces) == 60 * GIB
-    assert [piece.place for piece in pieces[:MAX_NAMED]] == list(range(MAX_NAMED))
+    assert [piece.color_index for piece in pieces[:MAX_NAMED]] == list(range(MAX_NAMED))
     assert pieces[MAX_NAMED].label == "3 more processes"
     assert pieces[-1].label == "no process reported"
-    assert sum(piece.num_bytes for piece in host_pieces(HOST)) == 6 * GIB
-    assert gpu_pieces(Gpu(index=0)) == host_pieces(Host()) == []
+    assert sum(piece.num_bytes for piece in host_memory_users(HOST)) == 6 * GIB
+    assert gpu_memory_users(Gpu(index=0)) == host_memory_users(Host()) == []
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,7 @@ def test_empty_view_shows_an_explanation(qtbot):
 def test_search_in_many_events_runs_in_parts(view, timed_session, qtbot):
     timed_session.overview.extend((), [timed(200 + at / 100, "evicted", at % 50 + 10, 5) for at in range(20_000)])
     view.text.setText("because #12")
-    assert "looking" in view.count.text()
+    assert "searching" in view.count.text()
     qtbot.waitUntil(lambda: view.count.text().startswith("400 of"), timeout=60_000)
 
 

@@ -248,7 +248,7 @@ def test_text_of_a_past_block_is_not_requested(engine, shared_session, show_insp
 def test_unknown_request_shows_a_message(shared_session, show_inspector):
     view = show_inspector(shared_session)
     shared_session.selection.select_request(77)
-    assert "Nothing is known of this request" in view.empty_label.text()
+    assert "Nothing is known about this request" in view.empty_label.text()
 
 
 def test_step_page_shows_counts_and_that_requests_need_a_pause(engine, session, show_inspector, poll):
@@ -318,7 +318,7 @@ def test_request_page_lists_its_blocks_per_kv_group(engine, make_session, show_i
     assert facts["Holds"] == "Request #1: 8 blocks, 2.81 MiB, 0 of 128 slots filled"
     assert (facts["First block"], facts["Last block"]) == ("Block 3", "Block 7")
     assert facts["KV group 0"] == "full attention: 5 blocks; 3 found in the cache"
-    assert facts["KV group 1"] == "sliding window of 40: 3 blocks, 2 let go; 1 found in the cache"
+    assert facts["KV group 1"] == "sliding window of 40: 3 blocks, 2 released; 1 found in the cache"
 
 
 def test_block_of_a_sliding_window_shows_its_position_in_the_group_table(engine, make_session, show_inspector, poll):

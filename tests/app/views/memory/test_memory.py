@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QLabel
 
 from kvscope_app.ui.number_text import num_bytes
 from kvscope_app.ui.theme import THEMES
-from kvscope_app.views.memory.memory_breakdown import account, kv_detail
+from kvscope_app.views.memory.memory_breakdown import kv_detail, memory_account
 from kvscope_app.views.memory.memory_view import MemoryView
 from kvscope_app.views.memory.workspace import allocator_rows
 from kvscope_telemetry.ledger import BlockState
@@ -40,7 +40,7 @@ def bytes_by_key(result):
 
 def test_parts_sum_to_the_device_memory(mirror):
     memory = MemoryBreakdown(epoch=7, time_ns=1, weights_bytes=300 * MIB, kv_bytes=64 * BLOCK)
-    whole = account(
+    whole = memory_account(
         mirror,
         memory,
         sample(memory_total_bytes=4096 * MIB, memory_used_bytes=1000 * MIB, process_bytes=700 * MIB),
@@ -56,7 +56,7 @@ def test_parts_sum_to_the_device_memory(mirror):
 
 
 def test_unmeasured_parts_are_unknown(mirror):
-    parts = bytes_by_key(account(mirror, None, None))
+    parts = bytes_by_key(memory_account(mirror, None, None))
     assert [key for key, value in parts.items() if value is None] == ["weights", "workspace", "other", "others", "free"]
 
 
@@ -90,7 +90,7 @@ def test_gpu_parts_sum_to_the_total_at_every_sample(make_engine, make_session, p
             processes=processes,
         )
         devices = Devices(epoch=7, time_ns=1, gpus=(Gpu(index=0), gpu), used_gpus=(1,))
-        whole = account(session.mirror, memory, None, devices)
+        whole = memory_account(session.mirror, memory, None, devices)
         parts = bytes_by_key(whole)
         assert sum(value or 0 for value in parts.values()) == whole.total_bytes == total
         assert (parts["workspace"], parts["torch_cache"], parts["context"]) == (50 * MIB, 40 * MIB, 500 * MIB)
@@ -104,7 +104,7 @@ def test_cpu_parts_sum_to_the_total_at_every_sample(mirror):
         process = HostProcess(pid=0, anonymous_bytes=kinds[0], file_bytes=kinds[1], shared_bytes=kinds[2])
         available = draw.randrange(0, 4096 * MIB)
         host = Host(memory_total_bytes=4096 * MIB, memory_available_bytes=available, processes=(process,))
-        whole = account(mirror, memory, None, Devices(epoch=7, time_ns=1, host=host))
+        whole = memory_account(mirror, memory, None, Devices(epoch=7, time_ns=1, host=host))
         assert sum(value or 0 for value in bytes_by_key(whole).values()) == whole.total_bytes == 4096 * MIB
 
 
@@ -113,7 +113,7 @@ def test_memory_of_a_lost_gpu_is_unknown(make_engine, make_session, poll):
     poll(session)
     memory = MemoryBreakdown(epoch=7, time_ns=1, weights_bytes=300 * MIB, kv_bytes=64 * BLOCK)
     lost = Devices(epoch=7, time_ns=1, gpus=(Gpu(index=0, fault="GPU is lost"),), used_gpus=(0,))
-    parts = bytes_by_key(account(session.mirror, memory, None, lost))
+    parts = bytes_by_key(memory_account(session.mirror, memory, None, lost))
     assert (parts["other"], parts["others"], parts["free"]) == (None, None, None)
     assert parts["weights"] == 300 * MIB
 
@@ -148,7 +148,7 @@ def test_each_rank_has_an_allocator_row():
 
 def test_nonresident_pool_makes_the_other_part_negative(mirror):
     memory = MemoryBreakdown(epoch=7, time_ns=1, weights_bytes=300 * MIB, kv_bytes=64 * BLOCK)
-    whole = account(mirror, memory, sample(process_bytes=100 * MIB))
+    whole = memory_account(mirror, memory, sample(process_bytes=100 * MIB))
     assert bytes_by_key(whole)["other"] == 100 * MIB - 300 * MIB - 64 * BLOCK  # negative, and shown as such
     assert whole.total_bytes is None
     assert all(whole.share(part) is None for part in whole.parts)
@@ -220,7 +220,7 @@ def test_view_shows_each_single_step_without_a_further_one(engine, session, poll
     for number in range(1, 6):
         engine.write_blocks([number])
         poll(session)
-        held = bytes_by_key(account(session.mirror, session.history.memory, None, None))["kv_active"]
+        held = bytes_by_key(memory_account(session.mirror, session.history.memory, None, None))["kv_active"]
         assert held == number * BLOCK
 
         def texts():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvscope_app.ui.theme import THEMES
-from kvscope_app.views.memory.memory_breakdown import account, kv_detail
+from kvscope_app.views.memory.memory_breakdown import kv_detail, memory_account
 from kvscope_app.views.memory.memory_view import MemoryView
 from kvscope_app.views.memory.tiers import moved_text, tier_uses
 from kvscope_app.views.page_map.color_modes import lower_cached
@@ -63,17 +63,17 @@ def test_unmapped_blocks_count_as_no_memory(engine, make_session):
     engine.write_blocks(range(40), state=BlockState.UNMAPPED, ref_count=0, owner=-1, filled=0)
     engine.write_blocks([50])
     session = make_session(engine)
-    parts = {part.key: part.num_bytes for part in account(session.mirror, None, None).parts}
+    parts = {part.key: part.num_bytes for part in memory_account(session.mirror, None, None).parts}
     assert parts["kv_active"] == BLOCK
     assert parts["kv_free"] == 23 * BLOCK
     assert kv_detail(session.mirror).use.num_free == 23 * 16
 
 
 def test_host_tier_is_part_of_a_cpu_account_but_not_of_a_gpu_account(tiered_engine, make_engine, make_session):
-    parts = {part.key: part.num_bytes for part in account(make_session(tiered_engine).mirror, None, None).parts}
+    parts = {part.key: part.num_bytes for part in memory_account(make_session(tiered_engine).mirror, None, None).parts}
     assert parts["kv_host"] == 20 * BLOCK
     on_gpu = make_session(make_engine(num_host=20, device="cuda"))
-    assert "kv_host" not in {part.key for part in account(on_gpu.mirror, None, None).parts}
+    assert "kv_host" not in {part.key for part in memory_account(on_gpu.mirror, None, None).parts}
 
 
 def test_view_shows_bars_and_bytes_of_tiers(tiered_engine, make_session, show_memory_view):

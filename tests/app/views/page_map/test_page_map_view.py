@@ -420,8 +420,8 @@ def test_facts_show_the_eviction_order_of_a_common_queue(make_engine, make_sessi
     poll(session)
     assert eviction_orders(session, 1, 2, 3) == [
         None,
-        "no. 3 of 3 blocks that may be given out",
-        "no. 2 of 3 blocks that may be given out",
+        "no. 3 of 3 blocks that may be allocated",
+        "no. 2 of 3 blocks that may be allocated",
     ]
 
 

@@ -434,7 +434,7 @@ def test_failed_tree_is_reported_and_retried(engine, session, poll, qtbot, monke
     qtbot.addWidget(made)
     made.show()
     made.refresh()
-    qtbot.waitUntil(lambda: made.empty_label.text() == "The tree could not be made: MemoryError: for a tree")
+    qtbot.waitUntil(lambda: made.empty_label.text() == "The tree could not be built: MemoryError: for a tree")
     monkeypatch.undo()
     monkeypatch.setattr(tree_builder, "MAX_SYNC_ROWS", 0)
     qtbot.waitUntil(lambda: made.model.rowCount() == 2)

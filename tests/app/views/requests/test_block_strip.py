@@ -103,5 +103,5 @@ def test_painting_cost_depends_on_visible_rows_only(strip):
 
 def test_freed_entry_of_a_sliding_window_is_no_block(strip):
     show_blocks(strip, np.array([0, 0, 7]), cache=CacheInfo(num_blocks=200, block_size=16, num_reserved_blocks=1))
-    assert strip.tip(1) == "Let go: no block\nindex 1 of the table, positions 16 to 31"
+    assert strip.tip(1) == "Released: no block\nindex 1 of the table, positions 16 to 31"
     assert strip.tip(2).startswith("Block 7\n")

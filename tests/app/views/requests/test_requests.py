@@ -158,7 +158,7 @@ def test_selected_request_stays_selected_while_rows_move(view, engine, session, 
 def test_unfinished_request_is_aborted_after_confirmation(view, engine, session):
     view.table.setFocus()
     session.selection.select_request(1)
-    view.ask_abort()
+    view.confirm_abort()
     assert not view.findChildren(QMessageBox)
     session.selection.select_request(2)
     view.table.abort.trigger()

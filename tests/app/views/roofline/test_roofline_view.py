@@ -93,7 +93,7 @@ def show_roofline(qtbot):
 def pixel_of_point(view, place):
     across, up = view.canvas.scales()
     points = view.points
-    return QPointF(across.at(float(points.intensity[place])), up.at(float(points.flops_per_s[place])))
+    return QPointF(across.position_of(float(points.intensity[place])), up.position_of(float(points.flops_per_s[place])))
 
 
 def test_clicked_step_is_shown_in_all_views(show_roofline, recording_with_work, qtbot):
@@ -106,18 +106,21 @@ def test_clicked_step_is_shown_in_all_views(show_roofline, recording_with_work, 
     place = len(points) // 2
     view.canvas.point_at = lambda at: place  # other points may be at the same place
     qtbot.mouseClick(view.canvas, Qt.MouseButton.LeftButton, pos=pixel_of_point(view, place).toPoint())
-    step, numbers = int(points.steps.step[points.place[place]]), points.steps.batch(int(points.place[place])).numbers
+    step, numbers = (
+        int(points.steps.step[points.step_index[place]]),
+        points.steps.batch(int(points.step_index[place])).numbers,
+    )
     qtbot.waitUntil(lambda: session.mirror.step == step, timeout=WAIT_MS)
     qtbot.waitUntil(lambda: session.selection.batch == tuple(numbers.tolist()), timeout=WAIT_MS)
     assert inspector.subject == STEP
 
     def is_available():
         view.refresh()
-        return view.words.text().startswith("Step ")
+        return view.text_label.text().startswith("Step ")
 
     qtbot.waitUntil(is_available, timeout=WAIT_MS)  # steps around it may be read again
     assert view.canvas.selected == view.points.of_step(session.mirror.epoch, step) is not None
-    assert "of memory bandwidth" in view.words.text()
+    assert "of memory bandwidth" in view.text_label.text()
 
     def facts():
         inspector.refresh()
@@ -160,7 +163,7 @@ def test_recording_without_work_shows_an_explanation(show_roofline, recording_wi
     assert len(view.points) == 0
     assert view.empty_label.isVisible()
     assert NOT_RECORDED in driver.visible_texts(view)
-    assert view.words.text() == ""
+    assert view.text_label.text() == ""
 
 
 def test_roofline_range_is_saved_and_restored(show_roofline, recording_with_work, qtbot, tmp_path):
@@ -188,12 +191,12 @@ def test_hovering_describes_the_point_under_the_mouse(show_roofline, recording_w
         place for place in range(len(view.points)) if canvas.point_at(pixel_of_point(view, place)) != canvas.selected
     )
     text = point_text(view.points, canvas.point_at(pixel_of_point(view, place)), view.device)
-    assert not view.words.text().startswith(text)
+    assert not view.text_label.text().startswith(text)
 
     def is_told():
         """Points that are read meanwhile replace the description, so move the mouse again."""
         for at in (QPointF(1, 1), pixel_of_point(view, place)):
             qtbot.mouseMove(canvas, at.toPoint())
-        return view.words.text().startswith(text)
+        return view.text_label.text().startswith(text)
 
     qtbot.waitUntil(is_told, timeout=WAIT_MS)

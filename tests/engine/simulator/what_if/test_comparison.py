@@ -36,7 +36,7 @@ def parts(use: PolicyUse) -> list[int]:
 def test_one_request_by_hand(
     make_comparison, running, policy_use, name, used_reserved_internal_rounding_external_outside
 ):  # type: ignore[no-untyped-def]
-    use = policy_use(make_comparison().follow(running((1, 5, 7, 3))), name)
+    use = policy_use(make_comparison().update(running((1, 5, 7, 3))), name)
     assert parts(use) == used_reserved_internal_rounding_external_outside
     wasted = use.num_reserved + use.num_internal + use.num_rounding
     assert use.wasted_bytes == wasted * MIB // 2
@@ -45,7 +45,7 @@ def test_one_request_by_hand(
 
 
 def test_a_map_of_few_slots_shows_each(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
-    answer = make_comparison().follow(running((1, 5, 7, 3)))
+    answer = make_comparison().update(running((1, 5, 7, 3)))
     assert {use.slots_per_cell for use in answer.policies} == {1}
     assert policy_use(answer, "contiguous").cells == bytes([1] * 5 + [2] * 2 + [3] * 9 + [0] * 16)
     assert policy_use(answer, "buddy").cells == bytes([1] * 5 + [2] * 2 + [4] + [0] * 24)
@@ -53,7 +53,7 @@ def test_a_map_of_few_slots_shows_each(make_comparison, running, policy_use):  #
 
 
 def test_what_is_compared(make_comparison, running, paged_sizes):  # type: ignore[no-untyped-def]
-    answer = make_comparison().follow(running())
+    answer = make_comparison().update(running())
     names = [(use.allocator, use.block_size, use.is_current) for use in answer.policies]
     reserving = [("contiguous", 4, False), ("buddy", 4, False), ("virtual", 8, False)]
     assert names == [*reserving, ("paged", 4, True), *(("paged", size, False) for size in paged_sizes)]
@@ -61,49 +61,49 @@ def test_what_is_compared(make_comparison, running, paged_sizes):  # type: ignor
 
 
 def test_the_engines_own_policy_is_marked(make_comparison, running):  # type: ignore[no-untyped-def]
-    answer = make_comparison(allocator="buddy").follow(running())
+    answer = make_comparison(allocator="buddy").update(running())
     assert [use.allocator for use in answer.policies if use.is_current] == ["buddy"]
-    answer = make_comparison(allocator="virtual").follow(running())
+    answer = make_comparison(allocator="virtual").update(running())
     assert [use.allocator for use in answer.policies if use.is_current] == ["virtual"]
 
 
 def test_what_is_not_known_is_not_compared(make_comparison, running, paged_sizes):  # type: ignore[no-untyped-def]
-    answer = make_comparison(max_model_len=0, num_layers=0, block_size=8).follow(running((1, 5, 0)))
+    answer = make_comparison(max_model_len=0, num_layers=0, block_size=8).update(running((1, 5, 0)))
     assert [use.block_size for use in answer.policies] == list(paged_sizes)
 
 
 def test_requests_that_do_not_fit_wait_and_come_in_later(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
     comparison = make_comparison()
     now = running((1, 1, 2), (2, 1, 2), (3, 1, 2), (4, 1, 2))
-    contiguous = policy_use(comparison.follow(now), "contiguous")  # 2 runs of 16 slots
+    contiguous = policy_use(comparison.update(now), "contiguous")  # 2 runs of 16 slots
     assert (contiguous.num_placed, contiguous.num_waiting) == (2, 2)
-    answer = comparison.follow(running((2, 1, 2), (3, 1, 2), (4, 1, 2)))
+    answer = comparison.update(running((2, 1, 2), (3, 1, 2), (4, 1, 2)))
     assert (policy_use(answer, "contiguous").num_placed, policy_use(answer, "contiguous").num_waiting) == (2, 1)
     assert policy_use(answer, "paged 4").num_waiting == 0
 
 
 def test_one_that_grows_takes_from_the_newest(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
     comparison = make_comparison(num_blocks=4)
-    comparison.follow(running((1, 8, 16), (2, 4, 16), (3, 4, 16)))
-    grown = policy_use(comparison.follow(running((1, 9, 16), (2, 4, 16), (3, 4, 16))), "paged 4")
+    comparison.update(running((1, 8, 16), (2, 4, 16), (3, 4, 16)))
+    grown = policy_use(comparison.update(running((1, 9, 16), (2, 4, 16), (3, 4, 16))), "paged 4")
     assert (grown.num_used, grown.num_placed, grown.num_waiting) == (9 + 4, 2, 1)
-    alone = policy_use(comparison.follow(running((3, 4, 16))), "paged 4")
+    alone = policy_use(comparison.update(running((3, 4, 16))), "paged 4")
     assert (alone.num_used, alone.num_waiting) == (4, 0)
 
 
 def test_coming_and_going_leaves_holes(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
     comparison = make_comparison()
     four = [(number, 7, 8, 7) for number in (1, 2, 3, 4)]
-    comparison.follow(running(*four))
-    buddy = policy_use(comparison.follow(running(four[1], four[3])), "buddy")
+    comparison.update(running(*four))
+    buddy = policy_use(comparison.update(running(four[1], four[3])), "buddy")
     assert buddy.external_fragmentation == pytest.approx(0.5), "two holes of the same size"
     assert buddy.cells == bytes([*[0] * 8, *[1] * 7, 2, *[0] * 8, *[1] * 7, 2])
 
 
 def test_a_run_moves_when_it_cannot_grow_where_it_is(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
     comparison = make_comparison()
-    comparison.follow(running((1, 4, 16, 3), (2, 4, 16, 3), (3, 4, 16, 3)))
-    buddy = policy_use(comparison.follow(running((1, 9, 16, 3), (2, 4, 16, 3), (3, 4, 16, 3))), "buddy")
+    comparison.update(running((1, 4, 16, 3), (2, 4, 16, 3), (3, 4, 16, 3)))
+    buddy = policy_use(comparison.update(running((1, 9, 16, 3), (2, 4, 16, 3), (3, 4, 16, 3))), "buddy")
     assert (buddy.num_placed, buddy.num_used) == (3, 17)
     for shadow in comparison.shadows:
         shadow.check_integrity()
@@ -111,21 +111,21 @@ def test_a_run_moves_when_it_cannot_grow_where_it_is(make_comparison, running, p
 
 def test_tokens_that_get_fewer_are_placed_anew(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
     comparison = make_comparison()
-    comparison.follow(running((1, 12, 16)))
-    assert policy_use(comparison.follow(running((1, 3, 16))), "paged 4").num_used == 3
+    comparison.update(running((1, 12, 16)))
+    assert policy_use(comparison.update(running((1, 3, 16))), "paged 4").num_used == 3
 
 
 def test_a_longest_request_beyond_the_memory_is_refused(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
-    use = policy_use(make_comparison(max_model_len=64).follow(running((1, 5, 7))), "contiguous")
+    use = policy_use(make_comparison(max_model_len=64).update(running((1, 5, 7))), "contiguous")
     assert "max_model_len=64" in use.refused
     assert use.cells == b""
 
 
 def test_the_end_of_the_memory_where_no_block_fits(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
-    use = policy_use(make_comparison(num_blocks=9).follow(running((1, 5, 7))), "paged 16")
+    use = policy_use(make_comparison(num_blocks=9).update(running((1, 5, 7))), "paged 16")
     assert parts(use) == [5, 0, 11, 0, 16, 4]
     assert use.cells[-4:] == bytes([MapKind.ROUNDING] * 4)
-    virtual = policy_use(make_comparison(num_blocks=9).follow(running((1, 5, 7))), "virtual")
+    virtual = policy_use(make_comparison(num_blocks=9).update(running((1, 5, 7))), "virtual")
     assert parts(virtual) == [5, 0, 3, 0, 24, 4]
 
 
@@ -159,7 +159,7 @@ def test_through_churn_all_stays_whole(make_comparison, seed, num_blocks):  # ty
     )
     waited = 0
     for now in churn(seed, 60, num_blocks * 16):
-        answer = comparison.follow(now)
+        answer = comparison.update(now)
         for shadow in comparison.shadows:
             shadow.check_integrity()
         for use in answer.policies:
@@ -196,7 +196,7 @@ def test_the_engines_own_policy_is_as_the_scheduler_has_it(make_simulation, make
     most = 0
     while simulation.advance():
         placed = [request for request in simulation.scheduler.requests.values() if request.block_table]
-        answer = comparison.follow(sorted(map(of_scheduler, placed), key=lambda r: r.number))  # type: ignore[attr-defined]
+        answer = comparison.update(sorted(map(of_scheduler, placed), key=lambda r: r.number))  # type: ignore[attr-defined]
         use, real = policy_use(answer, f"{allocator} 4"), kv_use(simulation.pool, placed)
         assert parts(use)[:5] == [
             real.num_used,

@@ -39,7 +39,7 @@ def asked(answer: WhatIfAnswer, question: str = "", block_size: int = 4, allocat
 def test_a_window_lets_go_of_what_is_behind_it() -> None:
     """Of 33 tokens the full group holds 9 blocks. The 34th token reads from position 26 on, which is in block 6: both
     windows hold 3 blocks, with 9 tokens of which 7 are read."""
-    answer = PolicyComparison(memory(FULL, WINDOW, WINDOW)).follow([Running(1, 33, 50, 20)])
+    answer = PolicyComparison(memory(FULL, WINDOW, WINDOW)).update([Running(1, 33, 50, 20)])
     use = asked(answer)
     assert use.is_current
     assert (use.num_used, use.num_unread, use.num_internal) == (33 + 7 + 7, 2 + 2, 3 * 3)
@@ -50,7 +50,7 @@ def test_a_window_lets_go_of_what_is_behind_it() -> None:
 
 def test_without_freeing_all_layers_hold_all_tokens() -> None:
     """A token takes 48 bytes, 53 of which fit; of two thirds of them 26 tokens are not read by the next."""
-    answer = PolicyComparison(memory(FULL, WINDOW, WINDOW)).follow([Running(1, 33, 50, 20)])
+    answer = PolicyComparison(memory(FULL, WINDOW, WINDOW)).update([Running(1, 33, 50, 20)])
     use = asked(answer, NOT_FREED)
     assert not use.is_current
     assert (use.num_slots, use.slot_bytes) == (40 * 64 // 48, 48)
@@ -64,18 +64,18 @@ def test_without_freeing_all_layers_hold_all_tokens() -> None:
 
 def test_fewer_requests_run_at_once_without_freeing() -> None:
     comparison = PolicyComparison(memory(FULL, WINDOW, WINDOW))
-    answer = comparison.follow([Running(number, 24, 50, 20) for number in (1, 2, 3)])
+    answer = comparison.update([Running(number, 24, 50, 20) for number in (1, 2, 3)])
     assert (asked(answer).num_placed, asked(answer).num_waiting) == (3, 0)
     kept = asked(answer, NOT_FREED)
     assert (kept.num_placed, kept.num_waiting, kept.num_preempted) == (2, 1, 0)
-    answer = comparison.follow([Running(number, 28, 50, 20) for number in (1, 2, 3)])
+    answer = comparison.update([Running(number, 28, 50, 20) for number in (1, 2, 3)])
     kept = asked(answer, NOT_FREED)
     assert (kept.num_placed, kept.num_waiting, kept.num_preempted) == (1, 2, 1)
     assert asked(answer).num_placed == 3
 
 
 def test_allocators_that_reserve_hold_all_tokens_of_all_layers() -> None:
-    answer = PolicyComparison(memory(FULL, WINDOW, num_blocks=64)).follow([Running(1, 20, 24, 12)])
+    answer = PolicyComparison(memory(FULL, WINDOW, num_blocks=64)).update([Running(1, 20, 24, 12)])
     contiguous = asked(answer, allocator="contiguous")
     assert contiguous.slot_bytes == 32
     assert (contiguous.num_used, contiguous.num_unread) == (20 - 6, 6), "half of 13 tokens"
@@ -85,22 +85,22 @@ def test_allocators_that_reserve_hold_all_tokens_of_all_layers() -> None:
 
 def test_chunks_end_together() -> None:
     """At 8 tokens a new chunk begins: nothing of the old one is read."""
-    answer = PolicyComparison(memory(FULL, CHUNKS)).follow([Running(1, 8, 50, 8)])
+    answer = PolicyComparison(memory(FULL, CHUNKS)).update([Running(1, 8, 50, 8)])
     use = asked(answer)
     assert (use.num_used, use.num_unread, use.num_internal) == (8, 0, 0)
     assert asked(answer, NOT_FREED).num_unread == 4
-    answer = PolicyComparison(memory(FULL, CHUNKS)).follow([Running(1, 7, 50, 7)])
+    answer = PolicyComparison(memory(FULL, CHUNKS)).update([Running(1, 7, 50, 7)])
     assert (asked(answer).num_used, asked(answer, NOT_FREED).num_unread) == (14, 0)
 
 
 def test_one_group_of_windows() -> None:
-    answer = PolicyComparison(memory(WINDOW)).follow([Running(1, 33, 50, 20)])
+    answer = PolicyComparison(memory(WINDOW)).update([Running(1, 33, 50, 20)])
     assert (asked(answer).num_used, asked(answer, NOT_FREED).num_unread) == (7, 26)
     assert asked(answer, NOT_FREED).num_slots == 160
 
 
 def test_latents_as_keys_and_values_take_as_much_more() -> None:
-    answer = PolicyComparison(memory(LATENT)).follow([Running(number, 6, 20, 5) for number in (1, 2, 3)])
+    answer = PolicyComparison(memory(LATENT)).update([Running(number, 6, 20, 5) for number in (1, 2, 3)])
     now, wide = asked(answer), asked(answer, EXPANDED)
     assert (now.num_placed, now.num_fitting) == (3, 20)
     assert (wide.num_slots, wide.slot_bytes) == (16, 160)
@@ -109,26 +109,26 @@ def test_latents_as_keys_and_values_take_as_much_more() -> None:
 
 
 def test_what_is_not_told_is_not_asked() -> None:
-    answer = PolicyComparison(memory(KVGroup(kind="latent", block_bytes=64))).follow([])
+    answer = PolicyComparison(memory(KVGroup(kind="latent", block_bytes=64))).update([])
     assert [(one.question, "how large" in one.why) for one in answer.not_asked] == [(EXPANDED, True)]
-    answer = PolicyComparison(memory(KVGroup(kind="full"), KVGroup(kind="window", window=8))).follow(
+    answer = PolicyComparison(memory(KVGroup(kind="full"), KVGroup(kind="window", window=8))).update(
         [Running(1, 33, 50, 20)]
     )
     assert [(one.question, "how many bytes" in one.why) for one in answer.not_asked] == [(NOT_FREED, True)]
     assert {use.allocator for use in answer.policies} == {"paged"}
     assert asked(answer).num_used == 33 + 7
     state = KVGroup(kind="state", block_size=4096, block_bytes=64)
-    answer = PolicyComparison(memory(FULL, WINDOW, state)).follow([])
+    answer = PolicyComparison(memory(FULL, WINDOW, state)).update([])
     assert [(one.question, "States" in one.why) for one in answer.not_asked] == [(NOT_FREED, True)]
-    assert {use.question for use in PolicyComparison(memory(FULL)).follow([]).policies} == {""}
+    assert {use.question for use in PolicyComparison(memory(FULL)).update([]).policies} == {""}
 
 
 def test_a_state_is_a_block_however_long_the_request() -> None:
     state = KVGroup(kind="state", block_size=4096, block_bytes=64)
     comparison = PolicyComparison(memory(FULL, state))
-    assert asked(comparison.follow([Running(1, 3, 50, 3)])).num_used == 3 + 4
-    assert asked(comparison.follow([Running(1, 33, 50, 3)])).num_used == 33 + 4
-    assert asked(comparison.follow([])).num_used == 0
+    assert asked(comparison.update([Running(1, 3, 50, 3)])).num_used == 3 + 4
+    assert asked(comparison.update([Running(1, 33, 50, 3)])).num_used == 33 + 4
+    assert asked(comparison.update([])).num_used == 0
 
 
 def test_groups_with_pools_of_their_own() -> None:
@@ -139,7 +139,7 @@ def test_groups_with_pools_of_their_own() -> None:
         KVGroup(kind="state", block_size=256, block_bytes=100, num_blocks=3),
     )
     comparison = PolicyComparison(memory(*own, num_blocks=17, block_bytes=80))
-    answer = comparison.follow([Running(number, 8, 50, 8) for number in (1, 2, 3, 4)])
+    answer = comparison.update([Running(number, 8, 50, 8) for number in (1, 2, 3, 4)])
     use = asked(answer)
     assert (use.num_placed, use.num_waiting) == (3, 1), "of windows 4 tokens are read, in one page; states are 3"
     assert use.num_slots == 40 + 4 * 4 * 2 + 3 * 100 // 16
@@ -156,9 +156,9 @@ def test_blocks_of_several_sizes_in_one_pool() -> None:
         KVGroup(kind="full", num_layers=8, block_size=16, block_bytes=256),
         KVGroup(kind="window", num_layers=2, block_size=4, block_bytes=64, window=8),
     )
-    use = asked(PolicyComparison(memory(*groups)).follow([Running(1, 16, 50, 16)]))
+    use = asked(PolicyComparison(memory(*groups)).update([Running(1, 16, 50, 16)]))
     assert use.num_used == 16 + 7
-    use = asked(PolicyComparison(memory(*groups, block_size=16)).follow([Running(1, 16, 50, 16)]), block_size=16)
+    use = asked(PolicyComparison(memory(*groups, block_size=16)).update([Running(1, 16, 50, 16)]), block_size=16)
     assert use.num_used == 4 * 16 + 7 * 4, "slots of a row, which is for 4 tokens of either"
 
 
@@ -175,7 +175,7 @@ def test_through_churn_all_stays_whole(groups: tuple[KVGroup, ...]) -> None:
             number += 1
             prompt = rng.randrange(1, 40)
             alive[number] = [rng.randrange(1, prompt + 1), prompt + rng.randrange(1, 40), prompt]
-        answer = comparison.follow([Running(n, *values) for n, values in alive.items()])
+        answer = comparison.update([Running(n, *values) for n, values in alive.items()])
         for shadow in comparison.shadows:
             shadow.check_integrity()
         for use in (use for use in answer.policies if not use.refused):
@@ -207,7 +207,7 @@ def test_the_engine_as_it_runs_is_as_the_scheduler_has_it(make_simulation, other
             Running(one.number, one.num_computed_tokens, one.num_prompt_tokens + one.max_tokens, one.num_prompt_tokens)
             for one in sorted(placed, key=lambda one: one.number)
         ]
-        use, real = asked(comparison.follow(now)), kv_use(simulation.pool, placed)
+        use, real = asked(comparison.update(now)), kv_use(simulation.pool, placed)
         assert (use.num_used + use.num_unread, use.num_internal) == (real.num_used, real.num_internal)
         assert use.num_external == real.num_external
         most = max(most, use.num_placed)

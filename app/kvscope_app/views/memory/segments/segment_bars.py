@@ -21,7 +21,7 @@ _ROW: Final = 24
 _BAR: Final = 16
 _LEFT: Final = 170
 """Width of the names in pixels."""
-_LEAST: Final = 3
+_MIN_BAR_WIDTH: Final = 3
 """Minimum width of a bar in pixels."""
 _SEAM_FROM: Final = 4
 """Minimum width in pixels of blocks that are separated by a line."""
@@ -62,12 +62,12 @@ class SegmentBars(QWidget):
         row = position.y() // _ROW
         if not 0 <= row < len(self._segments):
             return ""
-        one, box = self._segments[row], self._box(row)
-        if not box.left() <= position.x() <= box.right() or not len(one.sizes):
-            return segment_tip(one)
-        offset = (position.x() - box.left() + 0.5) * one.num_bytes / box.width()
-        block = max(0, int(np.searchsorted(one.offsets, offset, "right")) - 1)
-        return block_tip(one, block)
+        segment, box = self._segments[row], self._box(row)
+        if not box.left() <= position.x() <= box.right() or not len(segment.sizes):
+            return segment_tip(segment)
+        offset = (position.x() - box.left() + 0.5) * segment.num_bytes / box.width()
+        block = max(0, int(np.searchsorted(segment.offsets, offset, "right")) - 1)
+        return block_tip(segment, block)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
@@ -83,10 +83,10 @@ class SegmentBars(QWidget):
         return super().event(event)
 
     def _box(self, row: int) -> QRect:
-        room = max(_LEAST, self.width() - _LEFT - 2)
+        room = max(_MIN_BAR_WIDTH, self.width() - _LEFT - 2)
         most = max((one.num_bytes for one in self._segments), default=1)
         share = self._segments[row].num_bytes / max(1, most) if self._is_to_scale else 1.0
-        return QRect(_LEFT, row * _ROW + (_ROW - _BAR) // 2, max(_LEAST, round(room * share)), _BAR)
+        return QRect(_LEFT, row * _ROW + (_ROW - _BAR) // 2, max(_MIN_BAR_WIDTH, round(room * share)), _BAR)
 
     def _paint_row(self, painter: QPainter, row: int) -> None:
         one, box = self._segments[row], self._box(row)
@@ -103,15 +103,15 @@ class SegmentBars(QWidget):
         if row == self._largest[0]:
             self._outline(painter, one, box)
 
-    def _paint_seams(self, painter: QPainter, one: TorchSegment, box: QRect) -> None:
-        scale = box.width() / max(1, one.num_bytes)
-        wide = one.sizes * scale >= _SEAM_FROM
-        for end in ((one.offsets + one.sizes)[wide] * scale).astype(int).tolist():
+    def _paint_seams(self, painter: QPainter, segment: TorchSegment, box: QRect) -> None:
+        scale = box.width() / max(1, segment.num_bytes)
+        wide = segment.sizes * scale >= _SEAM_FROM
+        for end in ((segment.offsets + segment.sizes)[wide] * scale).astype(int).tolist():
             painter.fillRect(box.left() + end - 1, box.top(), 1, box.height(), self._theme.color("panel"))
 
-    def _outline(self, painter: QPainter, one: TorchSegment, box: QRect) -> None:
-        scale, block = box.width() / max(1, one.num_bytes), self._largest[1]
-        left, width = int(one.offsets[block] * scale), int(one.sizes[block] * scale)
+    def _outline(self, painter: QPainter, segment: TorchSegment, box: QRect) -> None:
+        scale, block = box.width() / max(1, segment.num_bytes), self._largest[1]
+        left, width = int(segment.offsets[block] * scale), int(segment.sizes[block] * scale)
         painter.setPen(self._theme.color("selection"))
         painter.drawRect(box.left() + left, box.top() - 1, max(2, width - 1), box.height() + 1)
 
@@ -134,13 +134,13 @@ def _largest_cached(segments: list[TorchSegment]) -> tuple[int, int]:
     return row, int(np.argmax(np.where(one.states == State.CACHED, one.sizes, -1)))
 
 
-def _runs(one: TorchSegment, width: int) -> list[tuple[int, int, int]]:
+def _runs(segment: TorchSegment, width: int) -> list[tuple[int, int, int]]:
     """Return (start, end, state) of runs of equal pixels in a row; each pixel has the state of the block at its
     middle."""
-    positions = (np.arange(width) + 0.5) * one.num_bytes / width
-    blocks = np.maximum(np.searchsorted(one.offsets, positions, "right") - 1, 0)
-    is_there = (positions >= one.offsets[blocks]) & (positions < one.offsets[blocks] + one.sizes[blocks])
-    states = np.where(is_there, one.states[blocks].astype(int), -1)
+    positions = (np.arange(width) + 0.5) * segment.num_bytes / width
+    blocks = np.maximum(np.searchsorted(segment.offsets, positions, "right") - 1, 0)
+    is_there = (positions >= segment.offsets[blocks]) & (positions < segment.offsets[blocks] + segment.sizes[blocks])
+    states = np.where(is_there, segment.states[blocks].astype(int), -1)
     begins = np.concatenate(([0], np.flatnonzero(np.diff(states)) + 1))
     ends = np.concatenate((begins[1:], [width]))
     runs = zip(begins.tolist(), ends.tolist(), states[begins].tolist(), strict=True)

@@ -15,7 +15,7 @@ STATE_TEXTS: Final = {
     State.CACHED: "cached",
     State.JOINED: "small blocks of several states",
 }
-POOL_WORDS: Final = {AllocatorPool.SMALL: "small", AllocatorPool.LARGE: "large", AllocatorPool.PRIVATE: "private"}
+POOL_LABELS: Final = {AllocatorPool.SMALL: "small", AllocatorPool.LARGE: "large", AllocatorPool.PRIVATE: "private"}
 _COLUMNS: Final = (
     "segment_address",
     "segment_bytes",
@@ -76,38 +76,37 @@ def left_out(allocator_map: AllocatorMap, segments: list[TorchSegment]) -> str:
     return "; ".join(words)
 
 
-def pool_words(pool: int) -> str:
-    return next((word for known, word in POOL_WORDS.items() if known == pool), f"pool {pool}")
+def pool_label(pool: int) -> str:
+    return next((word for known, word in POOL_LABELS.items() if known == pool), f"pool {pool}")
 
 
-def state_words(state: int) -> str:
+def state_label(state: int) -> str:
     return next((word for known, word in STATE_TEXTS.items() if known == state), f"state {state}")
 
 
-def segment_name(one: TorchSegment) -> str:
+def segment_name(segment: TorchSegment) -> str:
     """Return text such as `2.00 MiB - small`, followed by the stream if it is not the default one."""
-    stream = f" · stream {one.stream:#x}" if one.stream else ""
-    return f"{num_bytes(one.num_bytes)} · {pool_words(one.pool)}{stream}"
+    stream = f" · stream {segment.stream:#x}" if segment.stream else ""
+    return f"{num_bytes(segment.num_bytes)} · {pool_label(segment.pool)}{stream}"
 
 
-def segment_tip(one: TorchSegment) -> str:
-    parts = ((state, one.bytes_of(state)) for state in State)
-    parts_text = ", ".join(f"{num_bytes(size)} {state_words(state)}" for state, size in parts if size)
-    return (
-        f"{segment_name(one)}, at {one.address:#x}: {plural(len(one.sizes), 'block')}; {parts_text or 'not reported'}"
-    )
+def segment_tip(segment: TorchSegment) -> str:
+    parts = ((state, segment.bytes_of(state)) for state in State)
+    parts_text = ", ".join(f"{num_bytes(size)} {state_label(state)}" for state, size in parts if size)
+    num_blocks = plural(len(segment.sizes), "block")
+    return f"{segment_name(segment)}, at {segment.address:#x}: {num_blocks}; {parts_text or 'not reported'}"
 
 
-def block_tip(one: TorchSegment, block: int) -> str:
-    size, offset, state = int(one.sizes[block]), int(one.offsets[block]), int(one.states[block])
-    return f"{num_bytes(size)} {state_words(state)}, {num_bytes(offset)} into its segment ({segment_name(one)})"
+def block_tip(segment: TorchSegment, block: int) -> str:
+    size, offset, state = int(segment.sizes[block]), int(segment.offsets[block]), int(segment.states[block])
+    return f"{num_bytes(size)} {state_label(state)}, {num_bytes(offset)} into its segment ({segment_name(segment)})"
 
 
 def as_tsv(segments: list[TorchSegment]) -> str:
     """Return one tab-separated line per block after a header line; sizes in bytes."""
     lines = ["\t".join(_COLUMNS)]
     for one in segments:
-        head = f"{one.address:#x}\t{one.num_bytes}\t{pool_words(one.pool)}\t{one.stream}"
+        head = f"{one.address:#x}\t{one.num_bytes}\t{pool_label(one.pool)}\t{one.stream}"
         blocks = zip(one.offsets.tolist(), one.sizes.tolist(), one.states.tolist(), strict=True)
-        lines += [f"{head}\t{offset}\t{size}\t{state_words(state)}" for offset, size, state in blocks]
+        lines += [f"{head}\t{offset}\t{size}\t{state_label(state)}" for offset, size, state in blocks]
     return "\n".join(lines) + "\n"

@@ -55,10 +55,10 @@ class SegmentsSheet(Sheet):
         self._segments: list[TorchSegment] = []
         self._values: dict[str, QLabel] = {}
         self.bars = SegmentBars()
-        self.words = empty_state("")
+        self.message = empty_state("")
         self.note = label("", "muted", wraps=True)
-        self.again, self.copy = QPushButton("Refresh"), QPushButton("Copy as text")
-        self.again.clicked.connect(self.ask)
+        self.reload, self.copy = QPushButton("Refresh"), QPushButton("Copy as text")
+        self.reload.clicked.connect(self.request)
         self.copy.clicked.connect(self._copy)
         self.copy.setToolTip("One line per block, tab-separated")
         self.to_scale = QCheckBox("Lengths to scale")
@@ -68,18 +68,18 @@ class SegmentsSheet(Sheet):
         self._wait = QTimer(self)
         self._wait.setSingleShot(True)
         self._wait.setInterval(_WAIT_MS)
-        self._wait.timeout.connect(lambda: self._say(_NO_ANSWER))
+        self._wait.timeout.connect(lambda: self._show_message(_NO_ANSWER))
         self._swatches = {state: Swatch() for state in State}
         self._figures = QGridLayout()
         self._figures.setHorizontalSpacing(22)
         self._figures.setVerticalSpacing(2)
         self._lay_out()
         self.apply_theme(theme)
-        session.replies.connect(self._read)
+        session.replies.connect(self._on_replies)
         self.resize_comfortably(900, 560)
-        self.ask()
+        self.request()
 
-    def ask(self) -> None:
+    def request(self) -> None:
         self._tag = next(_tags)
         reason = why_not(self._session)
         try:
@@ -88,9 +88,9 @@ class SegmentsSheet(Sheet):
         except KvscopeError as error:
             reason = str(error)
         if reason:
-            self._say(reason)
+            self._show_message(reason)
             return
-        self.again.setEnabled(False)
+        self.reload.setEnabled(False)
         self.note.setText("Asking the engine…")
         self._wait.start()
 
@@ -102,28 +102,28 @@ class SegmentsSheet(Sheet):
     def value(self, name: str) -> str:
         return self._values[name].text()
 
-    def _read(self, replies: list[Reply]) -> None:
+    def _on_replies(self, replies: list[Reply]) -> None:
         for reply in replies:
             if isinstance(reply, AllocatorMap | Failed) and reply.tag == self._tag:
-                self._hear(reply)
+                self._on_reply(reply)
 
-    def _hear(self, reply: AllocatorMap | Failed) -> None:
+    def _on_reply(self, reply: AllocatorMap | Failed) -> None:
         if isinstance(reply, Failed):
-            self._say(reply.reason)
+            self._show_message(reply.reason)
             return
         try:
             segments = unpack_map(reply)
         except ProtocolError as error:
-            self._say(str(error))
+            self._show_message(str(error))
             return
         self._show(reply, segments)
 
     def _show(self, allocator_map: AllocatorMap, segments: list[TorchSegment]) -> None:
         if not segments:
-            self._say("PyTorch holds no device memory")
+            self._show_message("PyTorch holds no device memory")
             return
         self._segments = segments
-        self._rest()
+        self._stop_waiting()
         for index, (name, value, meaning) in enumerate(figure_rows(allocator_map)):
             self._show_figure(index, name, value, meaning)
         took = (
@@ -136,18 +136,18 @@ class SegmentsSheet(Sheet):
         self.copy.setEnabled(True)
         self._stack.setCurrentIndex(1)
 
-    def _say(self, words: str) -> None:
+    def _show_message(self, words: str) -> None:
         """Show a message instead of a map, and drop the map shown before, which is out of date."""
-        self._rest()
+        self._stop_waiting()
         self._segments = []
         self.copy.setEnabled(False)
         self.note.setText("")
-        self.words.setText(words[:1].upper() + words[1:])
+        self.message.setText(words[:1].upper() + words[1:])
         self._stack.setCurrentIndex(0)
 
-    def _rest(self) -> None:
+    def _stop_waiting(self) -> None:
         self._wait.stop()
-        self.again.setEnabled(True)
+        self.reload.setEnabled(True)
 
     def _copy(self) -> None:
         QGuiApplication.clipboard().setText(as_tsv(self._segments))
@@ -166,7 +166,7 @@ class SegmentsSheet(Sheet):
         scroll = scroll_area(self.bars)
         body = QWidget()
         self._stack = QStackedWidget()
-        self._stack.addWidget(self.words)
+        self._stack.addWidget(self.message)
         self._stack.addWidget(body)
         inside = QGridLayout(body)
         inside.setContentsMargins(0, 0, 0, 0)
@@ -181,7 +181,7 @@ class SegmentsSheet(Sheet):
         buttons = QWidget()
         row = QHBoxLayout(buttons)
         row.setContentsMargins(0, 0, 0, 0)
-        row.addWidget(self.again)
+        row.addWidget(self.reload)
         row.addWidget(self.copy)
         self.add_close(buttons)
 

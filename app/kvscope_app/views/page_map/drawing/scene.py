@@ -40,7 +40,7 @@ class Scene:
         self.mode = STATE
         self.flashing = True
         self.has_filled = True
-        """Whether the ledger says how full blocks are. Takes effect with the next `show`."""
+        """Whether the ledger says how full blocks are. Takes effect with the next `set_ledger`."""
         self.has_addresses = True
         """Whether rows are memory addresses; otherwise row numbers at the left edge have no meaning."""
         self.is_fitted = True

@@ -15,7 +15,7 @@ from kvscope_app.ui.theme import THEMES
 from kvscope_app.views.requests.phase_text import phases
 from kvscope_app.views.requests.request_model import COLUMNS
 from kvscope_app.views.requests.requests_view import RequestsView
-from kvscope_app.views.requests.waiting_text import first_waiting, num_ahead, queue_note, why_waits
+from kvscope_app.views.requests.waiting_text import first_waiting, num_ahead, queue_text, why_waits
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.request_state import WaitsFor
 from kvscope_telemetry.messages.telemetry import Event, EventData, RequestRows
@@ -128,7 +128,7 @@ def test_note_names_waiting_and_refused_requests(view, engine, busy_session, pol
 
 
 def test_note_is_empty_without_waiting_requests(session):
-    assert queue_note(session.mirror, session.history.events, 0) == ""
+    assert queue_text(session.mirror, session.history.events, 0) == ""
     assert first_waiting(session.mirror) is None
 
 
@@ -171,7 +171,7 @@ def test_phases_are_computed_from_events_and_token_times(engine, session, poll):
     assert found["Reason"].startswith(
         "Request #1 needed 2 blocks and only 1 was available; request #4 was chosen, being the newest"
     )
-    assert "not seen" in phases_of(mirror, 4, events)["Prefill"]
+    assert "not observed" in phases_of(mirror, 4, events)["Prefill"]
 
 
 def test_prefill_phase_shows_the_computed_part_of_the_prompt(engine, session, poll):

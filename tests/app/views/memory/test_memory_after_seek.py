@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvscope_app.session.session import Session
-from kvscope_app.views.memory.memory_breakdown import account
+from kvscope_app.views.memory.memory_breakdown import memory_account
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.overview import read_overview
 from kvscope_telemetry.recordings.reader import Recording
@@ -40,7 +40,7 @@ def test_memory_of_other_processes_is_known_after_a_seek(recording, qtbot):
         qtbot.waitUntil(lambda: session.history.newest_sample is not None, timeout=WAIT_MS)
         found = session.history.newest_sample
         assert found is not None
-        parts = {part.key: part.num_bytes for part in account(session.mirror, None, found).parts}
+        parts = {part.key: part.num_bytes for part in memory_account(session.mirror, None, found).parts}
         assert parts["others"] == found.memory_used_bytes - found.process_bytes > 0
         near = slice(max(place - 1, 0), place + 2)
         assert np.nanmin(used[near]) <= found.memory_used_bytes <= np.nanmax(used[near])

@@ -109,21 +109,21 @@ def test_refused_question_shows_the_reason_and_can_be_repeated(open_dialog):
     answer(simulated_allocator_map(0))
     sheet.again.click()
     answer(Failed(reason="the engine runs on 'cpu'"))
-    assert sheet.words.text() == "The engine runs on 'cpu'"
-    assert sheet.words.isVisibleTo(sheet)
+    assert sheet.message.text() == "The engine runs on 'cpu'"
+    assert sheet.message.isVisibleTo(sheet)
     assert not sheet.copy.isEnabled()
     sheet.again.click()
     answer(simulated_allocator_map(0))
-    assert not sheet.words.isVisibleTo(sheet)
+    assert not sheet.message.isVisibleTo(sheet)
 
 
 def test_empty_or_damaged_answer_is_reported(open_dialog):
     sheet, answer = open_dialog()
     answer(pack_map([]))
-    assert sheet.words.text() == "PyTorch holds no device memory"
+    assert sheet.message.text() == "PyTorch holds no device memory"
     sheet.again.click()
     answer(AllocatorMap(segment_pool=b"\1"))
-    assert "columns of segments differ" in sheet.words.text()
+    assert "columns of segments differ" in sheet.message.text()
 
 
 def test_answer_to_another_question_is_ignored(open_dialog):
@@ -161,7 +161,7 @@ def test_left_out_blocks_and_segments_are_described():
 def test_missing_answer_is_reported_and_a_late_one_is_shown(open_dialog):
     sheet, answer = open_dialog()
     sheet._wait.timeout.emit()
-    assert "Waiting for the engine" in sheet.words.text()
+    assert "Waiting for the engine" in sheet.message.text()
     assert sheet.again.isEnabled()
     answer(simulated_allocator_map(0))
     assert sheet.value("Blocks") == "762"

@@ -9,7 +9,7 @@ from kvscope_app.debugger.permission import why_not_evict, why_not_pin
 from kvscope_app.views.inspector.block_page import block_page
 from kvscope_app.views.inspector.findings import findings
 from kvscope_app.views.inspector.request_page import request_page
-from kvscope_app.views.memory.memory_breakdown import account
+from kvscope_app.views.memory.memory_breakdown import memory_account
 from kvscope_app.views.page_map.block_facts import block_facts
 from kvscope_app.views.page_map.color_modes import FILL, FILL_FULL
 from kvscope_app.views.page_map.drawing.headings import headings
@@ -65,7 +65,7 @@ def test_request_summary_lists_blocks_and_states(session):
 def test_pool_counts_exclude_recurrent_states(session):
     mirror = session.mirror
     assert (mirror.num_active, mirror.num_cached, mirror.num_free) == (3, 0, 61)
-    parts = {part.key: part.num_bytes for part in account(mirror, None, None).parts}
+    parts = {part.key: part.num_bytes for part in memory_account(mirror, None, None).parts}
     assert (parts["kv_active"], parts["kv_cached"]) == (3 * 368_640, 0)
     assert [parts[f"states_{kind}"] for kind in ("active", "kept", "free")] == [1 << 20, 1 << 20, 2 << 20]
 

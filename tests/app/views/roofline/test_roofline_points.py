@@ -38,7 +38,7 @@ def test_points_are_rates_of_the_forward_pass_per_step():
         (99, 9, 0, 800, 100, 10**9),
     ]
     points = points_of(steps_of(rows), 10, 50)
-    assert points.place.tolist() == [0, 1, 3]
+    assert points.step_index.tolist() == [0, 1, 3]
     assert points.intensity.tolist() == [4, 2, 8]
     assert points.flops_per_s.tolist() == [400, 1200, 800]
     assert points.bytes_per_s.tolist() == [100, 600, 100]
@@ -54,7 +54,7 @@ def test_steps_without_reported_work_are_no_points():
 
 def test_log_scale_places_values_and_ticks():
     scale = LogScale(1.0, 1000.0, 0.0, 300.0)
-    assert scale.at(10.0) == pytest.approx(100)
+    assert scale.position_of(10.0) == pytest.approx(100)
     assert scale.ticks() == [1, 10, 100, 1000]
     assert LogScale(1.0, 1e6, 0.0, 200.0).ticks() == [1, 1e3, 1e6]
     assert LogScale(1.5, 8.0, 0.0, 200.0).ticks() == [2, 5]
