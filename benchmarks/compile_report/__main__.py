@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from benchmarks.compile_report.cases import LLAMA_8B, Heads, candidate_cases, core_cases, few_cases, shipped_cases
 from benchmarks.compile_report.offline_compile import MAX_SHARED_BYTES, Launch, Resources, compile_for
-from kvscope_kernels.decode.bounds import LONGEST_PART, part_bounds, partial_bytes
+from kvscope_kernels.decode.bounds import MAX_PART_TOKENS, part_bounds, partial_bytes
 from kvscope_kernels.launch import decode_tiles
 
 _CASES: Final = {"all": shipped_cases, "core": core_cases, "few": few_cases, "candidates": candidate_cases}
@@ -105,12 +105,12 @@ def decode_room(heads: Heads, *, batch: int, length: int, num_multiprocessors: i
     tiles = decode_tiles(heads.head_dim, heads.head_dim, heads.group, 2)
     bounds = part_bounds(batch, length, heads.num_kv_heads, tiles.tile_n, num_multiprocessors, tiles.num_warps)
     kept = partial_bytes(bounds, heads.num_heads, heads.head_dim)
-    parts = batch * -(-length // LONGEST_PART)
+    parts = batch * -(-length // MAX_PART_TOKENS)
     every = partial_bytes(bounds._replace(num_parts=parts), heads.num_heads, heads.head_dim)
     return (
         f"decode of {batch} requests of up to {length} tokens, {heads}, {num_multiprocessors} multiprocessors: "
         f"{bounds.num_parts * heads.num_kv_heads} programs, {kept / 2**20:.1f} MiB of partial results "
-        f"(unplanned, in parts of {LONGEST_PART} tokens: {parts * heads.num_kv_heads}, {every / 2**20:.1f} MiB)"
+        f"(unplanned, in parts of {MAX_PART_TOKENS} tokens: {parts * heads.num_kv_heads}, {every / 2**20:.1f} MiB)"
     )
 
 

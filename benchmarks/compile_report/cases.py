@@ -11,13 +11,13 @@ from kvscope_engine.bench.kernels.tile_search import candidates
 from kvscope_kernels.attention_scores.block_bounds import _block_bounds_kernel, bounds_constants
 from kvscope_kernels.attention_scores.block_scores import NEAR, _block_scores_kernel, score_constants
 from kvscope_kernels.copy_rows import _TILE_WORDS, _copy_rows_kernel
-from kvscope_kernels.decode.bounds import LONGEST_PART
+from kvscope_kernels.decode.bounds import MAX_PART_TOKENS
 from kvscope_kernels.decode.plan_kernel import TILE_B, _plan_decode_kernel
 from kvscope_kernels.fused_moe.alignment import _align_experts_kernel, align_constants
 from kvscope_kernels.fused_moe.expert_weights import Gate
 from kvscope_kernels.fused_moe.mixture import (
     _SUM_TILE,
-    MOST_ROWS,
+    MAX_ROWS_PER_TILE,
     _expert_product_kernel,
     _sum_experts_kernel,
     expert_constants,
@@ -39,7 +39,7 @@ from kvscope_kernels.logits.allow_tokens import _TILE as _TOKENS_TILE
 from kvscope_kernels.logits.allow_tokens import _allow_tokens_kernel
 from kvscope_kernels.logits.draw_tokens import _WARPS as _DRAW_WARPS
 from kvscope_kernels.logits.draw_tokens import _draw_tokens_kernel, draw_constants
-from kvscope_kernels.merge_splits import Kept, _merge_splits_kernel, merge_constants, shares_constants
+from kvscope_kernels.merge_splits import BlockSumSpec, _merge_splits_kernel, merge_constants, shares_constants
 from kvscope_kernels.paged_decode_attention import _paged_decode_attention_kernel
 from kvscope_kernels.paged_latent_attention import _paged_latent_attention_kernel, latent_constants
 from kvscope_kernels.paged_prefill_attention import _paged_prefill_attention_kernel
@@ -255,7 +255,7 @@ def memory_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator
     yield merge_case(heads, heads.head_dim, dtype, is_run=True)
     for is_chunked in (False, True):
         for block_size in (0, _BLOCK_SIZE):
-            plan: dict[str, object] = {"LONGEST": LONGEST_PART, "TILE_B": TILE_B, "IS_CHUNKED": is_chunked}
+            plan: dict[str, object] = {"LONGEST": MAX_PART_TOKENS, "TILE_B": TILE_B, "IS_CHUNKED": is_chunked}
             plan |= {"BLOCK_SIZE": block_size, **({} if block_size else {"places": None})}
             variant_of_plan = f"every batch{' of chunks' * is_chunked}{' heat' * (block_size > 0)}"
             yield _launch("plan_decode", variant_of_plan, _plan_decode_kernel, plan, dtype)
@@ -276,7 +276,9 @@ def merge_case(heads: Heads, value_dim: int, dtype: str, *, is_run: bool = False
     """One of them, or of short runs."""
     constants: dict[str, object] = {
         **merge_constants(heads.num_heads, value_dim),
-        **shares_constants(heads.num_heads, Kept(_BLOCK_SIZE, 1, _BLOCK_SIZE) if is_measured else Kept()),
+        **shares_constants(
+            heads.num_heads, BlockSumSpec(_BLOCK_SIZE, 1, _BLOCK_SIZE) if is_measured else BlockSumSpec()
+        ),
         **({} if is_run else {"query_start": None}),
         **({} if is_measured else dict.fromkeys(("parts", "shares", *_SUMS))),
     }
@@ -376,12 +378,12 @@ def linear_case(heads: Heads, num_rows: int, capability: int, dtype: str = "bf16
 def expert_cases(model: Experts, dtype: str = "bf16") -> Iterator[Launch]:
     """What a mixture of experts launches, for every size of tile: the first of a single token."""
     hidden, size = model.hidden, model.size
-    for tile_m in (1, 16, 32, 64, MOST_ROWS) if dtype != "fp32" else (1, 16):
-        if model.is_packed and tile_m == MOST_ROWS:
+    for tile_m in (1, 16, 32, 64, MAX_ROWS_PER_TILE) if dtype != "fp32" else (1, 16):
+        if model.is_packed and tile_m == MAX_ROWS_PER_TILE:
             continue
         yield _expert_case(model, tile_m, size, hidden, model.gate, dtype)
         yield _expert_case(model, tile_m, hidden, size, None, dtype)
-    for tile_m in (16, MOST_ROWS):
+    for tile_m in (16, MAX_ROWS_PER_TILE):
         constants = align_constants(model.num_experts, tile_m)
         launch = _launch("align_experts", f"{model} rows<={tile_m}", _align_experts_kernel, constants, dtype)
         yield _with_expert_types(launch, dtype)

@@ -36,8 +36,8 @@ from kvscope_engine.model.kv_cache.kv_offload.tier_builder import make_tier_move
 from kvscope_engine.model.kv_cache.kv_storage import MIB, KVStorage, LayerShape, block_bytes
 from kvscope_engine.model.kv_cache.layer_groups import LayerGroup
 from kvscope_engine.model.kv_cache.state_storage import StateStorage
-from kvscope_engine.model.layers.fused.round_linears import tell_failures
-from kvscope_engine.model.layers.lora.lora_adapters import LoraAdapters, layers_of, read_given
+from kvscope_engine.model.layers.fused.round_linears import watch_fp8_failures
+from kvscope_engine.model.layers.lora.lora_adapters import LoraAdapters, adapted_layers, read_configured_adapters
 from kvscope_engine.model.layers.lora.lora_slots import in_full
 from kvscope_engine.model.layers.own_forward import own_forward, states_of
 from kvscope_engine.model.layers.recurrent.recurrent_layers import recurrent_layers
@@ -53,9 +53,10 @@ from kvscope_engine.model.runner.kv_cache_spec import expanded_layers, groups_of
 from kvscope_engine.model.runner.model_runner import ModelRunner
 from kvscope_engine.model.runner.pool_size import PoolSize, pool_size
 from kvscope_engine.model.runner.product_choice import choose_products
+from kvscope_engine.model.runner.runner_config import RunnerConfig
 from kvscope_engine.model.runner.step_memory import logits_width, max_batched_tokens
 from kvscope_engine.model.runner.virtual_cache import VirtualCache, virtual_cache
-from kvscope_engine.model.verification.fuse import Fused
+from kvscope_engine.model.verification.fuse import FusedCounts
 from kvscope_engine.model.verification.hook_check import check_hook
 from kvscope_engine.model.verification.ready_to_run import make_ready_to_run
 from kvscope_engine.policy.allocation.allocators import fitting_model_len, make_allocation, make_pool
@@ -68,10 +69,10 @@ from kvscope_engine.policy.step_plan import StepPlan, StepResult
 from kvscope_engine.roofline.device_limits import device_limits
 from kvscope_engine.roofline.model_costs import model_work
 from kvscope_engine.roofline.step_costs import ModelWork
-from kvscope_engine.structured_output.forms import Forms
+from kvscope_engine.structured_output.structured_output_manager import StructuredOutputManager
 from kvscope_engine.submission import SubmissionLimits
 from kvscope_kernels.third_party_attention.library_choice import LibraryChoice
-from kvscope_kernels.tuning.tile_table import table_words
+from kvscope_kernels.tuning.tile_table import describe_own_table
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.capabilities import Capabilities
@@ -120,7 +121,7 @@ class EngineComponents:
     """Threads that compute a step on a CPU; None on a GPU."""
     plan: MemoryPlan | None
     """Plan of the GPU's memory; None if the pool's size was configured, and on a CPU."""
-    forms: Forms | None
+    structured_output: StructuredOutputManager | None
     """Compiler and cache of grammars for structured output; None for a model without a tokenizer."""
     leader: Leader | None
     """Connection to the other tensor-parallel ranks; None if there are none."""
@@ -174,7 +175,7 @@ class EngineComponents:
         if self.mover is None:
             return 0.0
         stats = self.mover.stats
-        return stats.saved_seconds + stats.loaded_seconds + stats.risen_seconds
+        return stats.saved_seconds + stats.loaded_seconds + stats.disk_read_seconds
 
     def work_of(self, plan: StepPlan, result: StepResult, copied_s: float) -> Work:
         """Return the work of a completed step: FLOPs, bytes, CUDA graph and times.
@@ -217,14 +218,14 @@ class EngineComponents:
             return ()
         device = self.hello.device
         first = RankJoined(weights_bytes=self.runner.weights_bytes, kv_bytes=self.storage.num_bytes, device=device.name)
-        return self.leader.memory(first, device.uuids)
+        return self.leader.rank_memory(first, device.uuids)
 
     def close(self) -> EngineComponents:
         """Close all components. Returns a copy that references no tensor and whose counters can still be read."""
         self.register.close()
         self.runner.close()
-        if self.forms is not None:
-            self.forms.close()
+        if self.structured_output is not None:
+            self.structured_output.close()
         if self.leader is not None:
             self.leader.close()
         if self.threads is not None:
@@ -267,7 +268,7 @@ def build_components(
         config = _limited_by_model(config, model.loaded.module)
         size = _agreed_size(config, model, leader, progress)
         if size.plan is not None:
-            register.promise(size.plan.needed - size.plan.weights + max(size.plan.kv, 0))
+            register.publish(size.plan.needed - size.plan.weights + max(size.plan.kv, 0))
         loaded, allocator_notes = adapt_to_allocator(config, model.loaded, size.num_blocks)
         states = _build_states(config, loaded, size, undo)
         cache = _build_cache(config, loaded, size, states, model.fingerprint, cache_log, undo, leader)
@@ -279,14 +280,14 @@ def build_components(
             has_pieces = False
             notes.append(NO_MEMORY_FOR_PIECEWISE_GRAPHS)
         notes += _notes_at_start(requested, model, loaded, cache, states, allocator_notes)
-        tell_failures(loaded.module, notes.append)
+        watch_fp8_failures(loaded.module, notes.append)
         runner = _build_runner(config, loaded, cache.storage, model, leader, notes, has_pieces, states)
         runner.warm_up(progress)
         if leader is not None:
-            leader.join(loaded.module, captures=runner.captures_together)
-            if runner.captures_together:
+            leader.connect_ranks(loaded.module, captures=runner.captures_shared_graphs)
+            if runner.captures_shared_graphs:
                 progress(Progress(stage="warm up", detail="CUDA graphs of all ranks"))
-                runner.capture_together(leader)
+                runner.capture_shared_graphs(leader)
         guard = _build_guard(config, loaded, size, cache.storage, states, scheduler, runner, register)
         register.end_turn()
         for note in notes:
@@ -305,7 +306,9 @@ def build_components(
             notes=notes,
             threads=threads if loaded.device.type == "cpu" else None,
             plan=size.plan,
-            forms=None if tokenizer is None else Forms(tokenizer, logits_width(loaded), loaded.eos_token_ids),
+            structured_output=None
+            if tokenizer is None
+            else StructuredOutputManager(tokenizer, logits_width(loaded), loaded.eos_token_ids),
             leader=leader,
             overlaps=states is None and overlaps_steps(config, loaded.device),
             utilization=config.gpu_memory_utilization,
@@ -325,7 +328,7 @@ class _ReadyModel:
     """A loaded and fused model with its attention and matrix-multiplication kernels chosen."""
 
     loaded: LoadedModel
-    fused: Fused
+    fused: FusedCounts
     attention: LibraryChoice
     products: str
     """Description of the kernels that multiply few rows; empty if there was no choice."""
@@ -393,14 +396,14 @@ def _notes_at_start(
     streamed = streamed_weights(loaded.module)
     return [
         *loaded.notes,
-        *filter(None, (model.products, table_words(loaded.device))),
+        *filter(None, (model.products, describe_own_table(loaded.device))),
         *expanded_notes(loaded.module),
         *_notes_on_bias(loaded.module),
         *allocator_notes,
         *(streamed.notes if streamed is not None else ()),
         *cache.notes(config),
         *_notes_on_own_forward(config, loaded),
-        *_notes_on_states(config, states, together=recurrent_layers(loaded.module).decode_together),
+        *_notes_on_states(config, states, together=recurrent_layers(loaded.module).batches_decodes),
         *([PAGING_NOTE] if loaded.device.type == "cuda" and is_wsl() else []),
     ]
 
@@ -422,7 +425,7 @@ def _limited_by_model(config: EngineConfig, module: torch.nn.Module) -> EngineCo
     """
     recurrent = recurrent_layers(module)
     has_bias = any(call.options.bias is not None for call in check_hook(module))
-    if own_forward(module) is not None or has_bias or not recurrent.decode_together:
+    if own_forward(module) is not None or has_bias or not recurrent.batches_decodes:
         return replace(config, enforce_eager=True)
     return replace(config, piecewise_graphs=False) if recurrent.layers else config
 
@@ -434,7 +437,7 @@ def _ready_model(
     undo: ExitStack,
     register: GpuRegister,
 ) -> _ReadyModel:
-    adapters = read_given(config)  # before loading the model, so that a bad adapter fails fast
+    adapters = read_configured_adapters(config)  # before loading the model, so that a bad adapter fails fast
 
     def await_turn(device: torch.device) -> None:
         if device.type == "cuda":
@@ -445,7 +448,7 @@ def _ready_model(
     loaded = load_model(config, progress, rank_of(leader), await_turn)
     undo.callback(close_streaming, loaded.module)
     if leader is not None:
-        leader.load(config, layers_of(adapters))
+        leader.load_model(config, adapted_layers(adapters))
     _device_info(loaded.device, loaded.dtype)  # measures and caches the device's limits while memory is free
     fingerprint = _fingerprint(config, loaded)  # before fusing, which removes the weights' names
     progress(Progress(stage="warm up"))
@@ -480,7 +483,7 @@ def check_options_with_own_forward(config: EngineConfig, loaded: LoadedModel) ->
         ("page_heat", config.page_heat, 0, "its attention is not seen"),
         (lora, config.has_lora, False, "adapters are for batches of several requests"),
     )
-    why = f"{loaded.info.architecture} is run by transformers' own code ({own.why:.120})"
+    why = f"{loaded.info.architecture} is run by transformers' own code ({own.reason:.120})"
     refuse_options(refused, loaded.info.name, why)
 
 
@@ -491,7 +494,7 @@ def _agreed_size(
     with in_full(None if model.lora is None else model.lora.slots):
         size = pool_size(config, model.loaded)
     if leader is not None:
-        size = size._replace(num_blocks=leader.agree(size.num_blocks, model.fused))
+        size = size._replace(num_blocks=leader.agree_on_blocks(size.num_blocks, model.fused))
     if size.plan is not None:
         progress(Progress(stage="warm up", detail=size.plan.summary(str(model.loaded.device))))
     return size
@@ -532,8 +535,8 @@ def _build_cache(
         prefix_caching=config.prefix_caching,
         salt=mover.salt if mover is not None and mover.salt is not None else shared_salt(config),
         other_tiers={
-            Tier.HOST: mover.num_host_places if mover is not None else 0,
-            Tier.DISK: mover.num_disk_places if mover is not None else 0,
+            Tier.HOST: mover.num_host_slots if mover is not None else 0,
+            Tier.DISK: mover.num_disk_slots if mover is not None else 0,
             Tier.STATES: states.num_slots if states is not None else 0,
             Tier.HOST_STATES: size.num_host_states,
         },
@@ -601,8 +604,8 @@ def _notes_on_own_forward(config: EngineConfig, loaded: LoadedModel) -> list[str
         return []
     graphs = "; no CUDA graphs" if loaded.device.type == "cuda" and not config.enforce_eager else ""
     return [
-        f"{loaded.info.architecture} is run by transformers' own code, {own.how} in each step, which is slower{graphs}:"
-        f" {own.why:.200}"
+        f"{loaded.info.architecture} is run by transformers' own code, {own.batching_description} in each step,"
+        f" which is slower{graphs}: {own.reason:.200}"
     ]
 
 
@@ -687,21 +690,23 @@ def _build_runner(
     return ModelRunner(
         loaded,
         storage,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
-        enforce_eager=config.enforce_eager,
-        piecewise_graphs=has_pieces,
-        together=leader is not None,
-        page_heat=config.page_heat,
-        sparse_decode=config.sparse_decode,
-        others=leader,
-        ops=model.attention.ops,
-        notes=notes,
+        RunnerConfig(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
+            max_drafts=config.max_drafts,
+            enforce_eager=config.enforce_eager,
+            piecewise_graphs=has_pieces,
+            shares_graphs=leader is not None,
+            page_heat=config.page_heat,
+            sparse_decode=config.sparse_decode,
+            tile_sizes=model.tiles,
+            fingerprints=config.fingerprints,
+        ),
         states=states,
-        max_drafts=config.max_drafts,
         lora=model.lora,
-        tiles=model.tiles,
-        fingerprints=config.fingerprints,
+        ops=model.attention.ops,
+        others=leader,
+        notes=notes,
     )
 
 
@@ -731,7 +736,7 @@ def _build_guard(
         runner,
         runner.notes.append,
         pages=storage.resident_bytes,
-        promise=register.promise,
+        promise=register.publish,
         paging=PagingWatch() if is_wsl() else None,
     )
 
@@ -792,7 +797,7 @@ def _hello(
             num_host_states=pool.num_host_states,
             num_reserved_blocks=pool.num_blocks - pool.num_usable,
         ),
-        device=_device_info(loaded.device, loaded.dtype, attention.words, loaded.rank.count),
+        device=_device_info(loaded.device, loaded.dtype, attention.description, loaded.rank.count),
         engine_version=program_version(),
         pid=os.getpid(),
         host=host_id(),

@@ -37,7 +37,7 @@ from kvscope_engine.policy.step_plan import StepPlan, StepResult, keep_emitted
 from kvscope_engine.roofline.weights_line import weights_line
 from kvscope_engine.step_loop import CompletedStep, OverlapCounts, StepLoop
 from kvscope_engine.step_recorder import StepRecorder
-from kvscope_engine.structured_output.forms import always, matcher_for, prepared
+from kvscope_engine.structured_output.structured_output_manager import always_wanted, matcher_for, prepare_prompt
 from kvscope_engine.submission import child_requests
 from kvscope_engine.tokenization.tokenizer import Tokenizer
 from kvscope_telemetry.block_texts.block_texts import RecordedText
@@ -153,7 +153,7 @@ class Engine:
         self._publish(self.hello)
         self._publish(self.memory())
 
-    def prompt_token_ids(self, submit: Submit, is_wanted: Callable[[], bool] = always) -> list[int]:
+    def prompt_token_ids(self, submit: Submit, is_wanted: Callable[[], bool] = always_wanted) -> list[int]:
         """Return the prompt's token ids, with the compiled grammar if `submit` asks for structured output.
 
         Thread-safe, and slow if a grammar has to be compiled; compilation is abandoned once `is_wanted` returns False.
@@ -161,12 +161,12 @@ class Engine:
         """
         loaded = self.components.loaded
         ids = prompt_token_ids(submit, loaded.tokenizer, loaded.info.vocab_size, self.components.limits.max_model_len)
-        return prepared(ids, submit.sampling.structured, self.components.forms, is_wanted)
+        return prepare_prompt(ids, submit.sampling.structured, self.components.structured_output, is_wanted)
 
     def has_grammar(self, submit: Submit) -> bool:
         """Whether the grammar of `submit` is compiled, or it needs none. Thread-safe."""
-        asked, forms = submit.sampling.structured, self.components.forms
-        return asked is None or forms is None or forms.has(asked)
+        spec, structured_output = submit.sampling.structured, self.components.structured_output
+        return spec is None or structured_output is None or structured_output.is_compiled(spec)
 
     def submit(self, submit: Submit, token_ids: Callable[[], list[int]] | None = None) -> Accepted:
         """Queue a request.
@@ -225,8 +225,8 @@ class Engine:
         self.step_started_ns = time.monotonic_ns()
         if self.components.guard is not None:
             self.components.guard.poll(self._finish_in_flight)
-        if self.components.forms is not None:
-            self.components.forms.await_masks(is_idle=self._ran_nothing)
+        if self.components.structured_output is not None:
+            self.components.structured_output.await_masks(is_idle=self._ran_nothing)
         completed = self._loop.next(self.step_count + 1, ahead=ahead)
         self._ran_nothing = completed is None
         if completed is None:
@@ -244,12 +244,12 @@ class Engine:
         guard = self.components.guard
         if guard is not None:
             guard.poll(self._finish_in_flight)
-        has_more = self.components.runner.while_idle()
+        has_more = self.components.runner.do_idle_work()
         self._add_note(self._reduced_limits.update(time.monotonic_ns()))
         if self._publish_notes(time.monotonic_ns()):
             self._record_idle()
         if self.components.lora is not None:
-            self.components.lora.forget_unused(())
+            self.components.lora.release_unused(())
         return has_more or self._reduced_limits.is_reduced or (guard is not None and guard.is_lowered)
 
     def finish_in_flight(self) -> list[Tokens | Finished]:
@@ -381,7 +381,7 @@ class Engine:
         try:
             if submit.request_id in self._clients:
                 raise BadInput(f"request id {submit.request_id!r} is in use: an id is free once its request ended")
-            ids = prepared(token_ids(), submit.sampling.structured, self.components.forms)
+            ids = prepare_prompt(token_ids(), submit.sampling.structured, self.components.structured_output)
             requests = child_requests(
                 submit,
                 ids,
@@ -428,7 +428,7 @@ class Engine:
         self.step_count += 1
         self.pauses.record_suspensions()  # suspensions must be known before latencies are measured
         if self.components.threads is not None:
-            self.components.threads.look()
+            self.components.threads.refresh()
         if self.components.guard is not None:
             self.components.guard.ran(completed.plan, completed.result)
         if completed.result.block_shares is not None:
@@ -516,8 +516,8 @@ class Engine:
             num_emitted.append(count)
             if reason is not None:
                 ends.append((item.request, reason, error))
-        if self.components.forms is not None:
-            self.components.forms.send()
+        if self.components.structured_output is not None:
+            self.components.structured_output.request_masks()
         if plan.has_drafts:
             plan, result = keep_emitted(plan, result, num_emitted)
         if self._fingerprints is not None:  # before ended requests free their blocks

@@ -57,7 +57,7 @@ class Interventions:
     @property
     def takes_adapters(self) -> bool:
         """Whether `load_adapter` and `unload_adapter` are enabled."""
-        return self._lora is not None and self._lora.takes_more
+        return self._lora is not None and self._lora.can_update
 
     @property
     def pinned(self) -> list[int]:
@@ -158,7 +158,7 @@ class Interventions:
 
     def _forget_unused(self) -> None:
         if self._lora is not None:
-            self._lora.forget_unused(request.adapter for request in self._scheduler.requests.values())
+            self._lora.release_unused(request.adapter for request in self._scheduler.requests.values())
 
     def _running(self, number: int) -> Request:
         request = self._scheduler.requests.get(number)

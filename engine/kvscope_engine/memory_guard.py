@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from kvscope_engine.model.device_memory.device_memory import DeviceMemory
-from kvscope_engine.model.device_memory.gpu_holders import grown, holders_words
+from kvscope_engine.model.device_memory.gpu_holders import describe_holders, grown
 from kvscope_engine.model.device_memory.memory_plan import gib
 from kvscope_engine.model.device_memory.memory_watch import Level, MemoryWatch, StepCosts
 from kvscope_engine.model.device_memory.paging import PagingWatch
@@ -126,10 +126,10 @@ class MemoryGuard:
         self._next_s = now_s + POLL_S
         free, ours = self._free_and_own_bytes()
         self._promise(max(0, self._planned - ours))
-        if self._paging is not None and (words := self._paging.look(self._total, free, ours, now_s)):
+        if self._paging is not None and (words := self._paging.check(self._total, free, ours, now_s)):
             self._add_note(words)
         before, was_lowered, others = self._watch.level, self._watch.is_lowered, max(0, self._total - free - ours)
-        if not self._watch.look(others, now_s):
+        if not self._watch.update(others, now_s):
             if free < LOW_BYTES and now_s >= self._release_s:
                 self._release_unused(free, now_s, finish_in_flight)
             return
@@ -137,7 +137,7 @@ class MemoryGuard:
         if level[1:] != before[1:] or not was_lowered:
             finish_in_flight()
         if not was_lowered:
-            self._memory.release_unused()
+            self._memory.empty_cache()
         self._steps.cap_tokens(level.max_tokens if level != self._top else None)
         if level[1:] != before[1:]:
             self._graphs.keep_graphs(of_decodes=level.has_graphs, of_prefills=level.has_piecewise_graphs)
@@ -154,7 +154,7 @@ class MemoryGuard:
             context = sum(one.start for one in plan.scheduled)
             sizes = (number.bit_length() for number in (plan.num_tokens, len(plan.scheduled), context))
             shape = *sizes, is_replayed
-            self._paging.ran(shape, result.forward_ns)
+            self._paging.record_step(shape, result.forward_ns)
 
     @property
     def is_lowered(self) -> bool:
@@ -167,7 +167,7 @@ class MemoryGuard:
 
         May wait for the driver.
         """
-        return holders_words(grown(self._memory.holders.others(), self._before))
+        return describe_holders(grown(self._memory.holders.others(), self._before))
 
     def _release_unused(self, free: int, now_s: float, finish_in_flight: Callable[[], object]) -> None:
         """Release torch's unused memory if it is large. If that freed little (CUDA graphs may hold it), wait longer
@@ -176,7 +176,7 @@ class MemoryGuard:
         if self._memory.reserved_bytes() - self._memory.held_bytes() < UNUSED_BYTES:
             return
         finish_in_flight()
-        self._memory.release_unused()
+        self._memory.empty_cache()
         was_of_use = self._memory.free_bytes() - free >= UNUSED_BYTES // 2
         self._release_s = now_s + (RELEASE_S if was_of_use else 10 * RELEASE_S)
 

@@ -44,7 +44,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-from kvscope_engine.model.device_memory.out_of_memory import is_no_memory, is_of_library, let_go_of_frames
+from kvscope_engine.model.device_memory.out_of_memory import clear_traceback, is_library_error, is_out_of_memory
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.in_flight_step import RESERVED
 from kvscope_engine.policy.scheduling.scheduler import MAX_RESTARTS_WITHOUT_PROGRESS, Scheduler
@@ -242,8 +242,8 @@ class StepLoop:
     def _defer(self, plan: StepPlan, error: Exception) -> _InFlight:
         if not is_survived(self._runner, error):
             raise error
-        let_go_of_frames(error)
-        return _InFlight(plan, None, None if is_no_memory(error) else error)
+        clear_traceback(error)
+        return _InFlight(plan, None, None if is_out_of_memory(error) else error)
 
     def _finish(self, flight: _InFlight, clock: _Clock) -> CompletedStep:
         self.counts.steps += 1
@@ -256,8 +256,8 @@ class StepLoop:
             except Exception as error:
                 if flight.plan.changes_states or not is_survived(self._runner, error):
                     raise
-                failure = None if is_no_memory(error) else error
-                let_go_of_frames(error)
+                failure = None if is_out_of_memory(error) else error
+                clear_traceback(error)
             self._runner.recover()
             if self._flight is not None:  # its inputs were tokens of the failed step
                 self._flight = replace(self._flight, launched=None)
@@ -318,7 +318,7 @@ class StepRunner(Protocol):
     def launch(self, plan: StepPlan, after: Any = None) -> Launched:
         """Launch one step, to run after the last one launched."""
 
-    def is_well(self) -> bool:
+    def is_device_usable(self) -> bool:
         """Whether the device still computes after an error other than a lack of memory. Runs a check on the device."""
 
     def recover(self) -> None:
@@ -437,7 +437,7 @@ class _Tries:
         except Exception as error:
             if not is_survived(self._runner, error):
                 raise
-            if is_no_memory(error):
+            if is_out_of_memory(error):
                 self.is_short = True
                 if self._explained is None:  # once, because it may query the driver
                     self._explained = _explained(self._explain, plan)
@@ -445,7 +445,7 @@ class _Tries:
             else:
                 self.error = error
                 self.reason = f"a step of {_tokens(plan)} failed ({_first_line(error)})"
-            let_go_of_frames(error)
+            clear_traceback(error)
         if result is None:
             self._runner.recover()
             return None
@@ -514,7 +514,7 @@ def is_survived(runner: StepRunner, error: Exception) -> bool:
     """
     if isinstance(error, KvscopeError):
         return False
-    return is_no_memory(error) or (is_of_library(error) and runner.is_well())
+    return is_out_of_memory(error) or (is_library_error(error) and runner.is_device_usable())
 
 
 def _explained(explain: Explain, plan: StepPlan) -> str:

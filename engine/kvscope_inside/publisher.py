@@ -47,7 +47,7 @@ from kvscope_telemetry.transport.server_sockets import ServerSockets
 
 Answer = Callable[[Reply], None]
 """Callback for the result of a command. Called once, on any thread."""
-DOES_NOT_SERVE: Final = "this engine takes requests by its own API alone"
+DOES_NOT_SERVE: Final = "this engine accepts requests only through its own API"
 CANNOT: Final = "this engine cannot do that"
 ACTIONS: Final = (Abort, Control, Preempt, Evict)
 

@@ -266,7 +266,7 @@ def _counted(ran: IntArray, from_ns: int, until_ns: int) -> tuple[IntArray, IntA
 def _prefill(own_events: list[Event], moments: Moments) -> str:
     took = time_text((moments.prefill_ns or 0) / 1e9)
     if moments.prefill_ns is None:
-        return "its first token came; nobody saw when it began"
+        return "it produced its first token; its start was not observed"
     text = f"its first token came {took} after it began"
     for event in own_events:
         if event.kind == "admitted" and event.data is not None and event.data.kind == "started":

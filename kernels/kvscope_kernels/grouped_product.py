@@ -28,11 +28,11 @@ def grouped_product(
     weight: GroupedWeight,
     bias: Tensor | None,
     device: torch.device,
-    room: WeightBuffer | None = None,
+    buffer: WeightBuffer | None = None,
     *,
     rounds_activations: bool = False,
 ) -> GroupedProduct:
-    """Create the product of a weight: Triton's on a GPU, C on a CPU, with memory from `room`, or torch's without C.
+    """Create the product of a weight: Triton's on a GPU, C on a CPU, with memory from `buffer`, or torch's without C.
 
     Only the C implementation can round activations to 8 bits.
     """
@@ -41,7 +41,7 @@ def grouped_product(
         return TritonGrouped(weight, bias, device)
     if implementation == TORCH:
         return TorchGrouped(weight, bias)
-    return NativeGrouped(weight, bias, room, rounds_activations=rounds_activations)
+    return NativeGrouped(weight, bias, buffer, rounds_activations=rounds_activations)
 
 
 def grouped_implementation(device_type: str) -> str:

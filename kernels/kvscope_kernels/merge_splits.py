@@ -8,7 +8,7 @@ from torch import Tensor
 from kvscope_kernels.attention_args import AttentionArgs
 from kvscope_kernels.attention_scores.block_attention import check_shares
 from kvscope_kernels.attention_scores.block_scores import num_columns
-from kvscope_kernels.decode.bounds import num_places
+from kvscope_kernels.decode.bounds import block_sum_capacity
 from kvscope_kernels.decode.plan import BlockSums, DecodePlan, DecodePlans
 from kvscope_kernels.decode.plan_kernel import PART_FIELDS
 from kvscope_kernels.launch import padded_dim
@@ -19,44 +19,46 @@ _SHARES_TILE = 2048  # heads times blocks
 _FIELDS = tl.constexpr(PART_FIELDS)
 
 
-class Kept(NamedTuple):
+class BlockSumSpec(NamedTuple):
     """Which block sums a plan stores; zeros: none."""
 
     block_size: int = 0
-    num_places: int = 0
+    block_sum_capacity: int = 0
     """Capacity in blocks of all requests together."""
     piece: int = 0
     """Tokens per sum: a block, or its largest part that divides a tile."""
 
 
-def kept_sums(args: AttentionArgs, shares: Tensor | None, max_visible: int, tile_n: int) -> Kept:
+def block_sum_spec(args: AttentionArgs, shares: Tensor | None, max_visible: int, tile_n: int) -> BlockSumSpec:
     """Return the block sums needed to compute `shares` for decodes. Raises ValueError for an invalid `shares`."""
     if shares is None:
-        return Kept()
+        return BlockSumSpec()
     block_size = args.k_cache.shape[1]
     check_shares(args.query, shares, num_columns(args.block_tables, block_size, args.max_seq_len))
     piece = math.gcd(block_size, tile_n)
     batch, num_heads = args.query.shape[:2]
-    return Kept(block_size, num_places(batch, max_visible, block_size, num_heads, block_size // piece), piece)
+    return BlockSumSpec(
+        block_size, block_sum_capacity(batch, max_visible, block_size, num_heads, block_size // piece), piece
+    )
 
 
-class Measured(NamedTuple):
+class ShareBuffers(NamedTuple):
     """Block sums of some decodes, and the tensor to which attention shares are added."""
 
     plan: DecodePlan
     sums: BlockSums
     shares: Tensor
     """(batch, blocks) float32, contiguous last axis: see `block_attention_torch`."""
-    kept: Kept
+    sum_spec: BlockSumSpec
 
 
-def measured_of(
-    plans: DecodePlans, plan: DecodePlan, kept: Kept, num_heads: int, shares: Tensor | None
-) -> Measured | None:
+def share_buffers(
+    plans: DecodePlans, plan: DecodePlan, sum_spec: BlockSumSpec, num_heads: int, shares: Tensor | None
+) -> ShareBuffers | None:
     """Return the buffers for measuring attention shares, or None if they are not measured."""
     if shares is None:
         return None
-    return Measured(plan, plans.sums(plan, num_heads, kept.block_size // kept.piece), shares, kept)
+    return ShareBuffers(plan, plans.sums(plan, num_heads, sum_spec.block_size // sum_spec.piece), shares, sum_spec)
 
 
 def merge_splits(
@@ -65,7 +67,7 @@ def merge_splits(
     ranges: Tensor,
     out: Tensor,
     query_start: Tensor | None = None,
-    measured: Measured | None = None,
+    measured: ShareBuffers | None = None,
 ) -> None:
     """Combine the parts of each request, weighted by their share of the softmax, into `out`.
 
@@ -102,12 +104,12 @@ def merge_splits(
         0 if measured is None else measured.shares.stride(0),
         *out.stride()[:2],
         **merge_constants(num_heads, value_dim),
-        **shares_constants(num_heads, Kept() if measured is None else measured.kept),
+        **shares_constants(num_heads, BlockSumSpec() if measured is None else measured.sum_spec),
         num_warps=4,
     )
 
 
-def _tensors(measured: Measured) -> tuple[Tensor | None, ...]:
+def _tensors(measured: ShareBuffers) -> tuple[Tensor | None, ...]:
     plan, sums = measured.plan, measured.sums
     return plan.parts, plan.places, sums.of_pieces, sums.lse, measured.shares
 
@@ -116,10 +118,10 @@ def merge_constants(num_heads: int, value_dim: int) -> dict[str, int]:
     return {"NUM_HEADS": num_heads, "VALUE_DIM": value_dim, "TILE_S": _TILE_S, "TILE_V": padded_dim(value_dim)}
 
 
-def shares_constants(num_heads: int, kept: Kept) -> dict[str, int]:
+def shares_constants(num_heads: int, sum_spec: BlockSumSpec) -> dict[str, int]:
     tile_h = next_power_of_2(num_heads)
     tile_p = max(1, _SHARES_TILE // tile_h)
-    return {"BLOCK_SIZE": kept.block_size, "PIECE": kept.piece, "TILE_H": tile_h, "TILE_P": tile_p}
+    return {"BLOCK_SIZE": sum_spec.block_size, "PIECE": sum_spec.piece, "TILE_H": tile_h, "TILE_P": tile_p}
 
 
 @jit_varying(numbers=("batch", "shares_stride"), pointers=("ranges", "query_start", "parts", "places", "shares"))

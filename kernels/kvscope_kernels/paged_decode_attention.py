@@ -15,7 +15,7 @@ from kvscope_kernels.host_lengths import Lengths, similar_groups
 from kvscope_kernels.kv_formats import as_kernels_see, kv_format, scale_strides
 from kvscope_kernels.kv_gather import gather_kv
 from kvscope_kernels.launch import UNBOUNDED, attention_constants, decode_tiles
-from kvscope_kernels.merge_splits import kept_sums, measured_of, merge_splits
+from kvscope_kernels.merge_splits import block_sum_spec, merge_splits, share_buffers
 from kvscope_kernels.triton_language import is_interpreting, jit_varying, require_triton, tl
 from kvscope_kernels.tuning.tile_table import DECODE, tuned
 
@@ -78,9 +78,12 @@ def paged_decode_attention(
     cut = num_kv_heads, tiles.tile_n, tiles.num_warps
     tiles = tuned(DECODE, tiles, group, query.element_size(), query.device, is_quantized=is_quantized)
     visible = min(bound, window)
-    kept = kept_sums(args, shares, visible, tiles.tile_n)
-    plan = plans.plan(seq_lens, visible, window, *cut, *kept[:2], is_chunked=args.is_chunked)
-    room, measured = plans.room(plan, num_heads, value_dim), measured_of(plans, plan, kept, num_heads, shares)
+    sum_spec = block_sum_spec(args, shares, visible, tiles.tile_n)
+    plan = plans.plan(seq_lens, visible, window, *cut, *sum_spec[:2], is_chunked=args.is_chunked)
+    buffers, measured = (
+        plans.buffers(plan, num_heads, value_dim),
+        share_buffers(plans, plan, sum_spec, num_heads, shares),
+    )
     _paged_decode_attention_kernel[(plan.bounds.num_parts * num_kv_heads,)](
         query,
         as_kernels_see(k_cache, form),
@@ -91,8 +94,8 @@ def paged_decode_attention(
         k_scale,
         v_scale,
         out,
-        room.partial,
-        room.lse,
+        buffers.partial,
+        buffers.lse,
         None if measured is None else plan.places,
         None if measured is None else measured.sums.of_pieces,
         None if measured is None else measured.sums.lse,
@@ -106,7 +109,7 @@ def paged_decode_attention(
         *out.stride()[:2],
         NUM_KV_HEADS=num_kv_heads,
         **attention_constants(num_heads // num_kv_heads, head_dim, value_dim, block_size, tiles),
-        PIECE=kept.piece,
+        PIECE=sum_spec.piece,
         KV_FORMAT=form,
         HAS_SOFTCAP=args.softcap is not None,
         HAS_SINKS=args.sinks is not None,
@@ -116,7 +119,7 @@ def paged_decode_attention(
         maxnreg=tiles.max_registers,
     )
     if plan.bounds.num_cuts or measured is not None:
-        merge_splits(room.partial, room.lse, plan.ranges, out, measured=measured)
+        merge_splits(buffers.partial, buffers.lse, plan.ranges, out, measured=measured)
     return out
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from kvscope_kernels.attend_tiles import LOG2_E, VALUE_LIFT
 from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
 from kvscope_kernels.checks import require
-from kvscope_kernels.decode.bounds import most_cut_runs
+from kvscope_kernels.decode.bounds import max_cut_runs
 from kvscope_kernels.decode.plan import DecodePlan, DecodePlans, SplitBuffers
 from kvscope_kernels.decode.plan_kernel import ONLY, PART_FIELDS
 from kvscope_kernels.kv_formats import as_kernels_see, kv_format, scale_strides, widen
@@ -20,7 +20,7 @@ from kvscope_kernels.launch import (
     num_multiprocessors,
     padded_dim,
 )
-from kvscope_kernels.merge_splits import Measured, kept_sums, measured_of, merge_splits
+from kvscope_kernels.merge_splits import ShareBuffers, block_sum_spec, merge_splits, share_buffers
 from kvscope_kernels.paged_decode_attention import check_decode, paged_decode_attention_torch
 from kvscope_kernels.paged_prefill_attention import check_prefill, paged_prefill_attention_torch
 from kvscope_kernels.triton_language import cdiv, fast_log2, is_interpreting, jit_varying, require_triton, tl
@@ -59,15 +59,17 @@ def latent_decode(args: AttentionArgs, plans: DecodePlans | None = None, shares:
     tiles = latent_tiles(num_heads, element_bytes, capability, is_quantized=args.k_scale is not None)
     plans = DecodePlans() if plans is None else plans
     programs_each = cdiv(num_heads, tiles.tile_m)
-    kept = kept_sums(args, shares, _bound(args), tiles.tile_n)
-    plan = plans.plan(args.seq_lens, _bound(args), UNBOUNDED, programs_each, tiles.tile_n, tiles.num_warps, *kept[:2])
+    sum_spec = block_sum_spec(args, shares, _bound(args), tiles.tile_n)
+    plan = plans.plan(
+        args.seq_lens, _bound(args), UNBOUNDED, programs_each, tiles.tile_n, tiles.num_warps, *sum_spec[:2]
+    )
     cut, measured = (
-        _Cut(plan, plans.room(plan, num_heads, value_dim)),
-        measured_of(plans, plan, kept, num_heads, shares),
+        _Cut(plan, plans.buffers(plan, num_heads, value_dim)),
+        share_buffers(plans, plan, sum_spec, num_heads, shares),
     )
     _launch(args, out, None, 1, tiles, cut, measured)
     if plan.bounds.num_cuts or measured is not None:
-        merge_splits(cut.room.partial, cut.room.lse, plan.ranges, out, measured=measured)
+        merge_splits(cut.buffers.partial, cut.buffers.lse, plan.ranges, out, measured=measured)
     return out
 
 
@@ -91,20 +93,20 @@ def latent_prefill(args: AttentionArgs, runs: QueryRuns) -> Tensor:
     programs_each = cdiv(runs.max_len * num_heads, tiles.tile_m)
     processors = num_multiprocessors(args.query.device)
     cut = None
-    if len(args.seq_lens) <= most_cut_runs(runs.max_len, _bound(args), programs_each, processors, tiles.num_warps):
+    if len(args.seq_lens) <= max_cut_runs(runs.max_len, _bound(args), programs_each, processors, tiles.num_warps):
         plans = DecodePlans() if runs.plans is None else runs.plans
         shape = _bound(args), UNBOUNDED, programs_each, tiles.tile_n, tiles.num_warps
         plan = plans.plan(args.seq_lens, *shape, reads_again=programs_each > 1)
-        cut = _Cut(plan, plans.room(plan, runs.max_len * num_heads, value_dim))
+        cut = _Cut(plan, plans.buffers(plan, runs.max_len * num_heads, value_dim))
     _launch(args, out, runs.start, runs.max_len, tiles, cut)
     if cut is not None and cut.plan.bounds.num_cuts:
-        merge_splits(cut.room.partial, cut.room.lse, cut.plan.ranges, out, runs.start)
+        merge_splits(cut.buffers.partial, cut.buffers.lse, cut.plan.ranges, out, runs.start)
     return out
 
 
 class _Cut(NamedTuple):
     plan: DecodePlan
-    room: SplitBuffers
+    buffers: SplitBuffers
 
 
 def _bound(args: AttentionArgs) -> int:
@@ -129,7 +131,7 @@ def _launch(
     max_queries: int,
     tiles: LatentTiles,
     cut: _Cut | None,
-    measured: Measured | None = None,
+    measured: ShareBuffers | None = None,
 ) -> None:
     query, k_cache, form = args.query, args.k_cache, kv_format(args.k_cache)
     num_heads, head_dim = query.shape[1:]
@@ -144,8 +146,8 @@ def _launch(
         args.v_scale,
         None if cut is None else cut.plan.parts,
         out,
-        None if cut is None else cut.room.partial,
-        None if cut is None else cut.room.lse,
+        None if cut is None else cut.buffers.partial,
+        None if cut is None else cut.buffers.lse,
         None if measured is None else measured.plan.places,
         None if measured is None else measured.sums.of_pieces,
         None if measured is None else measured.sums.lse,
@@ -157,7 +159,7 @@ def _launch(
         args.block_tables.stride(0),
         *out.stride()[:2],
         **latent_constants(num_heads, args.v_cache.shape[3], head_dim, k_cache.shape[1], tiles),
-        PIECE=0 if measured is None else measured.kept.piece,
+        PIECE=0 if measured is None else measured.sum_spec.piece,
         KV_FORMAT=form,
         UPCAST_DOT=is_interpreting(),
         num_warps=tiles.num_warps,

@@ -9,7 +9,7 @@ from torch import Tensor
 from kvscope_kernels.attend_tiles import AFTER, LOG2_E, OTHER_CHUNKS, OUTSIDE, VALUE_LIFT, attend_tiles, first_seen
 from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
 from kvscope_kernels.checks import check_attention, require
-from kvscope_kernels.decode.bounds import PartBounds, most_cut_runs, part_bounds
+from kvscope_kernels.decode.bounds import PartBounds, max_cut_runs, part_bounds
 from kvscope_kernels.decode.plan import DecodePlan, DecodePlans, SplitBuffers
 from kvscope_kernels.decode.plan_kernel import FIRST, ONLY, PART_FIELDS
 from kvscope_kernels.dense_attention import attend
@@ -50,7 +50,7 @@ def paged_prefill_attention(args: AttentionArgs, runs: QueryRuns) -> Tensor:
     where first is 0, max(0, p + 1 - w) with w = sliding_window, p // w * w with is_chunked.
 
     A program handles a tile of queries and all keys that they see. The keys of short runs after long contexts are split
-    over several programs, as in decode (`most_cut_runs`). Launch parameters depend on bounds, not on runs.lengths. Sums
+    over several programs, as in decode (`max_cut_runs`). Launch parameters depend on bounds, not on runs.lengths. Sums
     are float32. No device data is read on the host. Raises ValueError.
 
     With `runs.is_fixed`, tiles have one size, key tiles start at the same positions for every query and all are masked,
@@ -102,8 +102,8 @@ def paged_prefill_attention(args: AttentionArgs, runs: QueryRuns) -> Tensor:
         v_scale,
         None if cut is None else cut.plan.parts,
         out,
-        None if cut is None else cut.room.partial,
-        None if cut is None else cut.room.lse,
+        None if cut is None else cut.buffers.partial,
+        None if cut is None else cut.buffers.lse,
         runs.max_len,
         args.scale,
         args.softcap or 1.0,
@@ -130,13 +130,13 @@ def paged_prefill_attention(args: AttentionArgs, runs: QueryRuns) -> Tensor:
         maxnreg=tiles.max_registers,
     )
     if cut is not None:
-        merge_splits(cut.room.partial, cut.room.lse, cut.plan.ranges, out, runs.start)
+        merge_splits(cut.buffers.partial, cut.buffers.lse, cut.plan.ranges, out, runs.start)
     return out
 
 
 class _Cut(NamedTuple):
     plan: DecodePlan
-    room: SplitBuffers
+    buffers: SplitBuffers
 
 
 def _bounds_of_cut(args: AttentionArgs, runs: QueryRuns, tiles: DotTiles) -> PartBounds | None:
@@ -145,7 +145,7 @@ def _bounds_of_cut(args: AttentionArgs, runs: QueryRuns, tiles: DotTiles) -> Par
     """
     visible, _, programs_each, _ = _extent(args, runs, tiles)
     processors, num_requests = num_multiprocessors(args.query.device), len(args.seq_lens)
-    if num_requests > most_cut_runs(runs.max_len, visible, programs_each, processors, tiles.num_warps):
+    if num_requests > max_cut_runs(runs.max_len, visible, programs_each, processors, tiles.num_warps):
         return None
     return part_bounds(num_requests, visible, programs_each, tiles.tile_n, processors, tiles.num_warps)
 
@@ -155,8 +155,8 @@ def _cut(args: AttentionArgs, runs: QueryRuns, tiles: DotTiles, bounds: PartBoun
     plans = DecodePlans() if runs.plans is None else runs.plans
     visible, window, programs_each, reads_again = _extent(args, runs, tiles)
     cut = visible, window, programs_each, tiles.tile_n, tiles.num_warps
-    plan = plans.plan(args.seq_lens, *cut, reads_again=reads_again, most_cuts=bounds.num_cuts)
-    return _Cut(plan, plans.room(plan, runs.max_len * args.query.shape[1], args.v_cache.shape[3]))
+    plan = plans.plan(args.seq_lens, *cut, reads_again=reads_again, max_cuts=bounds.num_cuts)
+    return _Cut(plan, plans.buffers(plan, runs.max_len * args.query.shape[1], args.v_cache.shape[3]))
 
 
 def _extent(args: AttentionArgs, runs: QueryRuns, tiles: DotTiles) -> tuple[int, int, int, bool]:

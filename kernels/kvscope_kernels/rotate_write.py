@@ -23,7 +23,7 @@ class HeadNorm(NamedTuple):
     """() float32"""
 
 
-class Turn(NamedTuple):
+class CosSin(NamedTuple):
     """Rotary position embedding of a step: x * cos + (x with its halves swapped) * signed_sin."""
 
     cos: Tensor
@@ -38,7 +38,7 @@ class Rotation(NamedTuple):
     num_heads: int
     """Number of query heads, which come first in each token."""
     norm: HeadNorm | None
-    turn: Turn | None
+    cos_sin: CosSin | None
 
 
 def rotate_write(
@@ -71,7 +71,7 @@ def rotate_write(
     cache = Cache(k_cache, v_cache, k_scale, v_scale)
     check_rotation(heads, rotation, cache, slot_mapping)
     require_triton()
-    num_heads, norm, turn = rotation
+    num_heads, norm, cos_sin = rotation
     num_tokens, _, head_dim = heads.shape
     query = torch.empty((num_tokens, num_heads, head_dim), dtype=heads.dtype, device=heads.device)
     if num_tokens == 0:
@@ -83,8 +83,8 @@ def rotate_write(
         heads,
         None if norm is None else norm.weight,
         None if norm is None else norm.eps,
-        None if turn is None else turn.cos,
-        None if turn is None else turn.signed_sin,
+        None if cos_sin is None else cos_sin.cos,
+        None if cos_sin is None else cos_sin.signed_sin,
         query,
         as_kernels_see(k_cache, form),
         as_kernels_see(v_cache, form),
@@ -92,8 +92,8 @@ def rotate_write(
         k_scale,
         v_scale,
         *heads.stride()[:2],
-        None if turn is None else turn.cos.stride(0),
-        None if turn is None else turn.signed_sin.stride(0),
+        None if cos_sin is None else cos_sin.cos.stride(0),
+        None if cos_sin is None else cos_sin.signed_sin.stride(0),
         *k_cache.stride()[:3],
         *v_cache.stride()[:3],
         *scale_strides(k_scale),
@@ -221,18 +221,18 @@ def rotate_write_torch(
 
 def rotate_torch(heads: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
     """Return queries, keys and values without writing: (T, Hq, D), (T, Hkv, D), (T, Hkv, D)."""
-    num_heads, norm, turn = rotation
+    num_heads, norm, cos_sin = rotation
     num_rotated = (heads.shape[1] + num_heads) // 2
     rotated, value = heads[:, :num_rotated], heads[:, num_rotated:]
     if norm is not None:
         rotated = rms_norm_torch(rotated, norm.weight, norm.eps, heads.dtype)
-    if turn is not None:
-        rotated = torch.addcmul(rotated * turn.cos, rotated.roll(rotated.shape[-1] // 2, -1), turn.signed_sin)
+    if cos_sin is not None:
+        rotated = torch.addcmul(rotated * cos_sin.cos, rotated.roll(rotated.shape[-1] // 2, -1), cos_sin.signed_sin)
     return rotated[:, :num_heads], rotated[:, num_heads:], value
 
 
 def check_rotation(heads: Tensor, rotation: Rotation, cache: Cache, slot_mapping: Tensor) -> None:
-    num_heads, norm, turn = rotation
+    num_heads, norm, cos_sin = rotation
     if heads.dim() != 3 or heads.stride(2) != 1 or heads.dtype not in FLOAT_DTYPES:
         needed = "(tokens, num_heads + 2 * num_kv_heads, head_dim), floating, with contiguous head_dim"
         require(False, "heads", heads, needed)
@@ -247,7 +247,9 @@ def check_rotation(heads: Tensor, rotation: Rotation, cache: Cache, slot_mapping
         shape = (num_heads + num_kv_heads, head_dim)
         if norm.weight.shape != shape or norm.weight.dtype != torch.float32 or not norm.weight.is_contiguous():
             require(False, "norm.weight", norm.weight, f"{shape} float32, contiguous,")
-    for name, table in () if turn is None else (("turn.cos", turn.cos), ("turn.signed_sin", turn.signed_sin)):
+    for name, table in (
+        () if cos_sin is None else (("cos_sin.cos", cos_sin.cos), ("cos_sin.signed_sin", cos_sin.signed_sin))
+    ):
         if table.shape != (num_tokens, 1, head_dim) or table.stride(2) != 1 or head_dim % 2:
             require(False, name, table, f"({num_tokens}, 1, {head_dim}), contiguous, of an even size,")
     if slot_mapping.dtype != torch.int64 or slot_mapping.shape != heads.shape[:1]:

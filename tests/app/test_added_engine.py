@@ -46,7 +46,7 @@ def test_registered_engine_can_be_attached_and_has_a_row_in_the_fleet(server, qt
     assert [known.endpoint for known in read_connections()] == [address.text]
     member = ExternalMember(FleetEntry(address), address.open())
     try:
-        qtbot.waitUntil(lambda: (member.look(), member.row().num_running)[1] == 3, timeout=60_000)
+        qtbot.waitUntil(lambda: (member.poll(), member.row().num_running)[1] == 3, timeout=60_000)
         row = member.row()
     finally:
         member.close()

@@ -14,7 +14,7 @@ import pytest
 from tests.warm_python import WarmPython
 
 from kvscope_engine.cli.main import main
-from kvscope_engine.model.kv_cache.kv_offload.kept_index import Expected, read_index
+from kvscope_engine.model.kv_cache.kv_offload.kept_index import IndexRequirements, read_index
 
 BAD_INPUT = 2
 MIB = 1 << 20
@@ -170,7 +170,7 @@ def test_a_kept_file_serves_one_engine_and_a_kill_leaves_nothing_to_be_believed(
     engine.kill()
     assert sorted(item.name for item in tmp_path.iterdir()) == ["cache", "tier", "tier.index"] or not own_cache.exists()
     assert not own_cache.exists() or {item.name for item in own_cache.iterdir()} <= {"device_limits.json"}
-    index, reason = read_index(tmp_path / "tier.index", Expected("", 4, 1 << 20), path.stat().st_size)
+    index, reason = read_index(tmp_path / "tier.index", IndexRequirements("", 4, 1 << 20), path.stat().st_size)
     assert (index, reason) == (None, "is of another model or layout"), "a whole index"
     again = start_engine(*options)
     late = talk_to(again)

@@ -34,7 +34,7 @@ def patient_compiler() -> Iterator[None]:
     """Beside other tests the compiler of regular expressions and schemas gets little of the processor, and none of them
     asks how long that may last."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kvscope_engine.structured_output.forms.MAX_WAIT_S", 500.0)
+        patch.setattr("kvscope_engine.structured_output.structured_output_manager.MAX_WAIT_S", 500.0)
         yield
 
 
@@ -457,7 +457,7 @@ class Drive:
 class PastMark:
     """A point of a lane that has nothing left."""
 
-    def is_past(self) -> bool:
+    def has_passed(self) -> bool:
         return True
 
     def seconds_since(self, earlier: Any) -> float:

@@ -188,7 +188,9 @@ class Server:
         found = {"engine": _anonymous_mb(engine.pid), "forms": 0, "other": 0}
         for process in engine.children(recursive=True):
             with contextlib.suppress(psutil.Error, OSError):
-                kind = "forms" if any("structured_output.keeper" in word for word in process.cmdline()) else "other"
+                kind = (
+                    "forms" if any("structured_output.fork_server" in word for word in process.cmdline()) else "other"
+                )
                 found[kind] += _anonymous_mb(process.pid)
         return found | {"all": sum(found.values())}
 

@@ -67,9 +67,9 @@ def test_eager_steps_are_those_of_the_runner(
     asked: list[bool] = []
     original: Any = components.ModelRunner
 
-    def runner(*args: Any, enforce_eager: bool, **options: Any) -> Any:
-        asked.append(enforce_eager)
-        return original(*args, enforce_eager=enforce_eager, **options)
+    def runner(loaded: Any, storage: Any, runner_config: Any, **options: Any) -> Any:
+        asked.append(runner_config.enforce_eager)
+        return original(loaded, storage, runner_config, **options)
 
     monkeypatch.setattr(components, "ModelRunner", runner)
     Engine(config(tiny_model(), enforce_eager=enforce_eager)).close()
@@ -87,7 +87,7 @@ class Threads:
         self.is_closed = False
         self.made.append(self)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         self.num_checks += 1
 
     def close(self) -> None:

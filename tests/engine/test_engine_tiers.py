@@ -17,8 +17,8 @@ from tests.conftest import STORMS
 
 from kvscope_engine import Engine, SamplingParams
 from kvscope_engine.model.kv_cache.kv_offload import tier_builder
-from kvscope_engine.model.kv_cache.kv_offload.block_copies import PlainCopies
-from kvscope_engine.model.kv_cache.kv_offload.staged_copies import StagedCopies
+from kvscope_engine.model.kv_cache.kv_offload.block_copies import HostBlockCopier
+from kvscope_engine.model.kv_cache.kv_offload.staged_copies import StagedBlockCopier
 from kvscope_engine.model.layers.fused.int8_linear import can_round
 from kvscope_engine.policy.step_plan import StepPlan, StepResult
 from kvscope_telemetry.errors import EngineDead
@@ -460,7 +460,7 @@ def fault(monkeypatch: pytest.MonkeyPatch, prompt_streams: Callable[..., Any]) -
     """Of a GPU's copies, which engines make from here on."""
     fault = Fault()
     monkeypatch.setattr(
-        tier_builder, "PlainCopies", lambda words, rows: StagedCopies(words, rows, prompt_streams(fault), 64)
+        tier_builder, "HostBlockCopier", lambda words, rows: StagedBlockCopier(words, rows, prompt_streams(fault), 64)
     )
     return fault
 
@@ -536,7 +536,7 @@ def test_an_engine_whose_copies_failed_in_a_command_runs_no_more(
     (number,) = engine.components.scheduler.requests
     does = engine.interventions
     do = {"evict": partial(does.evict, evictable(engine)), "preempt": partial(does.preempt, number, "swap")}
-    monkeypatch.setattr(PlainCopies, "save", fails)
+    monkeypatch.setattr(HostBlockCopier, "save", fails)
     with pytest.raises(MemoryError):
         do[command]("me")
     monkeypatch.undo()

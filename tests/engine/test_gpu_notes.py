@@ -26,7 +26,7 @@ class FullDriver:
 
 def test_what_was_lost_is_a_fault() -> None:
     notes: list[str] = []
-    CaptureFailures(notes.append).note(8, "batches of 8", RuntimeError("operation not permitted"))
+    CaptureFailures(notes.append).record_and_report(8, "batches of 8", RuntimeError("operation not permitted"))
     slab = HostSlab(1, 4096, FullDriver())
     notes.append(slab.note)
     slab.close()
@@ -39,6 +39,6 @@ def test_what_depends_on_the_card_is_none(own_cache: Path, monkeypatch: pytest.M
     monkeypatch.setattr(tile_table, "_gpu_name", lambda _: "A GPU")
     gpu = torch.device("cuda:0")
     assert tile_table.own_table().parent == own_cache
-    assert tile_table.table_words(gpu) == ""
+    assert tile_table.describe_own_table(gpu) == ""
     tile_table.write_table(tile_table.own_table(), "A GPU", {"one": {}})
-    assert faults_in([WSL_NOTE, tile_table.table_words(gpu)]) == []
+    assert faults_in([WSL_NOTE, tile_table.describe_own_table(gpu)]) == []

@@ -11,7 +11,7 @@ import pytest
 
 from kvscope_engine.memory_guard import POLL_S, RELEASE_S, MemoryBudget, MemoryGuard
 from kvscope_engine.model.device_memory.gpu_holders import GpuHolders
-from kvscope_engine.model.device_memory.memory_watch import UP_AFTER_S, StepCosts
+from kvscope_engine.model.device_memory.memory_watch import RAISE_AFTER_S, StepCosts
 from kvscope_engine.model.device_memory.paging import PagingWatch
 from kvscope_engine.policy.step_plan import Scheduled, StepPlan, StepResult
 from kvscope_telemetry.messages.devices import Gpu, GpuProcess
@@ -58,9 +58,9 @@ class Driver:
     def peak_bytes(self) -> int:
         return 0
 
-    def restart_peak(self) -> None: ...
+    def reset_peak(self) -> None: ...
 
-    def release_unused(self) -> None:
+    def empty_cache(self) -> None:
         self.done.append("unused")
         self.ours, self.unused = self.ours - self.unused, 0
 
@@ -137,12 +137,12 @@ def test_steps_become_smaller_and_then_graphs_go_and_all_comes_back(setting: Set
     assert setting.look(6.0, 600) == []
     assert len(setting.notes) == 3
     assert setting.look(4.9) == []
-    assert setting.look(4.9, UP_AFTER_S) == ["settled", ("cap", 1024), ("graphs", True, True)]
+    assert setting.look(4.9, RAISE_AFTER_S) == ["settled", ("cap", 1024), ("graphs", True, True)]
     assert setting.notes[-1] == (
         "a part of the GPU's memory is free again: steps compute up to 1024 tokens and not 2048, until all of it is"
     )
     assert setting.look(1.0) == []
-    assert setting.look(1.0, UP_AFTER_S) == [("cap", None)]
+    assert setting.look(1.0, RAISE_AFTER_S) == [("cap", None)]
     assert setting.notes[-1] == "the GPU's memory is free again: steps compute up to 2048 tokens, as planned"
     assert not setting.guard.is_lowered
 

@@ -34,7 +34,7 @@ class Runner:
     def launch(self, plan: StepPlan, after: Any = None) -> Any:
         raise AssertionError("nothing is launched here")
 
-    def is_well(self) -> bool:
+    def is_device_usable(self) -> bool:
         return self.computes
 
     def recover(self) -> None:

@@ -78,7 +78,7 @@ def record(path: Path, config: EngineConfig, asked: Sequence[Submit], *, texts: 
             recorder.record(message, encode(message))
 
         with Engine(config, publish=publish) as engine:
-            recorder.give(engine.snapshot())
+            recorder.add_snapshot(engine.snapshot())
             recorder.add_requests(engine.drain_ended())
             for submit in asked:
                 engine.submit(submit)
@@ -249,7 +249,7 @@ def aborting(config: EngineConfig, path: Path, asked: Sequence[Submit], after: d
         EngineRecorder(path, texts=True) as recorder,
         Engine(config, publish=lambda message: recorder.record(message, encode(message))) as engine,
     ):
-        recorder.give(engine.snapshot())
+        recorder.add_snapshot(engine.snapshot())
         recorder.add_requests(engine.drain_ended())
         for submit in asked:
             engine.submit(submit)

@@ -16,6 +16,7 @@ from tests.engine.test_step_loop import Storm, close_to, jobs_of, said_by
 from kvscope_engine import Engine, SamplingParams
 from kvscope_engine.model.cuda_graphs.decode_graphs import DecodeGraphs
 from kvscope_engine.model.input_batch.step_inputs import StepInputs
+from kvscope_engine.model.input_batch.step_limits import StepLimits
 from kvscope_engine.model.input_batch.step_tensors import StepTensors
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.spec_decode.drafter import Drafter
@@ -105,8 +106,8 @@ class Rerun(DecodeGraphs):
     step: StepTensors
     num_replays = 0
 
-    def put(self, inputs: StepInputs, size: int) -> StepTensors:
-        self.step = super().put(inputs, size)
+    def stage(self, inputs: StepInputs, size: int) -> StepTensors:
+        self.step = super().stage(inputs, size)
         self.num_replays += inputs.is_drafted
         return self.step
 
@@ -118,9 +119,15 @@ def test_tokens_are_those_of_the_plain_run_in_graphs(
     """Padded with tokens of nobody and sequences without tokens, decodes and drafts in one run of queries."""
     options = {"num_gpu_blocks_override": 2048, "max_num_seqs": 24, "async_scheduling": overlaps}
     engine = knowing(make_engine, jobs, expected, **options)
-    runner, cpu = engine.components.runner, torch.device("cpu")
-    shape = {"max_num_seqs": 24, "max_tokens": 256, "block_size": 4, "max_drafts": GUESSING.num_speculative_tokens}
-    graphs = Rerun(runner._run_eagerly, runner._buffer, cpu, **shape)
+    runner = engine.components.runner
+    limits = StepLimits(
+        max_num_seqs=24,
+        max_num_batched_tokens=512,
+        max_request_tokens=256,
+        block_size=4,
+        max_drafts=GUESSING.num_speculative_tokens,
+    )
+    graphs = Rerun(runner._eager_logits, runner._buffer, limits)
     graph = SimpleNamespace(pool=lambda: (0, 1), replay=lambda: graphs._forward_into_logits(graphs.step))
     for name in ("graph", "stream"):
         monkeypatch.setattr(torch.cuda, name, lambda *_, **__: nullcontext())

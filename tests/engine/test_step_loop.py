@@ -492,7 +492,7 @@ def test_a_device_that_is_lost_ends_the_engine_with_its_reason(
     """After an illegal address CUDA refuses everything, the copy too by which it is asked."""
     engine = make_engine()
     ones, launch = torch.ones, engine.components.runner.launch
-    assert engine.components.runner.is_well()
+    assert engine.components.runner.is_device_usable()
 
     def lost(*_: Any, **__: Any) -> Any:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -501,7 +501,7 @@ def test_a_device_that_is_lost_ends_the_engine_with_its_reason(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 512.00 B")
 
     monkeypatch.setattr(torch, "ones", short)
-    assert engine.components.runner.is_well(), "memory can be given back"
+    assert engine.components.runner.is_device_usable(), "memory can be given back"
     submit(engine, "a")
     monkeypatch.setattr(engine.components.runner, "launch", lost)
     monkeypatch.setattr(torch, "ones", lost)

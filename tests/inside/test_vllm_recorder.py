@@ -209,14 +209,14 @@ def test_an_offloaded_block_follows_the_pools_and_says_its_text() -> None:
 
 
 def test_what_a_connector_keeps_and_is_not_told_is_named() -> None:
-    assert unpublished_connectors(Scheduler()) == "blocks that Connector may keep outside the pool are not told"
+    assert unpublished_connectors(Scheduler()) == "blocks that Connector may keep outside the pool are not shown"
     scheduler = Scheduler(num_slots=4)
     assert unpublished_connectors(scheduler) == ""
     scheduler.connector.connector_scheduler.manager.secondary_tiers = [SimpleNamespace()]
     scheduler.connector = SimpleNamespace(_connectors=[Scheduler().connector, scheduler.connector])
     assert (
         unpublished_connectors(scheduler)
-        == "blocks that Connector, SimpleNamespace may keep outside the pool are not told"
+        == "blocks that Connector, SimpleNamespace may keep outside the pool are not shown"
     )
     found = offloading_of(scheduler)
     assert found is not None

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvscope_kernels.kv_formats import dequantize
-from kvscope_kernels.rotate_write import HeadNorm, Rotation, Turn, rotate_write
+from kvscope_kernels.rotate_write import CosSin, HeadNorm, Rotation, rotate_write
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 5
@@ -32,7 +32,7 @@ class Case:
         sin = angle.sin()
         cos = torch.cat((angle.cos(),) * 2, -1).to(dtype)
         self.norm = HeadNorm(weight, torch.tensor(1e-5, device=device)) if has_norm else None
-        self.turn = Turn(cos, torch.cat((-sin, sin), -1).to(dtype)) if turns else None
+        self.turn = CosSin(cos, torch.cat((-sin, sin), -1).to(dtype)) if turns else None
         self.rotation = Rotation(self.num_heads, self.norm, self.turn)
         self.slots = torch.tensor(SLOTS, device=device)
 
@@ -120,8 +120,8 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     caches = k_cache, v_cache, case.slots
     with pytest.raises(ValueError, match=r"heads is .* 5 \+ 2 \* 2 heads of 64"):
         rotate_write(case.heads, Rotation(5, None, None), *caches)
-    with pytest.raises(ValueError, match=r"turn\.cos is"):
-        rotate_write(case.heads, Rotation(6, None, Turn(case.turn.cos[:2], case.turn.signed_sin)), *caches)  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match=r"cos_sin\.cos is"):
+        rotate_write(case.heads, Rotation(6, None, CosSin(case.turn.cos[:2], case.turn.signed_sin)), *caches)  # type: ignore[union-attr]
     with pytest.raises(ValueError, match=r"norm\.weight is"):
         rotate_write(case.heads, Rotation(6, HeadNorm(torch.ones(6, 64), torch.tensor(1e-5)), None), *caches)
     with pytest.raises(ValueError, match="slot_mapping is"):

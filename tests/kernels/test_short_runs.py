@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
-from kvscope_kernels.decode.bounds import LONGEST_PART, MAX_CUT_QUERIES, most_cut_runs
+from kvscope_kernels.decode.bounds import MAX_CUT_QUERIES, MAX_PART_TOKENS, max_cut_runs
 from kvscope_kernels.decode.plan import DecodePlans
 from kvscope_kernels.dispatch import torch_ops
 from kvscope_kernels.paged_prefill_attention import paged_prefill_attention
 
 INTERPRETER = pytest.param("interpreter", marks=pytest.mark.interpreter)
 GPU = pytest.param("gpu", marks=pytest.mark.gpu)
-LONG = LONGEST_PART + 1
+LONG = MAX_PART_TOKENS + 1
 """A bound on lengths from which on runs are cut, whatever the lengths are."""
 MIXED = {"seq_lens": [17, 200, 60, 0], "query_lens": [16, 5, 18, 0]}
 ONE_KV_HEAD = {"num_heads": 3, "num_kv_heads": 1}
@@ -79,13 +79,13 @@ def test_they_are_cut_by_their_lengths_once_for_all_layers(
 def test_prompts_chunks_and_full_devices_are_not_cut() -> None:
     """Heads 32/8 on an H100: tiles of 16 queries, 8 programs each."""
     given = {"num_processors": 132, "num_warps": 4}
-    assert most_cut_runs(16, 32768, 8, **given) == 33
-    assert most_cut_runs(128, 32768, 64, **given) == 4
-    assert most_cut_runs(MAX_CUT_QUERIES, 32768, 128, **given) == 2
-    assert most_cut_runs(MAX_CUT_QUERIES + 1, 32768, 136, **given) == 0
-    assert most_cut_runs(LONGEST_PART, LONGEST_PART, 512, **given) == 0
-    assert most_cut_runs(2, LONGEST_PART, 8, **given) == 0
-    assert most_cut_runs(2, LONGEST_PART + 1, 8, num_processors=132, num_warps=16) == 16
+    assert max_cut_runs(16, 32768, 8, **given) == 33
+    assert max_cut_runs(128, 32768, 64, **given) == 4
+    assert max_cut_runs(MAX_CUT_QUERIES, 32768, 128, **given) == 2
+    assert max_cut_runs(MAX_CUT_QUERIES + 1, 32768, 136, **given) == 0
+    assert max_cut_runs(MAX_PART_TOKENS, MAX_PART_TOKENS, 512, **given) == 0
+    assert max_cut_runs(2, MAX_PART_TOKENS, 8, **given) == 0
+    assert max_cut_runs(2, MAX_PART_TOKENS + 1, 8, num_processors=132, num_warps=16) == 16
 
 
 REAL: dict[str, dict[str, Any]] = {

@@ -30,7 +30,7 @@ VARYING: dict[str, tuple[Any, set[str], set[str]]] = {
     ),
     "plan": (
         _plan_decode_kernel,
-        {"batch", "num_places", "window", "max_parts", "num_cuts", "num_wanted", "min_tokens", "tile_n"},
+        {"batch", "num_places", "window", "max_parts", "num_cuts", "num_filling", "min_tokens", "tile_n"},
         {"seq_lens", "parts", "ranges", "places"},
     ),
     "write": (_kv_write_kernel, set(), {"slot_mapping"}),

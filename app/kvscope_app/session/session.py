@@ -27,7 +27,6 @@ from kvscope_telemetry.errors import EngineDead
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.commands import Abort, Command, GetAllocatorMap, GetBlockText, GetStatus, Submit
 from kvscope_telemetry.messages.roles import Role
-from kvscope_telemetry.messages.telemetry import MemoryBreakdown
 from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.mirror.sync import FIRST_TAG
 from kvscope_telemetry.source import Source, SourceState, SourceStatus, Update
@@ -175,26 +174,6 @@ class Session(QObject):
     def history(self) -> History:
         """Recent history up to the shown time."""
         return self.timeline.history
-
-    @property
-    def memory(self) -> MemoryBreakdown | None:
-        """Newest memory breakdown at the shown time, or None.
-
-        Before the first one of an engine start, for example right after attaching, a live session returns the parts
-        that are constant within an engine start (weights and pool), from the newest breakdown.
-        """
-        shown, newest = self.history.memory, self.timeline.end.history.memory
-        if shown is not None or newest is None or newest.epoch != self.mirror.epoch:
-            return shown
-        return MemoryBreakdown(
-            epoch=newest.epoch,
-            time_ns=newest.time_ns,
-            weights_bytes=newest.weights_bytes,
-            kv_bytes=newest.kv_bytes,
-            modules=newest.modules,
-            ranks=newest.ranks,
-            host_weights_bytes=newest.host_weights_bytes,
-        )
 
     # The engine at the other end
 

@@ -158,13 +158,13 @@ def _gpu_memory() -> Check:
 
 
 def _use_of(gpu: Gpu) -> str:
-    from kvscope_engine.model.device_memory.gpu_holders import holders_of, holders_words, is_drawing
+    from kvscope_engine.model.device_memory.gpu_holders import describe_holders, holders_of, is_drawing
     from kvscope_engine.model.device_memory.memory_plan import DESKTOP_BYTES
 
     free, total = gpu.memory_free_bytes, gpu.memory_total_bytes
     told = f"{free / GIB:.1f} of {_gib(total)} free" if free is not None and total is not None else "not told"
     display = f", draws a display, for which {_gib(DESKTOP_BYTES)} is kept" if is_drawing(gpu.display_active) else ""
-    who = holders_words(holders_of(gpu))
+    who = describe_holders(holders_of(gpu))
     return f"{gpu.name}: {told}{display}" + (f", held by {who}" if who else "")
 
 

@@ -40,4 +40,4 @@ def followed(config: EngineConfig) -> int | None:
 def ends_with_ranks(engine: Engine) -> None:
     """Send this process SIGTERM when a rank is lost, so that the service ends even while idle."""
     if engine.components.leader is not None:
-        engine.components.leader.when_lost(lambda: os.kill(os.getpid(), signal.SIGTERM))
+        engine.components.leader.call_when_lost(lambda: os.kill(os.getpid(), signal.SIGTERM))

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kvscope_engine.model.device_memory.memory_plan import MemoryPlan, StepReserves, with_room_for_blocks
+from kvscope_engine.model.device_memory.memory_plan import MemoryPlan, StepReserves, drop_large_piecewise_graphs
 from kvscope_engine.model.hf_config import position_limit
+from kvscope_engine.model.input_batch.step_limits import StepLimits
 from kvscope_engine.model.kv_cache.kv_offload.tier_builder import STAGING_BYTES
 from kvscope_engine.model.kv_cache.kv_storage import QUANTIZED_DTYPES, block_bytes, storage_dtype
 from kvscope_engine.model.kv_cache.layer_groups import LayerGroup, group_layers
@@ -34,7 +35,6 @@ from kvscope_engine.model.runner.step_memory import (
     GPU_BATCHED_TOKENS,
     GRAPH_BYTES,
     Processors,
-    StepLimits,
     graph_tensor_bytes,
     head_shape,
     latent_bytes,
@@ -43,7 +43,7 @@ from kvscope_engine.model.runner.step_memory import (
     split_partials_bytes,
     step_buffer_bytes,
 )
-from kvscope_engine.model.verification.hook_check import LayerCall, seen_calls
+from kvscope_engine.model.verification.hook_check import LayerCall, record_calls
 from kvscope_engine.planning.live_memory import LiveMemory
 from kvscope_engine.planning.shards import PipelineStage, check_divisible, stages
 from kvscope_engine.planning.skeleton import Skeleton, build
@@ -292,7 +292,7 @@ def _stage_plan(
     one_block = block_bytes(stage.kv, question.block_size, dtype, [group.layers for group in groups])
     needs = BlockNeeds([group.rule for group in groups], question.block_size, 1)
     num_pads = int(bool(shape.states) and not question.enforce_eager and not shape.why_own)
-    memory = with_room_for_blocks(
+    memory = drop_large_piecewise_graphs(
         MemoryPlan(
             total=question.gpu_memory,
             utilization=question.gpu_memory_utilization,
@@ -400,13 +400,13 @@ def forward_shape(skeleton: Skeleton, dtype: torch.dtype, num_tokens: int, lengt
     with FakeTensorMode(), torch.inference_mode():
         module = build(skeleton.whole, dtype, torch.device("cpu")).eval()
         try:
-            calls = seen_calls(module)
+            calls = record_calls(module)
             states, own = tuple(states_of(module)), own_forward(module)
             num_run = min(num_tokens, RECURRENT_TOKENS) if states and own is None else num_tokens
             ids = torch.zeros(num_run, dtype=torch.int64)
             with LiveMemory() as memory:
                 memory.name("weights", [*module.parameters(), *module.buffers()])
-                memory.restart_peak()
+                memory.reset_peak()
                 Forward(module).fill(ids, ids, NoAttention(length))
         except KvscopeError as error:
             raise BadInput(f"model {skeleton.name!r} is not supported: {error}") from error
@@ -414,4 +414,4 @@ def forward_shape(skeleton: Skeleton, dtype: torch.dtype, num_tokens: int, lengt
             line = " ".join(str(error).split())
             raise BadInput(f"model {skeleton.name!r} cannot be planned: {type(error).__name__}: {line:.200}") from error
     activations = round(memory.peak["activations"] * num_tokens / num_run)
-    return ForwardShape(calls, activations, states, own.why if own is not None else "")
+    return ForwardShape(calls, activations, states, own.reason if own is not None else "")

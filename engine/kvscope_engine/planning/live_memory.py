@@ -44,7 +44,7 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def peak_bytes(self) -> int:
         return round(sum(self.peak.values()))
 
-    def restart_peak(self) -> None:
+    def reset_peak(self) -> None:
         """Reset the peak to the live bytes."""
         self.peak = self.now
 

@@ -159,15 +159,15 @@ def measured_step(skeleton: Skeleton, question: TrainingQuestion) -> TrainingPla
             hooked: Any = parameter
             hooked.register_post_accumulate_grad_hook(lambda p: memory.name(GRADIENTS, [p.grad]))
         _have_states(optimizer, parameters, memory)
-        memory.restart_peak()
+        memory.reset_peak()
         loss = _forward(module, question)
         kept = memory.now[ACTIVATIONS]
         peaks["forward"] = memory.peak
-        memory.restart_peak()
+        memory.reset_peak()
         loss.backward()  # type: ignore[no-untyped-call]
         del loss
         peaks["backward"] = memory.peak
-        memory.restart_peak()
+        memory.reset_peak()
         gradients = memory.now[GRADIENTS]
         if optimizer is not None:
             optimizer.step()

@@ -8,13 +8,13 @@ from kvscope_engine.model.loaded_model import LoadedModel
 from kvscope_engine.model.loader.quantization_choice import FILED, FILED_A8
 from kvscope_engine.model.platforms.device import dtype_name
 from kvscope_engine.model.quantization.filed_weight import filed_format
-from kvscope_engine.model.verification.fuse import Fused
+from kvscope_engine.model.verification.fuse import FusedCounts
 from kvscope_engine.roofline.step_costs import ModelWork
 
 _GB: Final = 1_000_000_000
 
 
-def weights_line(loaded: LoadedModel, fused: Fused, work: ModelWork | None) -> str:
+def weights_line(loaded: LoadedModel, fused: FusedCounts, work: ModelWork | None) -> str:
     """Return a line such as `weights: the file's own 4 bits (Q4_1), 98 MB read a step`, for a step of one token, per
     rank.
     """
@@ -34,7 +34,7 @@ def size(num_bytes: int) -> str:
     return f"{num_bytes / 1e6:.{0 if num_bytes >= 10_000_000 else 1}f} MB"
 
 
-def _held(loaded: LoadedModel, fused: Fused) -> str:
+def _held(loaded: LoadedModel, fused: FusedCounts) -> str:
     filed, activations = filed_format(loaded.module), ""
     if loaded.device.type == "cpu" and loaded.quantization not in (FILED, "none"):
         activations = ", 8-bit activations"

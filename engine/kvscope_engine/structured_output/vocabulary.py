@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope_engine.structured_output.wire import Vocabulary
+from kvscope_engine.structured_output.grammar_messages import Vocabulary
 from kvscope_engine.tokenization.tokenizer import Tokenizer
 
 BYTE_PIECES = 128

@@ -34,7 +34,7 @@ class SchedulerMemory:
             self._weights = sum(self._parts.values())
             self._graphs = _graph_bytes(runner)
         except Exception as error:
-            engine_log("sglang").warning("kvscope: where the memory went is unknown: %s", error)
+            engine_log("sglang").warning("kvscope: the memory use is unknown: %s", error)
 
     def breakdown(self) -> MemoryBreakdown | None:
         """Return the current memory use; None if unknown. Thread-safe."""

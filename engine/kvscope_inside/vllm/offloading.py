@@ -61,7 +61,7 @@ def unpublished_connectors(scheduler: Any) -> str:
         if second is not None and second_pool_of([connector]) == second:
             continue
         names += below if is_published else [type(connector).__name__]
-    return f"blocks that {', '.join(names)} may keep outside the pool are not told" if names else ""
+    return f"blocks that {', '.join(names)} may keep outside the pool are not shown" if names else ""
 
 
 def hook_offloading(hooks: Hooks, offloading: Offloading, record_event: Callable[..., None]) -> None:

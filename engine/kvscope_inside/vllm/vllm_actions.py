@@ -66,7 +66,7 @@ class VllmActions:
         """End a pause whose lease has expired."""
         if self.paused_by and time.monotonic() - self._last_activity_s > self._lease_s:
             resume = Control(action="resume")
-            self._waiting.append((b"", resume, f"{self.paused_by} (not heard any more)", lambda reply: None))
+            self._waiting.append((b"", resume, f"{self.paused_by} (connection lost)", lambda reply: None))
             self._last_activity_s = time.monotonic()
             self._wake()
 

@@ -91,7 +91,7 @@ class EngineMemory:
         try:
             self._workers = engine.model_executor.collective_rpc(worker_memory, timeout=REPLY_TIMEOUT_S)
         except Exception as error:
-            engine_log("vllm").warning("kvscope: the workers do not tell where their memory went: %s", error)
+            engine_log("vllm").warning("kvscope: the memory use of the workers is unknown: %s", error)
 
     @property
     def pid(self) -> int:

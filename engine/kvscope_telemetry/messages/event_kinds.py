@@ -168,7 +168,7 @@ def retracted_text(
     return (
         f"the running requests needed more blocks than were free or could be evicted{first}; "
         f"{choice_text(number, choice, choice_number)}; {counted(num_tokens, 'token')} in "
-        f"{counted(num_blocks, 'block')} given up; {counted(num_free_tokens, 'token')} free now"
+        f"{counted(num_blocks, 'block')} released; {counted(num_free_tokens, 'token')} free now"
     )
 
 

@@ -487,7 +487,7 @@ FIGURES: Final = (
     ),
     _counted(
         "offloaded_blocks",
-        "Sunk blocks",
+        "Offloaded blocks",
         "blocks",
         "Cached blocks moved to a lower tier",
         places=FigureUses(alarms=CACHE),

@@ -1,10 +1,10 @@
-/* Attention of one query token a request over its blocks, read where they lie. See paged_decode_attention.py. */
+/* Attention of one query token per request over its blocks, read in place. See paged_decode_attention.py. */
 #include "decode.h"
 #include "numbers.h"
 
-enum { CHUNK = 64, MOST_HEADS = 16 };
+enum { CHUNK = 64, MAX_HEADS = 16 };
 
-/* Below AVX-512 vectors this wide are halves and quarters of themselves, and compiling them takes a minute. */
+/* Without AVX-512, vectors this wide are split into halves or quarters, and compiling them takes a minute. */
 #ifdef __AVX512F__
 typedef float lanes __attribute__((vector_size(64), aligned(4), may_alias));
 typedef uint32_t whole_lanes __attribute__((vector_size(64)));
@@ -16,13 +16,13 @@ INLINE lanes load_lanes(const void *p, int64_t i, int is_f32) {
     return (lanes)wide;
 }
 
-/* Sums of neighbours: 8 of x, then 8 of y. */
+/* Sums of adjacent elements: 8 of x, then 8 of y. */
 INLINE lanes add_pairs(lanes x, lanes y) {
     return __builtin_shufflevector(x, y, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
            __builtin_shufflevector(x, y, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
 }
 
-/* The sum of each of 16 vectors, in order. */
+/* Horizontal sums of 16 vectors, in order. */
 INLINE lanes sums_of(lanes *x) {
     for (int count = 8; count > 0; count /= 2)
         for (int i = 0; i < count; i++) x[i] = add_pairs(x[2 * i], x[2 * i + 1]);
@@ -104,7 +104,7 @@ INLINE void soften(const attention *a, float *scores, int count) {
         for (int t = 0; t < count; t++) scores[t] = a->softcap * tanhf(scores[t] / a->softcap);
 }
 
-/* Scores to weights; `top` and `total` go on, `sums` follow a new top. */
+/* Convert scores to weights (online softmax): `top` and `total` are updated, and `sums` are rescaled to a new top. */
 INLINE void to_weights(float *scores, int count, int64_t dim, float *top, float *total, float *sums) {
     float most = *top;
 #pragma omp simd reduction(max : most)
@@ -124,7 +124,8 @@ INLINE void to_weights(float *scores, int count, int64_t dim, float *top, float 
     *total += sum;
 }
 
-/* Weights of positions from `start` on, added up by blocks: 16 at once where a block has them, one division a call. */
+/* Add the weights of positions from `start` on to the sums of their blocks: 16 at once for blocks of 16 tokens, with
+ * one division per call. */
 static __attribute__((noinline)) void add_to_blocks(const attention *a, const float *weights, int64_t start, int count,
                                                     float *blocks) {
 #ifdef __AVX512F__
@@ -157,7 +158,7 @@ static __attribute__((noinline)) void follow_top(float *blocks, int64_t count, f
     for (int64_t i = 0; i < count; i++) blocks[i] *= factor;
 }
 
-/* A head's sums as its part of the mean over all heads. Without sinks: what blocks have sums to 1. */
+/* Add one head's block sums to the mean over all heads. Sinks are excluded, so the shares of all blocks sum to 1. */
 static __attribute__((noinline)) void add_shares(const attention *a, const float *blocks, int64_t count, float *shares) {
     float sum = 0.0f;
     for (int64_t i = 0; i < count; i++) sum += blocks[i];
@@ -165,14 +166,15 @@ static __attribute__((noinline)) void add_shares(const attention *a, const float
     for (int64_t i = 0; i < count; i++) shares[i] += blocks[i] * factor;
 }
 
-/* What some heads, all of one KV head, have come to. */
+/* Intermediate results of some query heads of one KV head. */
 typedef struct {
     float *q, *sums, *scores, *blocks; /* heads of head_dim, of value_dim, of CHUNK, and with shares of `num_blocks` */
-    float top[MOST_HEADS], total[MOST_HEADS];
+    float top[MAX_HEADS], total[MAX_HEADS];
     int64_t num_blocks;
 } state;
 
-/* `heads` (1..4) of them from `first` on over `count` tokens from `start` on; keys and values 16 * wide numbers each. */
+/* Process `heads` (1..4) heads from `first` on over `count` tokens from `start` on. Keys and values have 16 * wide
+ * elements. */
 INLINE void some_heads(const attention *a, state *of, int first, int heads, int wide, int value_wide, int is_f32,
                        const int64_t *keys, const int64_t *values, int64_t start, int count) {
     int64_t dim = 16 * value_wide;
@@ -212,11 +214,11 @@ static void over_tokens(const attention *a, state *of, int heads, const int64_t 
     }
 }
 
-/* `heads` (1..MOST_HEADS) query heads from `first_head` on, all of one KV head: tokens are read once for all. */
-static void one_part(const attention *a, int64_t request, int64_t kv_head, int64_t first_head, int heads, float *room,
-                     float *shares) {
+/* `heads` (1..MAX_HEADS) query heads of one KV head from `first_head` on; each token is read once for all. */
+static void one_part(const attention *a, int64_t request, int64_t kv_head, int64_t first_head, int heads,
+                     float *workspace, float *shares) {
     int64_t length = a->seq_lens[request], begin = first_seen(length - 1, a->window, a->is_chunked);
-    state of = {.q = room, .num_blocks = (length + a->block_size - 1) / a->block_size};
+    state of = {.q = workspace, .num_blocks = (length + a->block_size - 1) / a->block_size};
     of.sums = of.q + heads * a->head_dim;
     of.scores = of.sums + heads * a->value_dim;
     of.blocks = of.scores + 4 * CHUNK;
@@ -233,7 +235,7 @@ static void one_part(const attention *a, int64_t request, int64_t kv_head, int64
     for (int64_t start = begin; start < length; start += CHUNK) {
         int count = (int)(length - start < CHUNK ? length - start : CHUNK);
         int64_t keys[CHUNK], values[CHUNK];
-        for (int t = 0; t < CHUNK; t++) { /* behind the last one, it again: read and not used */
+        for (int t = 0; t < CHUNK; t++) { /* past the end, the last one again: it is read but not used */
             int64_t position = start + (t < count ? t : count - 1);
             int64_t block = table[position / a->block_size], slot = position % a->block_size;
             keys[t] = block * a->k_stride_b + slot * a->k_stride_s + kv_head * a->k_stride_h;
@@ -250,13 +252,13 @@ static void one_part(const attention *a, int64_t request, int64_t kv_head, int64
     }
 }
 
-static int64_t most_blocks(const attention *a) {
+static int64_t max_blocks(const attention *a) {
     int64_t most = 0;
     for (int64_t r = 0; r < a->batch; r++) most = a->seq_lens[r] > most ? a->seq_lens[r] : most;
     return (most + a->block_size - 1) / a->block_size;
 }
 
-/* Of each request those of its parts, always in the same order. */
+/* Merge the parts of each request, always in the same order. */
 static void gather_shares(const attention *a, const float *of_parts, int64_t parts, int64_t width) {
     for (int64_t part = 0; part < a->batch * parts; part++) {
         float *to = a->shares + part / parts * a->shares_stride;
@@ -264,39 +266,39 @@ static void gather_shares(const attention *a, const float *of_parts, int64_t par
     }
 }
 
-/* Not 0: no memory. */
+/* Returns non-zero if memory is exhausted. */
 API int kvscope_decode(const attention *a) {
-    int64_t group = a->heads / a->kv_heads, cuts = (group + MOST_HEADS - 1) / MOST_HEADS, parts = a->kv_heads * cuts;
-    int64_t width = a->shares ? most_blocks(a) : 0, most = group < MOST_HEADS ? group : MOST_HEADS;
+    int64_t group = a->heads / a->kv_heads, cuts = (group + MAX_HEADS - 1) / MAX_HEADS, parts = a->kv_heads * cuts;
+    int64_t width = a->shares ? max_blocks(a) : 0, most = group < MAX_HEADS ? group : MAX_HEADS;
     int64_t each = most * (a->head_dim + a->value_dim + width) + 4 * CHUNK;
     int threads = a->threads < 1 ? 1 : a->threads;
-    float *room = malloc(sizeof(float) * (size_t)(each * threads));
+    float *workspace = malloc(sizeof(float) * (size_t)(each * threads));
     float *of_parts = width ? calloc((size_t)(a->batch * parts * width), sizeof(float)) : NULL;
-    if (!room || (width && !of_parts)) {
-        free(room);
+    if (!workspace || (width && !of_parts)) {
+        free(workspace);
         free(of_parts);
         return 1;
     }
     int64_t next = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-        float *own = room;
+        float *own = workspace;
         if (threads > 1) {
             int64_t mine;
 #pragma omp atomic capture
             mine = next++;
-            own = room + mine * each;
+            own = workspace + mine * each;
         }
 #pragma omp for schedule(dynamic)
         for (int64_t part = 0; part < a->batch * parts; part++) {
-            int64_t kv_head = part % parts / cuts, first = part % cuts * MOST_HEADS;
-            int heads = (int)(group - first < MOST_HEADS ? group - first : MOST_HEADS);
+            int64_t kv_head = part % parts / cuts, first = part % cuts * MAX_HEADS;
+            int heads = (int)(group - first < MAX_HEADS ? group - first : MAX_HEADS);
             one_part(a, part / parts, kv_head, kv_head * group + first, heads, own,
                      of_parts ? of_parts + part * width : NULL);
         }
     }
     if (of_parts) gather_shares(a, of_parts, parts, width);
-    free(room);
+    free(workspace);
     free(of_parts);
     return 0;
 }

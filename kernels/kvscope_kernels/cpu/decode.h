@@ -1,4 +1,4 @@
-/* What decode attention is given; `DecodeParts` of library.py. */
+/* Arguments of decode attention; `DecodeStruct` in library.py. */
 #ifndef KVSCOPE_DECODE_H
 #define KVSCOPE_DECODE_H
 
@@ -13,8 +13,8 @@ typedef struct {
     int64_t table_stride, out_stride_t, out_stride_h;
     int64_t batch, heads, kv_heads, head_dim, value_dim, block_size, window; /* window: 0 for all */
     float scale, softcap;                                                    /* softcap: 0 for none */
-    int32_t is_f32, is_chunked, threads; /* is_chunked: the text is cut into windows */
-    float *shares; /* (batch, as many blocks as the longest has): see block_attention.py; or NULL */
+    int32_t is_f32, is_chunked, threads; /* is_chunked: the window is a chunk of the text */
+    float *shares; /* (batch, blocks of the longest request), see block_attention.py; or NULL */
     int64_t shares_stride;
 } attention;
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kvscope_kernels.attention_args import AttentionArgs
 from kvscope_kernels.attention_scores.block_attention import check_shares
-from kvscope_kernels.cpu.library import DecodeParts, library
+from kvscope_kernels.cpu.library import DecodeStruct, library
 from kvscope_kernels.cpu.operand_types import cache_refusal
 from kvscope_kernels.decode.plan import DecodePlans
 from kvscope_kernels.paged_decode_attention import check_decode, paged_decode_attention_torch
@@ -44,7 +44,7 @@ def paged_decode_attention_native(
     block_size, kv_heads, value_dim = v_cache.shape[1:]
     out = args.made_out()
     sinks = None if args.sinks is None else args.sinks.float()
-    parts = DecodeParts(
+    arguments = DecodeStruct(
         query.data_ptr(),
         k_cache.data_ptr(),
         v_cache.data_ptr(),
@@ -71,6 +71,6 @@ def paged_decode_attention_native(
         torch.get_num_threads(),
         *((None, 0) if shares is None else (shares.data_ptr(), shares.stride(0))),
     )
-    if found.kvscope_decode(ctypes.addressof(parts)):
+    if found.kvscope_decode(ctypes.addressof(arguments)):
         raise MemoryError("no memory for attention's sums")
     return out

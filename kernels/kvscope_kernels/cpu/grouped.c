@@ -1,12 +1,13 @@
 /* x @ weight.T with weights of 4 or 8 bits in groups, and activations rounded to 8 bits with a scale for each CHUNK.
  *
- * With c the chunks of inputs and g(c) the group a chunk lies in, a[m, c] = max|x[m, c]| / 127 and q = round(x / a):
+ * With c the chunks of inputs and g(c) the group of a chunk, a[m, c] = max|x[m, c]| / 127 and q = round(x / a):
  *     out[m, n] = sum_c a[m, c] * (scale[n, g(c)] * sum_{k in c} q[m, k] * code[n, k] + low[n, g(c)] * sum_{k in c} q[m, k])
  *                 + bias[n] + add[m, n].
- * Inner sums are of whole numbers and the outer one has one order, so a row's result does not hang on the rows beside
- * it. An infinity or NaN in a row gives NaN.
+ * Inner sums are integers and the outer sum has a fixed order, so a row's result does not depend on the other rows. An
+ * infinity or NaN in a row gives NaN.
  *
- * Of the layout in grouped.h, 4 products of an unsigned and a signed byte are one lane of a dot product instruction.
+ * With the layout of grouped.h, one lane of a dot product instruction computes 4 products of an unsigned and a signed
+ * byte.
  */
 #include "grouped.h"
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
@@ -17,10 +18,10 @@
 #define LANES_8 1
 #endif
 
-enum { MOST_ROWS = 6, ROW_BLOCK = 96 };
+enum { MAX_ROWS = 6, ROW_BLOCK = 96 };
 
 typedef struct {
-    float scale, sum; /* sum: that of the rounded numbers, times the scale */
+    float scale, sum; /* sum of the rounded inputs, times the scale */
 } chunk_facts;
 
 INLINE chunk_facts round_chunk(const void *x, int64_t at, int n, int is_f32, int8_t *q) {
@@ -37,7 +38,7 @@ INLINE void round_row(const void *x, int64_t at, const grouped *l, int is_f32, i
         facts[whole] = round_chunk(x, at + whole * CHUNK, (int)(l->inputs - whole * CHUNK), is_f32, q + whole * CHUNK);
 }
 
-/* y[r][0..31] of `rows` rows (1..MOST_ROWS) with one panel; a row's q and facts lie behind those of the row before. */
+/* y[r][0..31] of `rows` rows (1..MAX_ROWS) with one panel. The q and facts of the rows follow one another. */
 #ifdef LANES_16
 INLINE void two_vectors(int bits, const uint8_t *w, __m512i *first, __m512i *second) {
     const __m512i low_bits = _mm512_set1_epi8(15);
@@ -50,7 +51,7 @@ INLINE void panel_of(int rows, int bits, const grouped *l, int64_t panel, const 
                      float *out) {
     int64_t step = bits * CHUNK / 8, groups = (l->chunks + l->span - 1) / l->span;
     const uint8_t *w = l->codes + panel * l->chunks * PANEL * step;
-    __m512 y[MOST_ROWS][2];
+    __m512 y[MAX_ROWS][2];
     float both[2 * PANEL];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) y[r][0] = y[r][1] = _mm512_setzero_ps();
@@ -58,7 +59,7 @@ INLINE void panel_of(int rows, int bits, const grouped *l, int64_t panel, const 
         take_facts(l, panel * groups + g, both);
         int64_t end = c + l->span < l->chunks ? c + l->span : l->chunks;
         for (; c < end; c++) {
-            __m512i acc[MOST_ROWS][2];
+            __m512i acc[MAX_ROWS][2];
 #pragma GCC unroll 8
             for (int r = 0; r < rows; r++) acc[r][0] = acc[r][1] = _mm512_setzero_si512();
 #pragma GCC unroll 8
@@ -101,7 +102,7 @@ INLINE void add_chunk(const int32_t *sums, chunk_facts known, const float *both,
 }
 
 #ifdef LANES_8
-/* Of 4 bits: two products fit 16, four of them 32. */
+/* 4 bits: two products fit into 16 bits, four into 32. */
 INLINE void sums_of_4_bits(const uint8_t *w, const int8_t *q, int32_t *sums) {
     const __m256i low_bits = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
     __m256i acc[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256()};
@@ -183,11 +184,11 @@ static void rows_of_8_bits(int rows, const grouped *l, int64_t panel, const int8
     some_rows(rows, 8, l, panel, q, facts, y);
 }
 
-INLINE int rows_at_once(int64_t left) { return left >= MOST_ROWS ? MOST_ROWS : left > 4 ? 4 : (int)left; }
+INLINE int rows_at_once(int64_t left) { return left >= MAX_ROWS ? MAX_ROWS : left > 4 ? 4 : (int)left; }
 
 INLINE void one_panel(const grouped *l, int64_t panel, int64_t start, int64_t rows, const int8_t *q,
                       const chunk_facts *facts, void *out, const void *add, int flags) {
-    float y[MOST_ROWS * PANEL];
+    float y[MAX_ROWS * PANEL];
     for (int64_t r = 0; r < rows;) {
         int some = rows_at_once(rows - r);
         (l->bits == 4 ? rows_of_4_bits : rows_of_8_bits)(some, l, panel, q + r * l->chunks * CHUNK,
@@ -197,7 +198,7 @@ INLINE void one_panel(const grouped *l, int64_t panel, int64_t start, int64_t ro
     }
 }
 
-/* x (m, inputs), out and add (m, outputs), all contiguous; add may be NULL. Not 0: no memory. */
+/* x (m, inputs), out and add (m, outputs), all contiguous; add may be NULL. Returns non-zero if memory is exhausted. */
 API int kvscope_grouped(const grouped *l, const void *x, int64_t m, void *out, const void *add, int flags,
                         int threads) {
     int64_t panels = (l->outputs + PANEL - 1) / PANEL, block = m < ROW_BLOCK ? m : ROW_BLOCK;

@@ -1,8 +1,8 @@
-/* What a weight of 4 or 8 bits in groups is to a CPU, whatever multiplies with it (grouped.c, grouped_float.c).
+/* Layout of a weight of 4 or 8 bits in groups on a CPU, for grouped.c and grouped_float.c.
  *
- * Codes lie as [outputs / 32][inputs / 4][64] bytes with 4 bits, [outputs / 32][inputs / 4][32][4] with 8: a lane of 32
- * bits holds 4 inputs of an output. A byte of 4 + 4 bits holds outputs 0..15 of its 32 in the low ones, 16..31 in the
- * high ones. Scales and lows lie as [outputs / 32][groups][2][32]. What is behind the last input is 0.
+ * Codes are stored as [outputs / 32][inputs / 4][64] bytes with 4 bits, [outputs / 32][inputs / 4][32][4] with 8: a
+ * lane of 32 bits holds 4 inputs of an output. With 4 bits, a byte holds an output of 0..15 in its low half and one of
+ * 16..31 in its high half. Scales and lows are stored as [outputs / 32][groups][2][32]. Padding after the last input is 0.
  */
 #ifndef KVSCOPE_GROUPED_H
 #define KVSCOPE_GROUPED_H
@@ -21,7 +21,7 @@ typedef struct {
     const void *facts; /* scales and lows: float, or half where is_half */
     const float *bias; /* padded to whole panels, or NULL */
     int64_t outputs, inputs, chunks;
-    int64_t span; /* chunks of a group */
+    int64_t span; /* number of chunks per group */
     int32_t bits, is_half;
 } grouped;
 
@@ -36,7 +36,7 @@ INLINE float from_half(uint16_t x) { /* finite */
     return y;
 }
 
-/* Scales and lows of a group of one panel, as floats. */
+/* Scales and lows of one group of a panel, as floats. */
 INLINE void take_facts(const grouped *l, int64_t at, float *both) {
     if (l->is_half) {
         const uint16_t *from = (const uint16_t *)l->facts + at * 2 * PANEL;

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kvscope_kernels.cpu.library import GroupedParts, library
+from kvscope_kernels.cpu.library import GroupedStruct, library
 from kvscope_kernels.cpu.product import NativeProduct
 from kvscope_kernels.cpu.weight_buffer import WeightBuffer
 from kvscope_kernels.quantized_linear.grouped_weight import CHUNK, GroupedWeight
@@ -44,8 +44,8 @@ class NativeGrouped(NativeProduct):
         bias_pointer = None if self._bias is None else self._bias.data_ptr()
         pointers = (self._codes.data_ptr(), self._facts.data_ptr(), bias_pointer)
         sizes = (self.outputs, self.inputs, chunks, weight.group // CHUNK)
-        parts = GroupedParts(*pointers, *sizes, weight.bits, self._facts.dtype == torch.float16)
-        self._is_held(found, parts, self._codes, self._facts, self._bias)
+        parts = GroupedStruct(*pointers, *sizes, weight.bits, self._facts.dtype == torch.float16)
+        self._set_weight(found, parts, self._codes, self._facts, self._bias)
 
 
 def native_product_torch(x: Tensor, weight: GroupedWeight) -> Tensor:

@@ -1,15 +1,14 @@
-/* x @ weight.T with weights of 4 or 8 bits in groups, as they lie, and activations as they are: no number is rounded
- * but by sums of float32.
+/* x @ weight.T with weights of 4 or 8 bits in groups and unrounded activations: only the float32 sums round.
  *
- * With g the groups, c[n, k] = code[n, k] - CENTRE, and CENTRE half of what a code may be:
+ * With g the groups, c[n, k] = code[n, k] - CENTRE, and CENTRE half of the range of a code:
  *     out[m, n] = sum_g (scale[n, g] * sum_{k in g} x[m, k] * c[n, k] + middle[n, g] * sum_{k in g} x[m, k])
  *                 + bias[n] + add[m, n],  middle = low + CENTRE * scale.
- * Centred codes keep inner sums small, and so their errors. All sums have one order, so a row's result does not hang on
- * the rows beside it.
+ * Centred codes keep inner sums, and thereby their errors, small. All sums have a fixed order, so a row's result does
+ * not depend on the other rows.
  *
- * One request waits for memory: 4 bits are an eighth of float32. With AVX-512 a shift and a permutation make 16 floats
- * (or 32 bfloat16, whose products are summed in float32, where x is bfloat16) of as many codes: 4 bits are the index in
- * a table of 16. Others shift twice, so that the sign comes along, and convert. Rows share what was widened.
+ * A single request is bound by memory: 4 bits are an eighth of float32. With AVX-512, a shift and a permutation convert
+ * 16 codes to floats (or 32 to bfloat16, with products summed in float32, if x is bfloat16): 4 bits are the index into
+ * a table of 16. Other CPUs shift twice to extend the sign, and convert. All rows share the converted weights.
  */
 #include "grouped.h"
 
@@ -26,7 +25,7 @@
 #define HAS_BF16 0
 #endif
 
-enum { HALF = PANEL / 2, PARTS = HALF / WIDTH, MOST_ROWS = WIDTH == 16 ? 6 : 2, ROW_BLOCK = 96 };
+enum { HALF = PANEL / 2, PARTS = HALF / WIDTH, MAX_ROWS = WIDTH == 16 ? 6 : 2, ROW_BLOCK = 96 };
 
 typedef float floats __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t ints __attribute__((vector_size(4 * WIDTH)));
@@ -49,13 +48,13 @@ INLINE void add_floats(float *p, floats v) {
     memcpy(p, &v, sizeof v);
 }
 
-/* The number of `bits` from bit `at` on in each lane, centred. `v` is given by `centred`. */
+/* The centred number in the `bits` bits from bit `at` on of each lane. `v` is a result of `centred`. */
 #if WIDTH == 16
 INLINE words centred(int bits, words v) { return bits == 4 ? v : v ^ 0x80808080u; }
 
 INLINE floats number_at(int bits, words v, int at) {
     const floats table = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
-    if (bits == 4) return (floats)_mm512_permutexvar_ps((__m512i)(v >> at), (__m512)table); /* of 32 bits it reads 4 */
+    if (bits == 4) return (floats)_mm512_permutexvar_ps((__m512i)(v >> at), (__m512)table); /* reads only 4 bits */
     return __builtin_convertvector((ints)(v << (24 - at)) >> 24, floats);
 }
 #else
@@ -66,8 +65,8 @@ INLINE floats number_at(int bits, words v, int at) {
 }
 #endif
 
-/* sums[r][v][h] of WIDTH outputs each over a chunk; v: of 4 bits the low and the high ones, of 8 the halves of a panel;
- * h: in turn, as a sum waits for the one before. x: [CHUNK][rows]. */
+/* sums[r][v][h] of WIDTH outputs each over a chunk. v: low and high bits for 4 bits, halves of a panel for 8. h:
+ * alternating accumulators, because a sum waits for the previous one. x: [CHUNK][rows]. */
 INLINE void chunk_of(int rows, int bits, const uint8_t *w, const float *x, floats sums[][2][2]) {
 #pragma GCC unroll 4
     for (int k = 0; k < QUADS; k++, w += 16 * bits) {
@@ -87,10 +86,10 @@ INLINE void chunk_of(int rows, int bits, const uint8_t *w, const float *x, float
 }
 
 #if HAS_BF16
-/* The same of 4 bits and pairs of bfloat16, [CHUNK / 2][rows]: inputs 0 and 2 of each quad, as bytes of a lane lie, then
- * 1 and 3. */
+/* The same for 4 bits and pairs of bfloat16, [CHUNK / 2][rows]: inputs 0 and 2 of each four, in the order of the bytes
+ * of a lane, then 1 and 3. */
 INLINE void chunk_of_pairs(int rows, const uint8_t *w, const int32_t *x, floats sums[][2][2]) {
-    const __m512i table = _mm512_set_epi16( /* twice: of 16 bits a permutation reads 5 */
+    const __m512i table = _mm512_set_epi16( /* repeated: the permutation uses 5 bits of each 16-bit lane */
         0x40e0, 0x40c0, 0x40a0, 0x4080, 0x4040, 0x4000, 0x3f80, 0, 0xbf80, 0xc000, 0xc040, 0xc080, 0xc0a0, 0xc0c0,
         0xc0e0, 0xc100, 0x40e0, 0x40c0, 0x40a0, 0x4080, 0x4040, 0x4000, 0x3f80, 0, 0xbf80, 0xc000, 0xc040, 0xc080,
         0xc0a0, 0xc0c0, 0xc0e0, 0xc100);
@@ -114,13 +113,13 @@ INLINE void chunk_of_pairs(int rows, const uint8_t *w, const int32_t *x, floats 
 INLINE void chunk_of_pairs(int rows, const uint8_t *w, const int32_t *x, floats sums[][2][2]) {}
 #endif
 
-/* Scales and middles of a group of one panel. */
+/* Scales and middles of one group of a panel. */
 INLINE void take_middles(const grouped *l, int64_t at, float *both) {
     take_facts(l, at, both);
     for (int j = 0; j < PANEL; j++) both[PANEL + j] += (l->bits == 4 ? 8.0f : 128.0f) * both[j];
 }
 
-/* y[r][0..31] of `rows` rows with one panel. x: them as `take_row` leaves them, `totals` each one's sums by group. */
+/* y[r][0..31] of `rows` rows with one panel. x: rows written by `pack_row`; `totals`: each row's sums by group. */
 INLINE void panel_of(int rows, int bits, int is_bf16, const grouped *l, int64_t panel, const void *x,
                      const float *totals, float *y) {
     int64_t chunk_bytes = CHUNK * PANEL * bits / 8, groups = (l->chunks + l->span - 1) / l->span;
@@ -132,7 +131,7 @@ INLINE void panel_of(int rows, int bits, int is_bf16, const grouped *l, int64_t 
         int64_t end = c + l->span < l->chunks ? c + l->span : l->chunks;
 #pragma GCC unroll 4
         for (int part = 0; part < PARTS; part++) {
-            floats sums[MOST_ROWS][2][2];
+            floats sums[MAX_ROWS][2][2];
 #pragma GCC unroll 8
             for (int r = 0; r < rows; r++) sums[r][0][0] = sums[r][0][1] = sums[r][1][0] = sums[r][1][1] = (floats){0};
             for (int64_t at = c; at < end; at++) {
@@ -183,9 +182,9 @@ static void rows_of_8_bits(int rows, const grouped *l, int64_t panel, const void
     some_rows(rows, 8, 0, l, panel, x, totals, y);
 }
 
-/* A row of x as the products read it, beside others of `rows` that are multiplied together, with zeros behind it; and
- * the sums of its groups. */
-INLINE void take_row(const grouped *l, const void *x, int64_t at, int is_f32, int is_bf16, int64_t rows, void *to,
+/* Write a row of x in the layout that the products read, interleaved with the others of `rows` that are multiplied
+ * together and padded with zeros, and compute the sums of its groups. */
+INLINE void pack_row(const grouped *l, const void *x, int64_t at, int is_f32, int is_bf16, int64_t rows, void *to,
                      float *totals) {
     int64_t groups = (l->chunks + l->span - 1) / l->span;
     if (is_bf16)
@@ -212,15 +211,15 @@ INLINE void take_row(const grouped *l, const void *x, int64_t at, int is_f32, in
     }
 }
 
-/* How many of `rows` are multiplied together, as evenly as it goes; the last may be fewer. */
+/* How many of `rows` are multiplied together: an even division, in which the last may have fewer. */
 INLINE int64_t together(int64_t rows) {
-    int64_t times = (rows + MOST_ROWS - 1) / MOST_ROWS;
+    int64_t times = (rows + MAX_ROWS - 1) / MAX_ROWS;
     return (rows + times - 1) / times;
 }
 
 INLINE void one_panel(const grouped *l, int64_t panel, int64_t start, int64_t rows, int is_bf16, const char *x,
                       int64_t row_bytes, const float *totals, void *out, const void *add, int flags) {
-    float y[MOST_ROWS * PANEL];
+    float y[MAX_ROWS * PANEL];
     int64_t groups = (l->chunks + l->span - 1) / l->span, most = together(rows);
     for (int64_t r = 0; r < rows; r += most) {
         int some = (int)(rows - r < most ? rows - r : most);
@@ -232,7 +231,7 @@ INLINE void one_panel(const grouped *l, int64_t panel, int64_t start, int64_t ro
     }
 }
 
-/* x (m, inputs), out and add (m, outputs), all contiguous; add may be NULL. Not 0: no memory. */
+/* x (m, inputs), out and add (m, outputs), all contiguous; add may be NULL. Returns non-zero if memory is exhausted. */
 API int kvscope_grouped_float(const grouped *l, const void *x, int64_t m, void *out, const void *add, int flags,
                               int threads) {
     int64_t panels = (l->outputs + PANEL - 1) / PANEL, block = m < ROW_BLOCK ? m : ROW_BLOCK;
@@ -251,8 +250,8 @@ API int kvscope_grouped_float(const grouped *l, const void *x, int64_t m, void *
                 int64_t at = (start + r) * l->inputs, first = r - r % most;
                 int64_t beside = rows - first < most ? rows - first : most;
                 char *to = rows_of_x + first * row_bytes + r % most * 4;
-                if (is_f32) take_row(l, x, at, 1, 0, beside, to, totals + r * groups);
-                else take_row(l, x, at, 0, is_bf16, beside, to, totals + r * groups);
+                if (is_f32) pack_row(l, x, at, 1, 0, beside, to, totals + r * groups);
+                else pack_row(l, x, at, 0, is_bf16, beside, to, totals + r * groups);
             }
 #pragma omp for
             for (int64_t panel = 0; panel < panels; panel++)

@@ -1,5 +1,5 @@
-/* A decoder layer over a batch of decodes in one call: the operations of linear.c, attention.c and layers.c in the
- * order in which they are called one by one, on the same numbers, so with the same result to the last bit. */
+/* One decoder layer over a batch of decodes in one call: the operations of linear.c, attention.c and layers.c in the
+ * order in which they are otherwise called one by one, so the result is the same to the last bit. */
 #include "decode.h"
 #include "numbers.h"
 #include "rotation.h"
@@ -18,23 +18,23 @@ typedef struct {
     int32_t unused;
 } norm;
 
-/* What a layer is, as long as it lives. */
+/* A layer; valid for the lifetime of its weights. */
 typedef struct {
     product qkv, o, gate_up, down;
     norm before_attention, before_mlp, of_next, of_heads; /* of_heads: (heads + kv_heads, head_dim) */
-    int64_t hidden, size, activation, is_f32, sum_is_f32; /* is_f32: of the numbers between; sum_is_f32: of x and out */
-    attention attention;                                  /* all but query, out and what a step brings */
+    int64_t hidden, size, activation, is_f32, sum_is_f32; /* is_f32: intermediate results; sum_is_f32: x and out */
+    attention attention;                                  /* all but query, out and the inputs of a step */
 } layer;
 
-/* What a step brings. */
+/* Inputs and outputs of one step. */
 typedef struct {
-    const void *x, *normed; /* (tokens, hidden); normed: NULL where `before_attention` is still to be taken */
-    void *out, *out_normed; /* alike; out_normed: with `of_next` */
+    const void *x, *normed; /* (tokens, hidden); normed: NULL if `before_attention` is not computed yet */
+    void *out, *out_normed; /* same shape; out_normed: with the norm `of_next` */
     const void *cos, *sin;  /* (tokens, head_dim) with one stride */
     const int64_t *slots;
     const int32_t *tables, *seq_lens;
     int64_t tokens, turn_stride, table_stride, threads;
-    float *shares; /* as `attention` has it, or NULL */
+    float *shares; /* as in `attention`, or NULL */
     int64_t shares_stride;
 } step;
 
@@ -84,7 +84,7 @@ INLINE int attend(const layer *l, const step *s, const void *heads, void *query,
     return kvscope_decode(&a);
 }
 
-/* room: what `kvscope_layer` measures out below. */
+/* workspace: allocated by `kvscope_layer` below. */
 INLINE int run(const layer *l, const step *s, char *normed, char *wide, char *query, char *attended) {
     const void *first = s->normed;
     if (!first) {
@@ -103,15 +103,15 @@ INLINE int run(const layer *l, const step *s, char *normed, char *wide, char *qu
 
 INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* Not 0: no memory. */
+/* Returns non-zero if memory is exhausted. */
 API int kvscope_layer(const layer *l, const step *s) {
     int64_t each = s->tokens * (l->is_f32 ? 4 : 2), attended = l->attention.heads * l->attention.head_dim;
     int64_t joined = attended + 2 * l->attention.kv_heads * l->attention.head_dim;
     int64_t wide = larger(joined, 2 * l->size), narrow = larger(attended, l->size);
-    char *room = malloc((size_t)(each * (l->hidden + wide + narrow + attended)) + 1);
-    if (!room) return 1;
-    char *behind_normed = room + each * l->hidden, *behind_wide = behind_normed + each * wide;
-    int failed = run(l, s, room, behind_normed, behind_wide, behind_wide + each * narrow);
-    free(room);
+    char *workspace = malloc((size_t)(each * (l->hidden + wide + narrow + attended)) + 1);
+    if (!workspace) return 1;
+    char *behind_normed = workspace + each * l->hidden, *behind_wide = behind_normed + each * wide;
+    int failed = run(l, s, workspace, behind_normed, behind_wide, behind_wide + each * narrow);
+    free(workspace);
     return failed;
 }

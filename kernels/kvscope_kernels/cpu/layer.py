@@ -15,17 +15,17 @@ from torch import Tensor
 from kvscope_kernels.cpu.grouped import NativeGrouped
 from kvscope_kernels.cpu.layers import FEW_NUMBERS
 from kvscope_kernels.cpu.library import (
-    DecodeParts,
-    LayerParts,
-    NormParts,
-    ProductParts,
-    StepParts,
+    DecodeStruct,
+    LayerStruct,
+    NormStruct,
+    ProductStruct,
+    StepStruct,
     library,
     library_refusal,
 )
 from kvscope_kernels.cpu.linear import Int8Weight
 from kvscope_kernels.cpu.operand_types import DTYPES, cache_refusal, dtype_refusal
-from kvscope_kernels.rotate_write import Turn
+from kvscope_kernels.rotate_write import CosSin
 
 Weight = Int8Weight | NativeGrouped
 """Weights whose C functions have the same signature."""
@@ -39,7 +39,7 @@ class Norm(NamedTuple):
     eps: float
 
 
-class LayerForm(NamedTuple):
+class LayerSpec(NamedTuple):
     """Components of a layer: attention and a gated feed-forward block, each with a norm before and a residual sum after
     it.
     """
@@ -71,7 +71,7 @@ class DecodeStep:
     """A batch of decodes, one token per request, shared by all layers. The tensors must not change while it is used.
 
     Args:
-        turn: Rotation of the tokens, (T, 1, head_dim) each.
+        cos_sin: Rotation of the tokens, (T, 1, head_dim) each.
         slot_mapping: (T,) int64.
         block_tables: (T, blocks) int32.
         seq_lens: (T,) int32.
@@ -79,72 +79,79 @@ class DecodeStep:
     """
 
     def __init__(
-        self, turn: Turn, slot_mapping: Tensor, block_tables: Tensor, seq_lens: Tensor, shares: Tensor | None = None
+        self,
+        cos_sin: CosSin,
+        slot_mapping: Tensor,
+        block_tables: Tensor,
+        seq_lens: Tensor,
+        shares: Tensor | None = None,
     ) -> None:
         self.num_tokens = len(slot_mapping)
-        self.dtype, self.head_dim = turn.cos.dtype, turn.cos.shape[-1]
-        self.tensors = (turn, slot_mapping, block_tables, seq_lens)
+        self.dtype, self.head_dim = cos_sin.cos.dtype, cos_sin.cos.shape[-1]
+        self.tensors = (cos_sin, slot_mapping, block_tables, seq_lens)
         self._shares = shares
-        self.parts = StepParts(
-            cos=turn.cos.data_ptr(),
-            sin=turn.signed_sin.data_ptr(),
+        self.struct = StepStruct(
+            cos=cos_sin.cos.data_ptr(),
+            sin=cos_sin.signed_sin.data_ptr(),
             slots=slot_mapping.data_ptr(),
             tables=block_tables.data_ptr(),
             seq_lens=seq_lens.data_ptr(),
             tokens=self.num_tokens,
-            turn_stride=turn.cos.stride(0),
+            turn_stride=cos_sin.cos.stride(0),
             table_stride=block_tables.stride(0),
             threads=torch.get_num_threads(),
             shares=None if shares is None else shares.data_ptr(),
             shares_stride=0 if shares is None else shares.stride(0),
         )
-        self.address = addressof(self.parts)
+        self.address = addressof(self.struct)
 
     @property
-    def is_sound(self) -> bool:
+    def has_supported_layout(self) -> bool:
         """Whether its tensors have the layout and dtypes that C reads."""
         (cos, sin), slots, tables, lens = self.tensors
         shape, count = (self.num_tokens, 1, self.head_dim), self.num_tokens
-        turns = cos.shape == sin.shape == shape and cos.dtype == sin.dtype and cos.stride() == sin.stride()
+        has_rotation_layout = (
+            cos.shape == sin.shape == shape and cos.dtype == sin.dtype and cos.stride() == sin.stride()
+        )
         types = self.dtype in DTYPES and slots.dtype == torch.int64 and tables.dtype == lens.dtype == torch.int32
         flat = cos.stride(2) == 1 and slots.is_contiguous() and lens.is_contiguous() and tables.stride(-1) == 1
-        shares = self._shares is None or _takes_shares(self._shares, tables)
-        return turns and types and flat and shares and count > 0 and len(tables) == len(lens) == count
+        shares = self._shares is None or _supports_shares(self._shares, tables)
+        return has_rotation_layout and types and flat and shares and count > 0 and len(tables) == len(lens) == count
 
 
 class CompiledLayer:
     """A layer bound to its KV cache. Holds references to the weights, but only addresses of the caches."""
 
-    def __init__(self, form: LayerForm, k_cache: Tensor, v_cache: Tensor) -> None:
+    def __init__(self, spec: LayerSpec, k_cache: Tensor, v_cache: Tensor) -> None:
         """Raises ValueError for layers that layer.c does not support (`can_compile`)."""
         found = library()
-        if found is None or not can_compile(form, k_cache, v_cache):
+        if found is None or not can_compile(spec, k_cache, v_cache):
             raise ValueError("a layer that is not compiled: see can_compile")
-        self._form = form
-        self._hidden, self._has_next = form.products[1].outputs, form.norms[2] is not None
+        self._spec = spec
+        self._hidden, self._has_next = spec.products[1].outputs, spec.norms[2] is not None
         self._head_dim = k_cache.shape[3]
-        self._most_tokens = FEW_NUMBERS // max(form.products[0].outputs, form.products[2].outputs, self._hidden)
+        self._most_tokens = FEW_NUMBERS // max(spec.products[0].outputs, spec.products[2].outputs, self._hidden)
         self._call = found.kvscope_layer
-        self._parts = LayerParts(
-            *(_product(found, weight) for weight in form.products),
-            *(_norm(norm) for norm in (*form.norms, form.head_norm)),
+        self._struct = LayerStruct(
+            *(_product(found, weight) for weight in spec.products),
+            *(_norm(norm) for norm in (*spec.norms, spec.head_norm)),
             self._hidden,
-            form.products[3].inputs,
-            form.activation,
-            form.dtype == torch.float32,
-            form.sum_dtype == torch.float32,
-            _attention(form, k_cache, v_cache),
+            spec.products[3].inputs,
+            spec.activation,
+            spec.dtype == torch.float32,
+            spec.sum_dtype == torch.float32,
+            _attention(spec, k_cache, v_cache),
         )
-        self._address = addressof(self._parts)
+        self._address = addressof(self._struct)
 
-    def takes(self, x: Tensor, normed: Tensor | None, step: DecodeStep) -> bool:
+    def supports(self, x: Tensor, normed: Tensor | None, step: DecodeStep) -> bool:
         """Whether `__call__` supports these arguments, with no more tokens than the single C operations would
         compute.
         """
-        form, shape = self._form, (step.num_tokens, self._hidden)
-        is_step = step.dtype == form.dtype and step.head_dim == self._head_dim and shape[0] <= self._most_tokens
-        is_x = x.shape == shape and x.dtype == form.sum_dtype and x.is_contiguous()
-        is_norm = normed is None or (normed.shape == shape and normed.dtype == form.dtype and normed.is_contiguous())
+        spec, shape = self._spec, (step.num_tokens, self._hidden)
+        is_step = step.dtype == spec.dtype and step.head_dim == self._head_dim and shape[0] <= self._most_tokens
+        is_x = x.shape == shape and x.dtype == spec.sum_dtype and x.is_contiguous()
+        is_norm = normed is None or (normed.shape == shape and normed.dtype == spec.dtype and normed.is_contiguous())
         return is_step and is_x and is_norm
 
     def __call__(self, x: Tensor, normed: Tensor | None, step: DecodeStep) -> tuple[Tensor, Tensor | None]:
@@ -161,8 +168,8 @@ class CompiledLayer:
             MemoryError: No memory for temporary buffers. Keys and values may have been written.
         """
         out = torch.empty_like(x)
-        out_normed = torch.empty(x.shape, dtype=self._form.dtype) if self._has_next else None
-        parts = step.parts
+        out_normed = torch.empty(x.shape, dtype=self._spec.dtype) if self._has_next else None
+        parts = step.struct
         parts.x, parts.out = x.data_ptr(), out.data_ptr()
         parts.normed = None if normed is None else normed.data_ptr()
         parts.out_normed = None if out_normed is None else out_normed.data_ptr()
@@ -171,21 +178,21 @@ class CompiledLayer:
         return out, out_normed
 
 
-def can_compile(form: LayerForm, k_cache: Tensor, v_cache: Tensor) -> bool:
-    qkv, o, gate_up, down = form.products
+def can_compile(spec: LayerSpec, k_cache: Tensor, v_cache: Tensor) -> bool:
+    qkv, o, gate_up, down = spec.products
     head_dim, hidden = k_cache.shape[3], o.outputs
-    kv_heads, attended = form.num_kv_heads, form.num_heads * head_dim
+    kv_heads, attended = spec.num_kv_heads, spec.num_heads * head_dim
     sizes = (
         qkv.outputs == attended + 2 * kv_heads * head_dim and o.inputs == attended and down.outputs == hidden,
         qkv.inputs == gate_up.inputs == hidden and gate_up.outputs == 2 * down.inputs,
-        form.num_heads % kv_heads == 0 and head_dim % 16 == 0,
+        spec.num_heads % kv_heads == 0 and head_dim % 16 == 0,
     )
     caches = k_cache.shape == v_cache.shape and k_cache.shape[2] == kv_heads and k_cache.dtype == v_cache.dtype
-    norms = all(_is_plain(norm.weight, hidden) for norm in form.norms if norm is not None)
-    heads = form.head_norm is None or _is_plain(form.head_norm.weight, form.num_heads + kv_heads, head_dim)
-    sinks = form.sinks is None or _is_plain(form.sinks, form.num_heads)
+    norms = all(_is_plain(norm.weight, hidden) for norm in spec.norms if norm is not None)
+    heads = spec.head_norm is None or _is_plain(spec.head_norm.weight, spec.num_heads + kv_heads, head_dim)
+    sinks = spec.sinks is None or _is_plain(spec.sinks, spec.num_heads)
     flat = k_cache.stride(3) == v_cache.stride(3) == 1
-    return not layer_refusal(form.dtype, form.sum_dtype, k_cache.dtype) and all(
+    return not layer_refusal(spec.dtype, spec.sum_dtype, k_cache.dtype) and all(
         (*sizes, caches, norms, heads, sinks, flat)
     )
 
@@ -195,7 +202,7 @@ def layer_refusal(dtype: torch.dtype, sum_dtype: torch.dtype, cache_dtype: torch
     return library_refusal() or dtype_refusal(sum_dtype) or cache_refusal(dtype, cache_dtype)
 
 
-def _takes_shares(shares: Tensor, tables: Tensor) -> bool:
+def _supports_shares(shares: Tensor, tables: Tensor) -> bool:
     is_wide = shares.dim() == 2 and len(shares) == len(tables) and shares.shape[1] >= tables.shape[1]
     return is_wide and shares.dtype == torch.float32 and shares.stride(1) == 1
 
@@ -204,34 +211,34 @@ def _is_plain(tensor: Tensor, *shape: int) -> bool:
     return tensor.shape == shape and tensor.dtype == torch.float32 and tensor.is_contiguous()
 
 
-def _norm(norm: Norm | None) -> NormParts:
-    return NormParts() if norm is None else NormParts(norm.weight.data_ptr(), norm.eps)
+def _norm(norm: Norm | None) -> NormStruct:
+    return NormStruct() if norm is None else NormStruct(norm.weight.data_ptr(), norm.eps)
 
 
-def _product(found: ctypes.CDLL, weight: Weight) -> ProductParts:
-    return ProductParts(weight.address, ctypes.cast(getattr(found, weight.function), ctypes.c_void_p).value)
+def _product(found: ctypes.CDLL, weight: Weight) -> ProductStruct:
+    return ProductStruct(weight.address, ctypes.cast(getattr(found, weight.function), ctypes.c_void_p).value)
 
 
-def _attention(form: LayerForm, k_cache: Tensor, v_cache: Tensor) -> DecodeParts:
-    head_dim, width = k_cache.shape[3], form.num_heads * k_cache.shape[3]
-    return DecodeParts(
+def _attention(spec: LayerSpec, k_cache: Tensor, v_cache: Tensor) -> DecodeStruct:
+    head_dim, width = k_cache.shape[3], spec.num_heads * k_cache.shape[3]
+    return DecodeStruct(
         k_cache=k_cache.data_ptr(),
         v_cache=v_cache.data_ptr(),
-        sinks=None if form.sinks is None else form.sinks.data_ptr(),
+        sinks=None if spec.sinks is None else spec.sinks.data_ptr(),
         query_stride_t=width,
         query_stride_h=head_dim,
         **dict(zip(("k_stride_b", "k_stride_s", "k_stride_h"), k_cache.stride()[:3], strict=True)),
         **dict(zip(("v_stride_b", "v_stride_s", "v_stride_h"), v_cache.stride()[:3], strict=True)),
         out_stride_t=width,
         out_stride_h=head_dim,
-        heads=form.num_heads,
-        kv_heads=form.num_kv_heads,
+        heads=spec.num_heads,
+        kv_heads=spec.num_kv_heads,
         head_dim=head_dim,
         value_dim=head_dim,
         block_size=k_cache.shape[1],
-        window=form.sliding_window or 0,
-        is_chunked=form.is_chunked,
-        scale=form.scale,
-        softcap=form.softcap or 0.0,
-        is_f32=form.dtype == torch.float32,
+        window=spec.sliding_window or 0,
+        is_chunked=spec.is_chunked,
+        scale=spec.scale,
+        softcap=spec.softcap or 0.0,
+        is_f32=spec.dtype == torch.float32,
     )

@@ -1,11 +1,11 @@
-/* The small operations of a layer, in one pass each: RMSNorm, the gated activation, rotation with the write into the
- * cache. All in float32, rounded once. */
+/* Small operations of a layer, in one pass each: RMSNorm, gated activation, and rotary embedding with the write into
+ * the cache. Computed in float32 and rounded once. */
 #include "numbers.h"
 #include "rotation.h"
 
 int kvscope_linear(const void *l, const void *x, int64_t m, void *out, const void *add, int flags, int threads);
 
-/* 1 / sqrt(mean(x^2) + eps) of `size` numbers. */
+/* 1 / sqrt(mean(x^2) + eps) of `size` elements. */
 INLINE float norm_factor(const void *x, int64_t at, int64_t size, float eps, int is_f32) {
     float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
@@ -46,7 +46,7 @@ API int kvscope_gate(const void *both, void *out, int64_t rows, int64_t size, in
     return 0;
 }
 
-/* A head, times `factor` and `norm` (dim,) first where it is normed. */
+/* Rotate one head; with a norm, multiply it by `factor` and `norm` (dim,) first. */
 INLINE void turn(const void *x, int64_t at, const float *norm, float factor, const void *cos, const void *sin,
                  int64_t t, int64_t dim, int is_f32, int is_normed, void *out, int64_t to) {
     int64_t half = dim / 2;
@@ -94,7 +94,7 @@ API int kvscope_rotate_write(const rotation *r) {
     return 0;
 }
 
-/* All instructions once, on numbers made here: 0 when the sums come out. */
+/* Self-test: run all instructions once on generated inputs. Returns 0 if the sums are right. */
 API int kvscope_trial(void) {
     enum { INPUTS = 8, GROUP = 64, OUTPUTS = 64 };
     static uint8_t weight[GROUP * OUTPUTS];

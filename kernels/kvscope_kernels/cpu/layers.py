@@ -8,7 +8,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from kvscope_kernels.cpu.library import RotationParts, library
+from kvscope_kernels.cpu.library import RotationStruct, library
 from kvscope_kernels.cpu.operand_types import cache_refusal, dtype_refusal
 from kvscope_kernels.gated_activation import ACTIVATIONS, gated_activation_torch
 from kvscope_kernels.kv_formats import Cache
@@ -63,21 +63,21 @@ def rotate_write_native(
     v_scale: Tensor | None = None,
 ) -> Tensor:
     """Run `rotate_write`; heads without rotation use the torch reference."""
-    found, turn = library(), rotation.turn
-    is_ours = turn is not None and not cache_refusal(heads.dtype, k_cache.dtype)
-    if found is None or turn is None or not is_ours or heads.numel() > FEW_NUMBERS or not heads.is_contiguous():
+    found, cos_sin = library(), rotation.cos_sin
+    is_ours = cos_sin is not None and not cache_refusal(heads.dtype, k_cache.dtype)
+    if found is None or cos_sin is None or not is_ours or heads.numel() > FEW_NUMBERS or not heads.is_contiguous():
         return rotate_write_torch(heads, rotation, k_cache, v_cache, slot_mapping, k_scale, v_scale)
     check_rotation(heads, rotation, Cache(k_cache, v_cache, k_scale, v_scale), slot_mapping)
-    if turn.cos.dtype != heads.dtype or turn.cos.stride(0) != turn.signed_sin.stride(0):
+    if cos_sin.cos.dtype != heads.dtype or cos_sin.cos.stride(0) != cos_sin.signed_sin.stride(0):
         return rotate_write_torch(heads, rotation, k_cache, v_cache, slot_mapping, k_scale, v_scale)
     tokens, _, dim = heads.shape
     query = torch.empty((tokens, rotation.num_heads, dim), dtype=heads.dtype)
     norm = rotation.norm
-    parts = RotationParts(
+    arguments = RotationStruct(
         heads.data_ptr(),
         None if norm is None else norm.weight.data_ptr(),
-        turn.cos.data_ptr(),
-        turn.signed_sin.data_ptr(),
+        cos_sin.cos.data_ptr(),
+        cos_sin.signed_sin.data_ptr(),
         k_cache.data_ptr(),
         v_cache.data_ptr(),
         slot_mapping.data_ptr(),
@@ -86,12 +86,12 @@ def rotate_write_native(
         rotation.num_heads,
         k_cache.shape[2],
         dim,
-        turn.cos.stride(0),
+        cos_sin.cos.stride(0),
         k_cache.shape[1],
         *k_cache.stride()[:3],
         *v_cache.stride()[:3],
         0.0 if norm is None else float(norm.eps),
         heads.dtype == torch.float32,
     )
-    found.kvscope_rotate_write(ctypes.addressof(parts))
+    found.kvscope_rotate_write(ctypes.addressof(arguments))
     return query

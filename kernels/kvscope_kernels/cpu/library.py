@@ -8,7 +8,7 @@ from pathlib import Path
 from kvscope_kernels.cpu.compiler import built_library, compiler_refusal
 
 
-class LinearParts(ctypes.Structure):
+class LinearStruct(ctypes.Structure):
     """`linear` in linear.c."""
 
     _fields_ = (
@@ -17,7 +17,7 @@ class LinearParts(ctypes.Structure):
     )
 
 
-class GroupedParts(ctypes.Structure):
+class GroupedStruct(ctypes.Structure):
     """`grouped` in grouped.h."""
 
     _fields_ = (
@@ -27,7 +27,7 @@ class GroupedParts(ctypes.Structure):
     )
 
 
-class DecodeParts(ctypes.Structure):
+class DecodeStruct(ctypes.Structure):
     """`attention` in decode.h."""
 
     _fields_ = (
@@ -44,7 +44,7 @@ class DecodeParts(ctypes.Structure):
     )
 
 
-class PrefillParts(ctypes.Structure):
+class PrefillStruct(ctypes.Structure):
     """`prefill` in prefill.c."""
 
     _fields_ = (
@@ -62,7 +62,7 @@ class PrefillParts(ctypes.Structure):
     )
 
 
-class RotationParts(ctypes.Structure):
+class RotationStruct(ctypes.Structure):
     """`rotation` in rotation.h."""
 
     _fields_ = (
@@ -75,30 +75,30 @@ class RotationParts(ctypes.Structure):
     )
 
 
-class ProductParts(ctypes.Structure):
+class ProductStruct(ctypes.Structure):
     """`product` in layer.c: the struct of a weight, and the function that multiplies with it."""
 
     _fields_ = (("parts", c_void_p), ("call", c_void_p))
 
 
-class NormParts(ctypes.Structure):
+class NormStruct(ctypes.Structure):
     """`norm` in layer.c."""
 
     _fields_ = (("weight", c_void_p), ("eps", c_float), ("unused", c_int32))
 
 
-class LayerParts(ctypes.Structure):
+class LayerStruct(ctypes.Structure):
     """`layer` in layer.c."""
 
     _fields_ = (
-        *((name, ProductParts) for name in ("qkv", "o", "gate_up", "down")),
-        *((name, NormParts) for name in ("before_attention", "before_mlp", "of_next", "of_heads")),
+        *((name, ProductStruct) for name in ("qkv", "o", "gate_up", "down")),
+        *((name, NormStruct) for name in ("before_attention", "before_mlp", "of_next", "of_heads")),
         *((name, c_int64) for name in ("hidden", "size", "activation", "is_f32", "sum_is_f32")),
-        ("attention", DecodeParts),
+        ("attention", DecodeStruct),
     )
 
 
-class StepParts(ctypes.Structure):
+class StepStruct(ctypes.Structure):
     """`step` in layer.c."""
 
     _fields_ = (

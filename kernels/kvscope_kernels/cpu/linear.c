@@ -1,12 +1,12 @@
-/* x @ weight.T with weights and activations rounded to 8 bits, both with a scale for each GROUP inputs of a row.
+/* x @ weight.T with weights and activations rounded to 8 bits, both with one scale per GROUP inputs of a row.
  *
  * With g the groups, a[m, g] = max|x[m, g]| / 127 and s[n, g] the weights' scales:
  *     out[m, n] = sum_g a[m, g] * s[n, g] * sum_{k in g} round(x[m, k] / a[m, g]) * w[n, k] + bias[n] + add[m, n].
- * Inner sums are of whole numbers and the outer one has one order, so a row's result does not hang on the rows beside
- * it. An infinity or NaN in a row gives NaN.
+ * Inner sums are integers and the outer sum has a fixed order, so a row's result does not depend on the other rows. An
+ * infinity or NaN in a row gives NaN.
  *
- * Weights lie as [outputs / 64][inputs / 4][64][4] bytes, each with 128 added: 4 products of an unsigned and a signed
- * byte are one lane of a dot product instruction. Their scales lie as [outputs / 64][groups][64].
+ * Weights are stored as [outputs / 64][inputs / 4][64][4] bytes, each with 128 added: one lane of a dot product
+ * instruction computes 4 products of an unsigned and a signed byte. Scales are stored as [outputs / 64][groups][64].
  */
 #include "numbers.h"
 #include <sys/mman.h>
@@ -27,7 +27,7 @@ typedef struct {
 
 typedef struct {
     float scale;
-    int32_t offset; /* what 128 added to each weight adds to the sum, negated */
+    int32_t offset; /* negated contribution to the sum of the 128 added to each weight */
 } group_facts;
 
 INLINE group_facts round_group(const void *x, int64_t at, int n, int is_f32, int8_t *q) {
@@ -138,7 +138,7 @@ INLINE void one_panel(const linear *l, int64_t panel, int64_t start, int64_t row
     }
 }
 
-/* x (m, inputs), out and add (m, outputs), all contiguous; add may be NULL. Not 0: no memory. */
+/* x (m, inputs), out and add (m, outputs), all contiguous; add may be NULL. Returns non-zero if memory is exhausted. */
 API int kvscope_linear(const linear *l, const void *x, int64_t m, void *out, const void *add, int flags, int threads) {
     int64_t panels = (l->outputs + PANEL - 1) / PANEL, block = m < ROW_BLOCK ? m : ROW_BLOCK;
     int8_t *q = malloc((size_t)(block * l->groups * GROUP) + 1);
@@ -168,7 +168,7 @@ API int kvscope_linear(const linear *l, const void *x, int64_t m, void *out, con
     return 0;
 }
 
-/* Ask the system for large pages in what lies whole in [p, p + bytes); not 0 where it has none. */
+/* Request large pages for all whole ones in [p, p + bytes). Returns non-zero if the system has none. */
 API int kvscope_large_pages(void *p, int64_t bytes) {
     const uintptr_t page = (uintptr_t)1 << 21;
     uintptr_t first = ((uintptr_t)p + page - 1) / page * page, last = ((uintptr_t)p + (uintptr_t)bytes) / page * page;

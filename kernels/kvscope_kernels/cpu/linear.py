@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kvscope_kernels.checks import require
-from kvscope_kernels.cpu.library import LinearParts, library
+from kvscope_kernels.cpu.library import LinearStruct, library
 from kvscope_kernels.cpu.product import NativeProduct
 from kvscope_kernels.cpu.weight_buffer import WeightBuffer
 
@@ -40,7 +40,7 @@ class Int8Weight(NativeProduct):
         bias_pointer = None if self._bias is None else self._bias.data_ptr()
         groups = self._packed.shape[1]
         parts = (self._packed.data_ptr(), self._scale.data_ptr(), bias_pointer, self.outputs, self.inputs, groups)
-        self._is_held(found, LinearParts(*parts), self._packed, self._scale, self._bias)
+        self._set_weight(found, LinearStruct(*parts), self._packed, self._scale, self._bias)
 
 
 def int8_product_torch(x: Tensor, weight: Tensor) -> Tensor:
@@ -90,4 +90,4 @@ def _padded(bias: Tensor, length: int) -> Tensor:
     return out
 
 
-assert ctypes.sizeof(LinearParts) == 48, "as linear.c has it"
+assert ctypes.sizeof(LinearStruct) == 48, "as linear.c has it"

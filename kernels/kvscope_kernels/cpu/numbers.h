@@ -1,4 +1,4 @@
-/* Number formats and the exponential, in plain C that compilers vectorise. */
+/* Number formats and the exponential function, in plain C that compilers vectorize. */
 #ifndef KVSCOPE_NUMBERS_H
 #define KVSCOPE_NUMBERS_H
 
@@ -19,7 +19,7 @@ INLINE float from_bf16(bf16 x) {
     return y;
 }
 
-/* To the nearest, ties to even, as torch rounds; NaN stays NaN. */
+/* Round to nearest, ties to even, like torch; NaN stays NaN. */
 INLINE bf16 to_bf16(float x) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
@@ -27,7 +27,7 @@ INLINE bf16 to_bf16(float x) {
     return (bf16)(x != x ? 0x7fc0u : rounded);
 }
 
-/* The first position that a query at `position` sees: window 0 is all before it; see `AttentionArgs.is_chunked`. */
+/* The first position that a query at `position` sees; window 0 means all. See `AttentionArgs.is_chunked`. */
 INLINE int64_t first_seen(int64_t position, int64_t window, int is_chunked) {
     if (window <= 0 || position < window) return 0;
     return is_chunked ? position / window * window : position + 1 - window;
@@ -42,8 +42,9 @@ INLINE void store_number(void *p, int64_t i, int is_f32, float x) {
     else ((bf16 *)p)[i] = to_bf16(x);
 }
 
-/* `n` numbers of x from `at` on, and zeros behind them up to `length` (64 at most), rounded to whole numbers of a
- * scale, which is returned: the largest, as a size, over 127. NaN for an infinity or NaN among them, and zeros. */
+/* Round `n` elements of x from `at` on, padded with zeros to `length` (at most 64), to integer multiples of a scale.
+ * Returns the scale: the largest absolute value divided by 127. With an infinity or NaN, returns NaN and
+ * writes zeros. */
 INLINE float round_to_bytes(const void *x, int64_t at, int n, int length, int is_f32, int8_t *q, int32_t *sum) {
     float values[64], largest = 0.0f, poison = 0.0f;
     for (int i = 0; i < n; i++) values[i] = load_number(x, at + i, is_f32);
@@ -52,13 +53,13 @@ INLINE float round_to_bytes(const void *x, int64_t at, int n, int length, int is
     for (int i = 0; i < length; i++) {
         float size = fabsf(values[i]);
         largest = size > largest ? size : largest;
-        poison += values[i] * 0.0f; /* NaN of an infinity and of NaN */
+        poison += values[i] * 0.0f; /* NaN if any element is infinite or NaN */
     }
     float inverse = largest > 1e-30f && poison == 0.0f ? 127.0f / largest : 0.0f;
     int32_t total = 0;
 #pragma omp simd reduction(+ : total)
     for (int i = 0; i < length; i++) {
-        float shifted = (poison == 0.0f ? values[i] : 0.0f) * inverse + 12582912.0f; /* to the nearest whole number */
+        float shifted = (poison == 0.0f ? values[i] : 0.0f) * inverse + 12582912.0f; /* rounds to the nearest integer */
         int32_t bits;
         memcpy(&bits, &shifted, 4);
         q[i] = (int8_t)(bits - 0x4b400000);
@@ -68,9 +69,9 @@ INLINE float round_to_bytes(const void *x, int64_t at, int n, int length, int is
     return largest / 127.0f + poison;
 }
 
-/* e^x to 2 units in the last place; 0 below -87, NaN of NaN. Only for x <= 88. */
+/* e^x to 2 units in the last place; 0 below -87, NaN for NaN. Only for x <= 88. */
 INLINE float exponential(float x) {
-    float shifted = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: its last bits are the nearest whole number */
+    float shifted = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: the last bits become the nearest integer */
     float whole = shifted - 12582912.0f;
     float rest = x - whole * 0.693145752f - whole * 1.42860677e-6f;
     float y = 1.0f / 720.0f;

@@ -1,10 +1,11 @@
-/* Attention of runs of new tokens over their requests' blocks, read where they lie. See paged_prefill_attention.py.
+/* Attention of runs of new tokens over their requests' blocks, read in place. See paged_prefill_attention.py.
  *
- * The rows of a tile are some queries of one request by the heads of one KV head. They go along the keys in tiles of
- * KEYS, which begin at multiples of KEYS wherever the run begins, and every product is of ROWS rows, with zeros behind
- * the last: what a row gives hangs neither on the rows beside it nor on where its run was cut.
+ * The rows of a tile are some queries of one request times the heads of one KV head. Keys are processed in tiles that
+ * start at multiples of KEYS, wherever the run starts, and each product has ROWS rows, padded with zeros: a row's
+ * result depends neither on the other rows nor on how its run was split.
  *
- * Numbers lie in words of 32 bits: a float each, or, where the CPU multiplies pairs of bfloat16, a pair. Sums are float.
+ * Elements are stored in words of 32 bits: one float each, or a pair of bfloat16 if the CPU multiplies pairs. Sums are
+ * float.
  */
 #include "numbers.h"
 #if defined(__AVX512F__)
@@ -35,12 +36,12 @@ typedef struct {
     int64_t table_stride, out_stride_t, out_stride_h;
     int64_t batch, heads, kv_heads, head_dim, value_dim, block_size, window; /* window: 0 for all */
     float scale, softcap;                                                    /* softcap: 0 for none */
-    int32_t is_f32, is_chunked, threads; /* is_chunked: the text is cut into windows */
+    int32_t is_f32, is_chunked, threads; /* is_chunked: the window is a chunk of the text */
 } prefill;
 
-/* Of one thread. */
+/* Workspace of one thread. */
 typedef struct {
-    int64_t depth, width, key_words; /* words of a query or key; value_dim in whole COLUMNS; words of KEYS numbers */
+    int64_t depth, width, key_words; /* words of a query or key; value_dim padded to COLUMNS; words of KEYS elements */
     word *queries;                   /* [rows][depth] */
     word *keys;                      /* [depth][KEYS] */
     word *values;                    /* [key_words][width] */
@@ -48,11 +49,11 @@ typedef struct {
     float *scores;                   /* [ROWS][KEYS] */
     float *sums;                     /* [rows][width] */
     float *top, *total;              /* [rows] */
-} room;
+} workspace;
 
 typedef struct {
     int64_t request, kv_head, first, count; /* queries of the request */
-    int64_t before;                         /* tokens of it before its first query */
+    int64_t before;                         /* tokens of the request before its first query */
     const int32_t *table;
 } tile;
 
@@ -62,7 +63,7 @@ INLINE word word_of(float x) {
     return y;
 }
 
-/* Number i of a row, or its numbers 2 i and 2 i + 1. */
+/* Element i of a row, or its elements 2 i and 2 i + 1. */
 INLINE word take(const void *from, int64_t at, int64_t i, int is_f32, int pairs) {
     if (!pairs) return word_of(load_number(from, at + i, is_f32));
     word both;
@@ -79,7 +80,7 @@ INLINE lanes add_product(lanes sum, lanes column, word x, int pairs) {
     return sum + column * number;
 }
 
-/* c[r][j] = sum_k a[r][k] b[k][j], onto what is there if `adds`; ROWS rows, COLUMNS columns. */
+/* c[r][j] = sum_k a[r][k] b[k][j], added to c if `adds`; ROWS rows, COLUMNS columns. */
 INLINE void multiply(const word *a, int64_t a_stride, const word *b, int64_t b_stride, int64_t depth, float *c,
                      int64_t c_stride, int adds, int pairs) {
     lanes sums[ROWS][WIDE], columns[WIDE];
@@ -102,7 +103,7 @@ INLINE void multiply(const word *a, int64_t a_stride, const word *b, int64_t b_s
         for (int i = 0; i < WIDE; i++) *(lanes *)(c + r * c_stride + i * LANES) = sums[r][i];
 }
 
-INLINE void take_queries(const prefill *a, const tile *t, int64_t rows, room *own, int pairs) {
+INLINE void load_queries(const prefill *a, const tile *t, int64_t rows, workspace *own, int pairs) {
     int64_t group = a->heads / a->kv_heads, full = (rows + ROWS - 1) / ROWS * ROWS;
     for (int64_t row = 0; row < rows; row++) {
         int64_t token = a->query_start[t->request] + t->first + row / group, head = t->kv_head * group + row % group;
@@ -116,9 +117,9 @@ INLINE void take_queries(const prefill *a, const tile *t, int64_t rows, room *ow
     memset(own->sums, 0, sizeof(float) * (size_t)(full * own->width));
 }
 
-/* Keys and values of positions [from, to) of the tile at `start`; zeros are in the place of others. */
-INLINE void take_tokens(const prefill *a, const tile *t, int64_t start, int64_t from, int64_t to, room *own, int is_f32,
-                        int pairs) {
+/* Load keys and values of positions [from, to) of the tile at `start`; the others become zero. */
+INLINE void load_tokens(const prefill *a, const tile *t, int64_t start, int64_t from, int64_t to, workspace *own,
+                        int is_f32, int pairs) {
     if (from > start || to < start + KEYS) {
         memset(own->keys, 0, sizeof(word) * (size_t)(own->depth * KEYS));
         memset(own->values, 0, sizeof(word) * (size_t)(own->key_words * own->width));
@@ -132,7 +133,7 @@ INLINE void take_tokens(const prefill *a, const tile *t, int64_t start, int64_t 
         if (!pairs) {
             word *to_row = own->values + column * own->width;
             for (int64_t d = 0; d < a->value_dim; d++) to_row[d] = take(a->v_cache, value, d, is_f32, 0);
-        } else { /* neighbours share a word: the first in its low half */
+        } else { /* two elements per word, the first in the low half */
             word *to_row = own->values + column / 2 * own->width;
             const bf16 *row = (const bf16 *)a->v_cache + value;
             if (column % 2 == 0)
@@ -150,7 +151,8 @@ INLINE void soften(float softcap, float *scores) {
     }
 }
 
-/* Scores of a row to weights, none outside [low, high); `top` and `total` go on, `sums` follow a new top. */
+/* Convert a row's scores to weights (online softmax), 0 outside [low, high): `top` and `total` are updated, and `sums`
+ * are rescaled to a new top. */
 INLINE void to_weights(const prefill *a, float *scores, int64_t low, int64_t high, float *top, float *total,
                        float *sums, int64_t width, word *weights, int pairs) {
     for (int t = 0; t < KEYS; t++) scores[t] *= a->scale;
@@ -181,8 +183,8 @@ INLINE void to_weights(const prefill *a, float *scores, int64_t low, int64_t hig
 #endif
 }
 
-/* Weights of ROWS rows from `row` on; no weight for a row that sees none of the tile, or is none. */
-INLINE void rows_to_weights(const prefill *a, const tile *t, int64_t start, int64_t row, int64_t rows, room *own,
+/* Compute the weights of ROWS rows from `row` on; 0 for padding and for rows that see nothing of the tile. */
+INLINE void rows_to_weights(const prefill *a, const tile *t, int64_t start, int64_t row, int64_t rows, workspace *own,
                             int pairs) {
     int64_t group = a->heads / a->kv_heads;
     for (int64_t r = 0; r < ROWS; r++) {
@@ -198,11 +200,11 @@ INLINE void rows_to_weights(const prefill *a, const tile *t, int64_t start, int6
     }
 }
 
-INLINE void attend(const prefill *a, const tile *t, int64_t start, int64_t rows, room *own, int pairs) {
+INLINE void attend(const prefill *a, const tile *t, int64_t start, int64_t rows, workspace *own, int pairs) {
     int64_t group = a->heads / a->kv_heads;
     for (int64_t row = 0; row < rows; row += ROWS) {
         int64_t last = row + ROWS < rows ? row + ROWS - 1 : rows - 1;
-        if (t->before + t->first + last / group < start) continue; /* it comes after them all */
+        if (t->before + t->first + last / group < start) continue; /* the tile is after all queries */
         for (int j = 0; j < KEYS; j += COLUMNS)
             multiply(own->queries + row * own->depth, own->depth, own->keys + j, KEYS, own->depth, own->scores + j,
                      KEYS, 0, pairs);
@@ -213,7 +215,7 @@ INLINE void attend(const prefill *a, const tile *t, int64_t start, int64_t rows,
     }
 }
 
-INLINE void give(const prefill *a, const tile *t, int64_t rows, const room *own) {
+INLINE void write_out(const prefill *a, const tile *t, int64_t rows, const workspace *own) {
     int64_t group = a->heads / a->kv_heads;
     for (int64_t row = 0; row < rows; row++) {
         int64_t token = a->query_start[t->request] + t->first + row / group, head = t->kv_head * group + row % group;
@@ -224,23 +226,23 @@ INLINE void give(const prefill *a, const tile *t, int64_t rows, const room *own)
     }
 }
 
-INLINE void one_tile(const prefill *a, const tile *t, room *own, int is_f32, int pairs) {
+INLINE void one_tile(const prefill *a, const tile *t, workspace *own, int is_f32, int pairs) {
     int64_t rows = t->count * (a->heads / a->kv_heads), end = t->before + t->first + t->count;
     int64_t begin = first_seen(t->before + t->first, a->window, a->is_chunked);
-    take_queries(a, t, rows, own, pairs);
+    load_queries(a, t, rows, own, pairs);
     for (int64_t start = begin / KEYS * KEYS; start < end; start += KEYS) {
         int64_t from = begin > start ? begin : start, to = end < start + KEYS ? end : start + KEYS;
-        take_tokens(a, t, start, from, to, own, is_f32, pairs);
+        load_tokens(a, t, start, from, to, own, is_f32, pairs);
         attend(a, t, start, rows, own, pairs);
     }
-    give(a, t, rows, own);
+    write_out(a, t, rows, own);
 }
 
-static void tile_of_floats(const prefill *a, const tile *t, room *own) { one_tile(a, t, own, 1, 0); }
-static void tile_of_bf16(const prefill *a, const tile *t, room *own) { one_tile(a, t, own, 0, PAIRS); }
+static void tile_of_floats(const prefill *a, const tile *t, workspace *own) { one_tile(a, t, own, 1, 0); }
+static void tile_of_bf16(const prefill *a, const tile *t, workspace *own) { one_tile(a, t, own, 0, PAIRS); }
 
-/* The parts of `own` behind one another from `start` on, each at a multiple of 64 bytes; how many bytes in all. */
-static int64_t lay_out(const prefill *a, int64_t rows, room *own, char *start) {
+/* Lay out the buffers of `own` from `start` on, each aligned to 64 bytes. Returns the total number of bytes. */
+static int64_t lay_out(const prefill *a, int64_t rows, workspace *own, char *start) {
     int64_t halves = PAIRS && !a->is_f32 ? 2 : 1;
     own->depth = a->head_dim / halves;
     own->key_words = KEYS / halves;
@@ -262,7 +264,7 @@ INLINE int64_t queries_of(const prefill *a, int64_t request) {
     return a->query_start[request + 1] - a->query_start[request];
 }
 
-/* Which tile work item `item` is: requests one after the other, of each its tiles, of each its KV heads. */
+/* The tile of work item `item`. Items are ordered by request, tile and KV head. */
 static tile tile_at(const prefill *a, int64_t item, int64_t most) {
     tile t = {0, 0, 0, 0, 0, a->tables};
     for (;; t.request++) {
@@ -285,13 +287,13 @@ static int64_t items_of(const prefill *a, int64_t most) {
     return items;
 }
 
-/* Not 0: no memory. */
+/* Returns non-zero if memory is exhausted. */
 API int kvscope_prefill(const prefill *a) {
     int64_t group = a->heads / a->kv_heads, most = TILE_ROWS / group > 0 ? TILE_ROWS / group : 1, next = 0;
     int threads = a->threads < 1 ? 1 : a->threads;
     while (threads > 1 && most * group > LEAST_ROWS && most > 1 && items_of(a, most) < 4 * threads) most /= 2;
     int64_t items = items_of(a, most);
-    room sizes;
+    workspace sizes;
     int64_t rows = (most * group + ROWS - 1) / ROWS * ROWS, each = lay_out(a, rows, &sizes, NULL);
     char *memory = aligned_alloc(64, (size_t)(each * threads));
     if (!memory) return 1;
@@ -302,10 +304,10 @@ API int kvscope_prefill(const prefill *a) {
 #pragma omp atomic capture
             mine = next++;
         }
-        room own;
+        workspace own;
         lay_out(a, rows, &own, memory + mine * each);
 #pragma omp for schedule(dynamic)
-        for (int64_t item = items - 1; item >= 0; item--) { /* those that see most come first */
+        for (int64_t item = items - 1; item >= 0; item--) { /* tiles that see the most tokens first */
             tile t = tile_at(a, item, most);
             (a->is_f32 ? tile_of_floats : tile_of_bf16)(a, &t, &own);
         }

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
-from kvscope_kernels.cpu.library import PrefillParts, library
+from kvscope_kernels.cpu.library import PrefillStruct, library
 from kvscope_kernels.cpu.operand_types import cache_refusal
 from kvscope_kernels.paged_prefill_attention import check_prefill, paged_prefill_attention_torch
 
@@ -35,7 +35,7 @@ def paged_prefill_attention_native(args: AttentionArgs, runs: QueryRuns) -> Tens
     out = args.made_out()
     query_start = runs.start.contiguous()
     sinks = None if args.sinks is None else args.sinks.float()
-    parts = PrefillParts(
+    arguments = PrefillStruct(
         query.data_ptr(),
         k_cache.data_ptr(),
         v_cache.data_ptr(),
@@ -62,6 +62,6 @@ def paged_prefill_attention_native(args: AttentionArgs, runs: QueryRuns) -> Tens
         args.is_chunked,
         torch.get_num_threads(),
     )
-    if found.kvscope_prefill(ctypes.addressof(parts)):
+    if found.kvscope_prefill(ctypes.addressof(arguments)):
         raise MemoryError("no memory for attention's sums")
     return out

@@ -22,10 +22,10 @@ class NativeProduct:
     outputs: int
     inputs: int
 
-    def _is_held(self, found: CDLL, parts: Structure, *tensors: Tensor | None) -> None:
+    def _set_weight(self, found: CDLL, parts: Structure, *tensors: Tensor | None) -> None:
         """Set the weight: `parts` is the struct that `function` reads, `tensors` are all that it points to."""
         self._call = getattr(found, self.function)
-        self._parts = parts
+        self._struct = parts
         self.address = addressof(parts)
         """Address of the struct that `function` reads."""
         self.tensors = tuple(tensor for tensor in tensors if tensor is not None)

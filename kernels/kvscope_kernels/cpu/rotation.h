@@ -1,4 +1,4 @@
-/* What becomes of queries and keys before attention; `RotationParts` of library.py. */
+/* Operations on queries and keys before attention; `RotationStruct` in library.py. */
 #ifndef KVSCOPE_ROTATION_H
 #define KVSCOPE_ROTATION_H
 
@@ -7,10 +7,10 @@
 typedef struct {
     const void *heads;         /* (tokens, num_heads + 2 * kv_heads, dim) contiguous */
     const float *norm;         /* (num_heads + kv_heads, dim) of an RMSNorm of each head, or NULL */
-    const void *cos, *sin;     /* (tokens, dim) with one stride; sin with its sign */
+    const void *cos, *sin;     /* (tokens, dim) with the same stride; sin is signed */
     void *k_cache, *v_cache;
-    const int64_t *slots;      /* -1: of no block */
-    void *query;               /* (tokens, num_heads, dim) contiguous: what is given back */
+    const int64_t *slots;      /* -1: not stored */
+    void *query;               /* output, (tokens, num_heads, dim) contiguous */
     int64_t tokens, num_heads, kv_heads, dim, turn_stride, block_size;
     int64_t k_stride_b, k_stride_s, k_stride_h, v_stride_b, v_stride_s, v_stride_h;
     float eps;

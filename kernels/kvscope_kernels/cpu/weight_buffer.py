@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvscope_kernels.cpu.library import library
 
-PIECE_BYTES = 64 << 20
+CHUNK_BYTES = 64 << 20
 """Minimum bytes of a piece. Pages that are never written take no memory."""
 _ALIGNMENT = 64
 
@@ -18,20 +18,20 @@ class WeightBuffer:
     """Allocates tensors in pieces of memory. Each piece lives as long as any tensor in it."""
 
     def __init__(self) -> None:
-        self._piece = torch.empty(0, dtype=torch.uint8)
+        self._chunk = torch.empty(0, dtype=torch.uint8)
         self._used = 0
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return an uninitialized contiguous tensor. Raises RuntimeError without memory, like torch."""
         num_bytes = torch.Size(shape).numel() * dtype.itemsize
-        if self._used + num_bytes > len(self._piece):
-            self._begin(num_bytes)
+        if self._used + num_bytes > len(self._chunk):
+            self._allocate_chunk(num_bytes)
         start, self._used = self._used, self._used + -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
-        return self._piece[start : start + num_bytes].view(dtype).view(shape)
+        return self._chunk[start : start + num_bytes].view(dtype).view(shape)
 
-    def _begin(self, num_bytes: int) -> None:
-        self._piece = torch.empty(max(num_bytes, PIECE_BYTES), dtype=torch.uint8)
+    def _allocate_chunk(self, num_bytes: int) -> None:
+        self._chunk = torch.empty(max(num_bytes, CHUNK_BYTES), dtype=torch.uint8)
         self._used = 0
         found = library()
         if found is not None:
-            found.kvscope_large_pages(self._piece.data_ptr(), len(self._piece))
+            found.kvscope_large_pages(self._chunk.data_ptr(), len(self._chunk))

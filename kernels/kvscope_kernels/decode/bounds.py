@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from kvscope_kernels.triton_language import cdiv
 
-LONGEST_PART: Final = 1024
+MAX_PART_TOKENS: Final = 1024
 """Maximum tokens of one program if there are enough programs, so that a long request does not delay the batch."""
 MAX_CUT_QUERIES: Final = 256
 """Maximum length of a run that is split; longer ones, such as prompts, have enough programs anyway."""
@@ -29,7 +29,7 @@ class PartBounds(NamedTuple):
     """Maximum number of parts of all requests, one each plus `num_cuts`; the size of buffers."""
     num_cuts: int
     """Maximum number of parts beyond one per request. 0: no request is split, and nothing is merged."""
-    num_wanted: int
+    num_filling: int
     """Number of parts that fill the device."""
     min_tokens: int
     """Minimum tokens per part of a split request; a multiple of the tile."""
@@ -48,7 +48,7 @@ def part_bounds(
     """Return the bounds for `batch` requests of up to `max_visible` tokens each.
 
     A part is long enough that `num_cuts` suffices for any lengths, and otherwise as short as fills the device, within
-    [`min_tokens`, `LONGEST_PART`]. A batch that fills the device with whole short requests is not split.
+    [`min_tokens`, `MAX_PART_TOKENS`]. A batch that fills the device with whole short requests is not split.
 
     Args:
         programs_each: Programs per part, one for each KV head and tile of queries.
@@ -56,25 +56,25 @@ def part_bounds(
             reading. The number of parts of a single request is then chosen to fill the device in whole waves.
     """
     fill = _programs_that_fill(num_processors, num_warps)
-    wanted = cdiv(fill, programs_each)
+    filling = cdiv(fill, programs_each)
     min_tokens = _MIN_PART_TILES * tile_n
-    is_whole = max_visible <= min_tokens or (max_visible <= LONGEST_PART and batch >= wanted)
-    useful = max(wanted, batch * cdiv(max_visible, LONGEST_PART))
+    is_whole = max_visible <= min_tokens or (max_visible <= MAX_PART_TOKENS and batch >= filling)
+    useful = max(filling, batch * cdiv(max_visible, MAX_PART_TOKENS))
     possible = batch * cdiv(max(max_visible, 1), min_tokens)
     # Memory-bound parts of one request end together, whatever their number. Those of several requests do not, and
     # smaller parts balance the load.
-    num_cuts = 0 if is_whole else min(min(_MAX_FILLS, batch + 1) * wanted, useful, possible)
+    num_cuts = 0 if is_whole else min(min(_MAX_FILLS, batch + 1) * filling, useful, possible)
     if reads_again and batch == 1 and num_cuts:
-        num_cuts = wanted = _in_whole_rounds(num_cuts, programs_each, fill)
-    return PartBounds(batch + num_cuts, num_cuts, wanted, min_tokens)
+        num_cuts = filling = _in_whole_waves(num_cuts, programs_each, fill)
+    return PartBounds(batch + num_cuts, num_cuts, filling, min_tokens)
 
 
-def most_cut_runs(max_queries: int, max_visible: int, programs_each: int, num_processors: int, num_warps: int) -> int:
+def max_cut_runs(max_queries: int, max_visible: int, programs_each: int, num_processors: int, num_warps: int) -> int:
     """Return the maximum number of requests whose runs of up to `max_queries` queries are split.
 
     Only short runs after long contexts are split. More of them, or long runs, fill the device by themselves.
     """
-    is_short = max_queries <= MAX_CUT_QUERIES and max_visible > LONGEST_PART
+    is_short = max_queries <= MAX_CUT_QUERIES and max_visible > MAX_PART_TOKENS
     return _programs_that_fill(num_processors, num_warps) // programs_each if is_short else 0
 
 
@@ -83,7 +83,7 @@ def partial_bytes(bounds: PartBounds, num_rows: int, value_dim: int) -> int:
     return 4 * (bounds.num_parts if bounds.num_cuts else 0) * num_rows * (value_dim + 1)
 
 
-def num_places(batch: int, max_visible: int, block_size: int, num_heads: int, pieces_each: int = 1) -> int:
+def block_sum_capacity(batch: int, max_visible: int, block_size: int, num_heads: int, pieces_each: int = 1) -> int:
     """Return the capacity of block sums, in blocks, for `batch` requests that see up to `max_visible` tokens each.
 
     It covers all possible blocks, up to `MAX_SUM_BYTES`. A window may start and end within blocks.
@@ -91,7 +91,7 @@ def num_places(batch: int, max_visible: int, block_size: int, num_heads: int, pi
     return min(batch * (cdiv(max_visible, block_size) + 1), MAX_SUM_BYTES // (4 * num_heads * pieces_each))
 
 
-def _in_whole_rounds(most: int, programs_each: int, fill: int) -> int:
+def _in_whole_waves(most: int, programs_each: int, fill: int) -> int:
     """Return the number of parts, up to `most`, whose programs leave the least of their last wave idle.
 
     An H200 took 168 us for 64 queries after 32k tokens in 18 parts: 576 programs, of which 264 run at a time, in three

@@ -57,7 +57,7 @@ class DecodePlans:
 
     def __init__(self) -> None:
         self.plans: dict[tuple[int | None, ...], tuple[Tensor, DecodePlan]] = {}
-        self._rooms: dict[tuple[int, ...], SplitBuffers] = {}
+        self._split_buffers: dict[tuple[int, ...], SplitBuffers] = {}
         self._sums: dict[tuple[int, ...], BlockSums] = {}
 
     def plan(
@@ -73,7 +73,7 @@ class DecodePlans:
         *,
         is_chunked: bool = False,
         reads_again: bool = False,
-        most_cuts: int | None = None,
+        max_cuts: int | None = None,
     ) -> DecodePlan:
         """Return the split of requests with `seq_lens` (batch,) int32.
 
@@ -85,23 +85,23 @@ class DecodePlans:
             block_size: Size of blocks whose sums are stored, if there are no more than `num_places`; parts then start
                 at
                 blocks.
-            most_cuts: Maximum number of splits that the buffers hold.
+            max_cuts: Maximum number of splits that the buffers hold.
 
         See `part_bounds` for the others.
         """
         shape = max_visible, window, programs_each, tile_n, num_warps, block_size, num_places
-        key = (id(seq_lens), *shape, is_chunked, reads_again, most_cuts)
-        known = self.plans.get(key)
-        if known is None:
+        key = (id(seq_lens), *shape, is_chunked, reads_again, max_cuts)
+        cached = self.plans.get(key)
+        if cached is None:
             processors = num_multiprocessors(seq_lens.device)
             cut = max_visible, programs_each, tile_n, processors, num_warps
             bounds = part_bounds(len(seq_lens), *cut, reads_again=reads_again)
-            if most_cuts is not None and bounds.num_cuts > most_cuts:
-                bounds = bounds._replace(num_parts=len(seq_lens) + most_cuts, num_cuts=most_cuts)
+            if max_cuts is not None and bounds.num_cuts > max_cuts:
+                bounds = bounds._replace(num_parts=len(seq_lens) + max_cuts, num_cuts=max_cuts)
             # Keep a reference to the lengths, so that no other tensor gets their id.
             made = _planned(seq_lens, bounds, window, tile_n, is_chunked, block_size, num_places)
-            known = self.plans[key] = seq_lens, made
-        return known[1]
+            cached = self.plans[key] = seq_lens, made
+        return cached[1]
 
     def sums(self, plan: DecodePlan, num_heads: int, pieces_each: int) -> BlockSums:
         """Return buffers for the block sums of a plan, with `pieces_each` pieces per block."""
@@ -111,14 +111,14 @@ class DecodePlans:
             self._sums[key] = BlockSums(of_pieces, lse)
         return self._sums[key]
 
-    def room(self, plan: DecodePlan, num_rows: int, value_dim: int) -> SplitBuffers:
+    def buffers(self, plan: DecodePlan, num_rows: int, value_dim: int) -> SplitBuffers:
         """Return buffers for the parts of a plan. Layers run one after the other, so all of a shape share one."""
         num_parts = plan.bounds.num_parts if plan.bounds.num_cuts else 0
         key = (num_parts, num_rows, value_dim)
-        if key not in self._rooms:
+        if key not in self._split_buffers:
             partial, lse = (plan.parts.new_empty(shape, dtype=torch.float32) for shape in (key, key[:2]))
-            self._rooms[key] = SplitBuffers(partial, lse)
-        return self._rooms[key]
+            self._split_buffers[key] = SplitBuffers(partial, lse)
+        return self._split_buffers[key]
 
 
 def _planned(

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from kvscope_kernels.attend_tiles import first_seen
-from kvscope_kernels.decode.bounds import LONGEST_PART, PartBounds
+from kvscope_kernels.decode.bounds import MAX_PART_TOKENS, PartBounds
 from kvscope_kernels.triton_language import jit, jit_varying, require_triton, tl
 
 PART_FIELDS = 4
@@ -34,7 +34,7 @@ def plan_decode(
     With v_b = min(seq_lens[b], window), or, with `is_chunked`, the request's tokens in its last chunk of `window`
     tokens, T their sum, and ceilings everywhere:
 
-        S   = max(min_tokens, T / num_cuts, min(T / num_wanted, LONGEST_PART));  no bound with num_cuts 0
+        S   = max(min_tokens, T / num_cuts, min(T / num_filling, MAX_PART_TOKENS));  no bound with num_cuts 0
         n_b = max(1, v_b / (v_b / (v_b / S) rounded up to a multiple of tile_n))
 
     so that the sum of n_b is at most batch + num_cuts for any lengths. A request without tokens is one part.
@@ -61,10 +61,10 @@ def plan_decode(
         window,
         bounds.num_parts,
         bounds.num_cuts,
-        bounds.num_wanted,
+        bounds.num_filling,
         bounds.min_tokens,
         tile_n,
-        LONGEST=LONGEST_PART,
+        LONGEST=MAX_PART_TOKENS,
         BLOCK_SIZE=block_size,
         TILE_B=TILE_B,
         IS_CHUNKED=is_chunked,
@@ -90,7 +90,7 @@ def _cut(visible: tl.tensor, longest: tl.tensor, tile_n: tl.tensor) -> tl.tensor
 
 
 @jit_varying(
-    numbers=("batch", "num_places", "window", "max_parts", "num_cuts", "num_wanted", "min_tokens", "tile_n"),
+    numbers=("batch", "num_places", "window", "max_parts", "num_cuts", "num_filling", "min_tokens", "tile_n"),
     pointers=("seq_lens", "parts", "ranges", "places"),
 )
 def _plan_decode_kernel(
@@ -103,7 +103,7 @@ def _plan_decode_kernel(
     window: tl.tensor,
     max_parts: tl.tensor,
     num_cuts: tl.tensor,
-    num_wanted: tl.tensor,
+    num_filling: tl.tensor,
     min_tokens: tl.tensor,
     tile_n: tl.tensor,
     LONGEST: tl.constexpr,
@@ -122,7 +122,7 @@ def _plan_decode_kernel(
         lengths = tl.load(seq_lens + start + lane, mask=start + lane < batch, other=0)
         sums += _visible(lengths, window, IS_CHUNKED, BLOCK_SIZE).to(tl.int64)
     total = tl.sum(sums, 0)
-    filling = tl.minimum((total + num_wanted - 1) // num_wanted, LONGEST)
+    filling = tl.minimum((total + num_filling - 1) // num_filling, LONGEST)
     fitting = (total + num_cuts - 1) // tl.maximum(num_cuts, 1)
     longest = tl.maximum(tl.maximum(filling, fitting), min_tokens)
     longest = tl.where(num_cuts > 0, tl.minimum(longest, 2147483647), 2147483647).to(tl.int32)

@@ -17,7 +17,7 @@ FP4: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 GROUP: Final = 32
 """Number of inputs with a common power of two."""
 _BYTES: Final = GROUP // 2
-_MOST: Final = 128
+_MAX_POWER: Final = 128
 """Maximum stored power, so that the kernel's factor is a float32 number."""
 
 
@@ -37,7 +37,7 @@ class Gate(NamedTuple):
     def is_gated(self) -> bool:
         return self.kind != RELU_SQUARED
 
-    def of(self, both: Tensor) -> Tensor:
+    def apply(self, both: Tensor) -> Tensor:
         """Apply the activation: (..., 2 * size), gate first, -> (..., size); without a gate (..., size) -> the same."""
         if not self.is_gated:
             return both.relu().square()
@@ -48,7 +48,7 @@ class Gate(NamedTuple):
         return gate * torch.sigmoid(self.alpha * gate) * (up + self.shift)
 
 
-class FourBits(NamedTuple):
+class Mxfp4Weight(NamedTuple):
     """Weights in MXFP4: weight[e, n, k] = number(code) * 2^(powers[e, n, k // 32] - 127).
 
     codes: (experts, outputs, inputs / 2) uint8. For each 32 inputs, byte i holds input i in its low half, and input i +
@@ -70,7 +70,7 @@ class FourBits(NamedTuple):
         return torch.ldexp(numbers, self.powers[expert].int()[..., None] - 127).flatten(1).to(dtype)
 
 
-def four_bits(weight: Tensor) -> FourBits | None:
+def four_bits(weight: Tensor) -> Mxfp4Weight | None:
     """Convert (experts, outputs, inputs) to MXFP4, or return None unless that represents every number exactly.
 
     Weights of a checkpoint in MXFP4 fulfil this.
@@ -85,7 +85,7 @@ def four_bits(weight: Tensor) -> FourBits | None:
         if found is None:
             return None
         codes[expert], powers[expert] = found
-    return FourBits(codes, powers)
+    return Mxfp4Weight(codes, powers)
 
 
 def _codes(groups: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -98,7 +98,7 @@ def _codes(groups: Tensor) -> tuple[Tensor, Tensor] | None:
     numbers = torch.ldexp(groups, 127 - powers[..., None])
     table = torch.tensor(FP4, device=groups.device)
     places = torch.bucketize(numbers.abs(), table).clamp(max=len(FP4) - 1)
-    if not torch.equal(table[places], numbers.abs()) or int(powers.min()) < 1 or int(powers.max()) > _MOST:
+    if not torch.equal(table[places], numbers.abs()) or int(powers.min()) < 1 or int(powers.max()) > _MAX_POWER:
         return None
     codes = (places + 8 * (numbers < 0)).to(torch.uint8)
     return (codes[..., :_BYTES] | codes[..., _BYTES:] << 4).flatten(1), powers.to(torch.uint8)
@@ -116,8 +116,8 @@ class ExpertWeights(NamedTuple):
         down_bias: (experts, hidden), or None.
     """
 
-    up: Tensor | FourBits
-    down: Tensor | FourBits
+    up: Tensor | Mxfp4Weight
+    down: Tensor | Mxfp4Weight
     up_bias: Tensor | None
     down_bias: Tensor | None
     gate: Gate
@@ -125,7 +125,7 @@ class ExpertWeights(NamedTuple):
     @property
     def shape(self) -> tuple[int, int, int]:
         """(experts, hidden, size)."""
-        if isinstance(self.down, FourBits):
+        if isinstance(self.down, Mxfp4Weight):
             num_experts, hidden, num_bytes = self.down.codes.shape
             return num_experts, hidden, 2 * num_bytes
         num_experts, hidden, size = self.down.shape
@@ -134,7 +134,7 @@ class ExpertWeights(NamedTuple):
     @property
     def dtype(self) -> torch.dtype | None:
         """Dtype of the weights; None for 4-bit weights, which work with all dtypes of activations."""
-        return None if isinstance(self.down, FourBits) else self.down.dtype
+        return None if isinstance(self.down, Mxfp4Weight) else self.down.dtype
 
     def check(self) -> None:
         """Raise ValueError if the operation does not support the weights."""
@@ -148,7 +148,7 @@ class ExpertWeights(NamedTuple):
             ("up", self.up, (num_experts, num_rows, hidden)),
             ("down", self.down, (num_experts, hidden, size)),
         ):
-            if isinstance(weight, FourBits):
+            if isinstance(weight, Mxfp4Weight):
                 _check(f"{name}'s codes", weight.codes, (*shape[:2], shape[2] // 2), torch.uint8)
                 _check(f"{name}'s powers", weight.powers, (*shape[:2], shape[2] // GROUP), torch.uint8)
             else:

@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 
 from kvscope_kernels.checks import FLOAT_DTYPES, require
 from kvscope_kernels.fused_moe.alignment import ExpertTiles, align_experts
-from kvscope_kernels.fused_moe.expert_weights import GROUP, RELU_SQUARED, ExpertWeights, FourBits, Gate
+from kvscope_kernels.fused_moe.expert_weights import GROUP, RELU_SQUARED, ExpertWeights, Gate, Mxfp4Weight
 from kvscope_kernels.gated_activation import GELU_TANH
 from kvscope_kernels.triton_language import (
     add_product,
@@ -26,7 +26,7 @@ from kvscope_kernels.triton_language import (
     tl,
 )
 
-MOST_ROWS: Final = 128
+MAX_ROWS_PER_TILE: Final = 128
 """Maximum rows of a tile; half as many for 4-bit weights, which are dequantized in registers."""
 _AS_IT_IS = -1
 _RELU_SQUARED = tl.constexpr(RELU_SQUARED)
@@ -75,7 +75,7 @@ def mix_experts(x: Tensor, ids: Tensor, shares: Tensor, weights: ExpertWeights) 
         return out
     x, ids, shares = x.contiguous(), ids.contiguous(), shares.contiguous()
     num_experts, hidden, size = weights.shape
-    is_packed = isinstance(weights.down, FourBits)
+    is_packed = isinstance(weights.down, Mxfp4Weight)
     tile_m = rows_of_tile(num_tokens, top_k, num_experts, x.element_size(), is_packed=is_packed)
     tiles = None if tile_m == 1 else align_experts(ids.view(-1), num_experts, tile_m)
     inner = _product(x, ids, tiles, tile_m, weights.up, weights.up_bias, size, gate=weights.gate)
@@ -92,7 +92,7 @@ def _product(
     ids: Tensor,
     tiles: ExpertTiles | None,
     tile_m: int,
-    weight: Tensor | FourBits,
+    weight: Tensor | Mxfp4Weight,
     bias: Tensor | None,
     outputs: int,
     *,
@@ -101,7 +101,7 @@ def _product(
 ) -> Tensor:
     """Return each pair's product with its expert, (pairs, outputs); x has one row per token or per pair."""
     num_pairs, inputs = ids.numel(), x.shape[1]
-    codes, powers = weight if isinstance(weight, FourBits) else (weight, None)
+    codes, powers = weight if isinstance(weight, Mxfp4Weight) else (weight, None)
     out = torch.empty(num_pairs, outputs, dtype=x.dtype, device=x.device)
     num_tiles = num_pairs if tiles is None else len(tiles.experts)
     shape = expert_tiles(tile_m, x.element_size(), gate, is_packed=powers is not None)
@@ -136,7 +136,7 @@ def rows_of_tile(num_tokens: int, top_k: int, num_experts: int, element_bytes: i
         return 1
     if element_bytes == 4:
         return 16
-    most = MOST_ROWS // 2 if is_packed else MOST_ROWS
+    most = MAX_ROWS_PER_TILE // 2 if is_packed else MAX_ROWS_PER_TILE
     return min(most, max(16, next_power_of_2(cdiv(2 * num_tokens * top_k, num_experts))))
 
 
@@ -341,7 +341,7 @@ def mix_experts_torch(x: Tensor, ids: Tensor, shares: Tensor, weights: ExpertWei
             continue
         pairs = (flat == expert).nonzero()[:, 0]
         both = linear(x[pairs // top_k], _wide(weights.up, expert, x.dtype), _row(weights.up_bias, expert))
-        made = linear(weights.gate.of(both), _wide(weights.down, expert, x.dtype), _row(weights.down_bias, expert))
+        made = linear(weights.gate.apply(both), _wide(weights.down, expert, x.dtype), _row(weights.down_bias, expert))
         parts[pairs] = made.float() * wide[pairs]
     return parts.view(len(x), top_k, x.shape[1]).sum(1).to(x.dtype)
 
@@ -357,8 +357,8 @@ def check_mixture(x: Tensor, ids: Tensor, shares: Tensor, weights: ExpertWeights
         require(False, "shares", shares, f"{tuple(ids.shape)}, floating,")
 
 
-def _wide(weight: Tensor | FourBits, expert: int, dtype: torch.dtype) -> Tensor:
-    return weight.widened(expert, dtype) if isinstance(weight, FourBits) else weight[expert]
+def _wide(weight: Tensor | Mxfp4Weight, expert: int, dtype: torch.dtype) -> Tensor:
+    return weight.widened(expert, dtype) if isinstance(weight, Mxfp4Weight) else weight[expert]
 
 
 def _row(bias: Tensor | None, expert: int) -> Tensor | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from kvscope_kernels.graph_timing import Call, capture, replay_s
 from kvscope_kernels.linear.skinny_linear import ALWAYS, MAX_ROWS, FewRows, Linear, linear, linear_torch
 
-_WORTH: Final = 0.97
+_MAX_TIME_RATIO: Final = 0.97
 """Maximum time relative to torch's; the gain must exceed the noise of the measurement."""
 _TOLERANCE: Final = 0.02
 """Tolerance relative to the largest number."""
@@ -23,29 +23,29 @@ Clock = Callable[[Sequence[Call]], Callable[[], float]]
 """Prepares calls that run in sequence, and returns a function that measures the seconds of all of them."""
 
 
-class Beside(NamedTuple):
+class RelativeTimes(NamedTuple):
     """Time of the kernels relative to torch's, for weights of one shape."""
 
-    one: float
+    single: float
     """Ratio for one row; infinite if the kernels fail or give a wrong result."""
     several: float
     """Ratio for 2 to `MAX_ROWS` rows."""
 
     @property
-    def few(self) -> FewRows:
+    def few_rows(self) -> FewRows:
         """Numbers of rows for which the kernels should be used."""
-        return FewRows(self.one < _WORTH, self.several < _WORTH)
+        return FewRows(self.single < _MAX_TIME_RATIO, self.several < _MAX_TIME_RATIO)
 
 
-def by_graphs(calls: Sequence[Call]) -> Callable[[], float]:
+def time_by_graphs(calls: Sequence[Call]) -> Callable[[], float]:
     """`Clock` for GPUs that excludes launch overhead of the host, as in a step that is a CUDA graph."""
     return partial(replay_s, capture(calls))
 
 
-def beside_torch(weights: Sequence[Tensor], dtype: torch.dtype, clock: Clock = by_graphs) -> Beside:
+def times_against_torch(weights: Sequence[Tensor], dtype: torch.dtype, clock: Clock = time_by_graphs) -> RelativeTimes:
     """Measure on weights of one shape, such as those of a model's layers; `dtype` is the result's."""
     cycle = weights[: max(1, -(-_CYCLE_BYTES // max(1, weights[0].nbytes)))]
-    return Beside(_ratio(cycle, dtype, (1,), clock), _ratio(cycle, dtype, _SEVERAL, clock))
+    return RelativeTimes(_ratio(cycle, dtype, (1,), clock), _ratio(cycle, dtype, _SEVERAL, clock))
 
 
 def _ratio(weights: Sequence[Tensor], dtype: torch.dtype, rows: Sequence[int], clock: Clock) -> float:

@@ -43,12 +43,12 @@ class LinearTiles(NamedTuple):
 class FewRows(NamedTuple):
     """Numbers of rows for which the kernels replace torch's product with a weight."""
 
-    one: bool
+    single: bool
     several: bool
     """Whether for 2 to `MAX_ROWS` rows."""
 
-    def takes(self, rows: int) -> bool:
-        return self.one if rows == 1 else self.several and 1 < rows <= MAX_ROWS
+    def includes(self, rows: int) -> bool:
+        return self.single if rows == 1 else self.several and 1 < rows <= MAX_ROWS
 
 
 ALWAYS: Final = FewRows(True, True)
@@ -64,7 +64,7 @@ class Linear(Protocol):
         weight: Tensor,
         bias: Tensor | None = None,
         dtype: torch.dtype | None = None,
-        few: FewRows | None = None,
+        few_rows: FewRows | None = None,
     ) -> Tensor: ...
 
 
@@ -73,7 +73,7 @@ def linear(
     weight: Tensor,
     bias: Tensor | None = None,
     dtype: torch.dtype | None = None,
-    few: FewRows | None = None,
+    few_rows: FewRows | None = None,
 ) -> Tensor:
     """Return x @ weight.T + bias, summed in float32.
 
@@ -95,7 +95,7 @@ def linear(
     require_triton()
     rows = x.numel() // max(1, x.shape[-1])
     capability = compute_capability(x.device)
-    if not (few or untried(capability)).takes(rows) or not can_take(weight):
+    if not (few_rows or untried(capability)).includes(rows) or not supports_product(weight):
         return linear_torch(x, weight, bias, dtype)
     outputs, inputs = weight.shape
     out = torch.empty((*x.shape[:-1], outputs), dtype=dtype or x.dtype, device=x.device)
@@ -121,7 +121,7 @@ def untried(capability: int) -> FewRows:
     return ALWAYS if 90 <= capability < 100 else NEVER
 
 
-def can_take(weight: Tensor) -> bool:
+def supports_product(weight: Tensor) -> bool:
     """Whether the kernels support products of few rows with this weight."""
     if weight.element_size() != 2 or not weight.is_contiguous():
         return False
@@ -214,9 +214,9 @@ def linear_torch(
     weight: Tensor,
     bias: Tensor | None = None,
     dtype: torch.dtype | None = None,
-    few: FewRows | None = None,
+    few_rows: FewRows | None = None,
 ) -> Tensor:
-    """Reference of `linear`, and the implementation of what the kernels do not support; ignores `few`."""
+    """Reference of `linear`, and the implementation of what the kernels do not support; ignores `few_rows`."""
     check_linear(x, weight, bias, dtype)
     if dtype is None or dtype == x.dtype:
         return functional.linear(x, weight, bias)

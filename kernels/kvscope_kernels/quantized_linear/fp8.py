@@ -19,7 +19,7 @@ from kvscope_kernels.launch import compute_capability
 from kvscope_kernels.operation_choice import TORCH, TRITON
 from kvscope_kernels.quantized_linear.grouped_weight import CHUNK, in_parts
 from kvscope_kernels.quantized_linear.triton_product import (
-    GroupFacts,
+    KernelWeight,
     check_product,
     counters,
     launch_product,
@@ -185,7 +185,7 @@ class GpuFp8:
     """x @ weight.T summed in float32, both in e4m3 for any number of rows; or x unrounded, in our kernel only.
 
     torch's product is tried with this weight at construction, and abandoned once it fails. Only one stream at a time
-    may use an instance: see `GroupFacts.arrived`.
+    may use an instance: see `KernelWeight.arrived`.
     """
 
     def __init__(
@@ -199,10 +199,10 @@ class GpuFp8:
         self._bias = None if bias is None else bias.detach().float().to(device)
         is_whole = self.inputs % CHUNK == 0 and self.outputs % 16 == 0 and self._scale.shape[1] == 1
         self._is_scaled = rounds_activations and is_whole and multiplies_fp8(device)
-        self._tell: Callable[[str], object] = lambda line: None
-        self._line = ""
-        if self._is_scaled and (why := self._fault()):
-            self._give_up(why)
+        self._report: Callable[[str], object] = lambda line: None
+        self._failure = ""
+        if self._is_scaled and (why := self._trial_error()):
+            self._use_own_kernel(why)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -216,41 +216,41 @@ class GpuFp8:
         """
         check_product(x, add, (self.outputs, self.inputs))
         rows = x.reshape(-1, self.inputs)
-        asked = out_type(x, add, dtype)
-        if self._is_scaled and len(rows) > _FEW_ROWS and torch.bfloat16 in (x.dtype, asked):
+        result_dtype = out_type(x, add, dtype)
+        if self._is_scaled and len(rows) > _FEW_ROWS and torch.bfloat16 in (x.dtype, result_dtype):
             codes, scale = round_rows(rows)
             try:
                 found = _scaled_product(codes, self._codes, scale, self._scale).view(*x.shape[:-1], self.outputs)
             except torch.OutOfMemoryError:
                 raise
             except _REFUSALS as error:
-                self._give_up(_in_words(error))
+                self._use_own_kernel(_describe_error(error))
             else:
                 found = found if self._bias is None else found + self._bias
-                return (found if add is None else found + add).to(asked)
-        taken, row_scale = round_rows(rows, widened=True) if self._rounds else (rows, None)
-        out = torch.empty((*x.shape[:-1], self.outputs), dtype=asked, device=x.device)
-        held = GroupFacts(self._codes.view(torch.int32), self._scale, None, self._arrived, 8, self._group)
-        launch_product(taken, held, out, self._bias, add, row_scale)
+                return (found if add is None else found + add).to(result_dtype)
+        multiplied, row_scale = round_rows(rows, widened=True) if self._rounds else (rows, None)
+        out = torch.empty((*x.shape[:-1], self.outputs), dtype=result_dtype, device=x.device)
+        held = KernelWeight(self._codes.view(torch.int32), self._scale, None, self._arrived, 8, self._group)
+        launch_product(multiplied, held, out, self._bias, add, row_scale)
         return out
 
-    def tell_failure(self, tell: Callable[[str], object]) -> None:
+    def on_failure(self, report: Callable[[str], object]) -> None:
         """Set the callback for a failure of torch's product; it gets one line, now if it has failed already, else when
         it does.
         """
-        self._tell = tell
-        if self._line:
-            tell(self._line)
+        self._report = report
+        if self._failure:
+            report(self._failure)
 
-    def _give_up(self, why: str) -> None:
+    def _use_own_kernel(self, why: str) -> None:
         self._is_scaled = False
-        self._line = (
+        self._failure = (
             f"torch's product of FP8 failed with {self.outputs:,} x {self.inputs:,} weights, kvscope's own kernel "
             f"multiplies instead: {why}"
         )
-        self._tell(self._line)
+        self._report(self._failure)
 
-    def _fault(self) -> str:
+    def _trial_error(self) -> str:
         """Return torch's error for a product with this weight, or the error of its result if that is too large,
         or "".
         """
@@ -262,7 +262,7 @@ class GpuFp8:
         except torch.OutOfMemoryError:
             raise
         except _REFUSALS as error:
-            return _in_words(error)
+            return _describe_error(error)
         expected = (codes.float() @ self._codes[some].float().T) * scale[:, None] * self._scale[some, 0]
         off = float((found - expected).norm() / expected.norm().clamp(min=_SMALLEST_SCALE))
         return "" if off <= _ALLOWED else f"its result is off by {off:.0%}"
@@ -291,7 +291,7 @@ def multiplies_fp8(device: torch.device) -> bool:
     return device.type == "cuda" and compute_capability(device) >= 89
 
 
-def _in_words(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split()):.160}"
 
 

@@ -72,7 +72,7 @@ def grouped(codes: Tensor, scale: Tensor, low: Tensor, bits: int, group: int) ->
     return GroupedWeight(codes, *(narrow if is_held else (scale, low)), bits, group)
 
 
-def joined(weights: Sequence[GroupedWeight]) -> GroupedWeight | None:
+def concatenated(weights: Sequence[GroupedWeight]) -> GroupedWeight | None:
     """Concatenate the outputs of weights. Returns None if their bits, groups or inputs differ."""
     first = weights[0]
     if len({(weight.bits, weight.group, weight.codes.shape[1]) for weight in weights}) > 1:

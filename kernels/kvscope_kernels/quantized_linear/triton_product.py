@@ -34,7 +34,7 @@ _PROGRAMS_EACH: Final = {1: 8, _FEW_ROWS: 4, _SOME_ROWS: 2}
 
 Programs for one row are small and wait for memory; others fill a multiprocessor.
 """
-_UNIT_WORDS: Final = 4
+_WORDS_PER_UNIT: Final = 4
 _SMALLEST_TILE: Final = 16
 """Minimum number of outputs per program."""
 
@@ -58,21 +58,21 @@ class ProductTiles(NamedTuple):
 class TritonGrouped:
     """x @ weight.T with the weight dequantized to the dtype of x in registers; sums in float32.
 
-    Only one stream at a time may use an instance: see `GroupFacts.arrived`.
+    Only one stream at a time may use an instance: see `KernelWeight.arrived`.
     """
 
     def __init__(self, weight: GroupedWeight, bias: Tensor | None, device: torch.device) -> None:
         self.outputs, self.inputs = weight.codes.shape
         self._bits, self._group = weight.bits, weight.group
-        self._words = _words(weight.codes, weight.bits).to(device)
-        self._scale, self._low = (facts.contiguous().to(device) for facts in weight.facts)
+        self._packed_words = _packed_words(weight.codes, weight.bits).to(device)
+        self._scale, self._low = (kernel_weight.contiguous().to(device) for kernel_weight in weight.facts)
         self._arrived = counters(self.outputs, device)
         self._bias = None if bias is None else bias.detach().float().to(device)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        held = (self._words, self._scale, self._low, self._arrived)
-        return held if self._bias is None else (*held, self._bias)
+        weight = (self._packed_words, self._scale, self._low, self._arrived)
+        return weight if self._bias is None else (*weight, self._bias)
 
     def product(self, x: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Multiply x (..., inputs) -> (..., outputs) of `dtype`, else the dtype of `add`, which is added, else of x.
@@ -81,13 +81,13 @@ class TritonGrouped:
         """
         check_product(x, add, (self.outputs, self.inputs))
         require_triton()
-        facts = GroupFacts(self._words, self._scale, self._low, self._arrived, self._bits, self._group)
+        kernel_weight = KernelWeight(self._packed_words, self._scale, self._low, self._arrived, self._bits, self._group)
         out = torch.empty((*x.shape[:-1], self.outputs), dtype=out_type(x, add, dtype), device=x.device)
-        launch_product(x, facts, out, self._bias, add)
+        launch_product(x, kernel_weight, out, self._bias, add)
         return out
 
 
-class GroupFacts(NamedTuple):
+class KernelWeight(NamedTuple):
     """A weight in the kernel's layout; `low` is None for e4m3."""
 
     words: Tensor
@@ -109,38 +109,43 @@ def out_type(x: Tensor, add: Tensor | None, dtype: torch.dtype | None) -> torch.
 
 
 def counters(outputs: int, device: torch.device) -> Tensor:
-    """Return zeroed counters for `GroupFacts.arrived`."""
+    """Return zeroed counters for `KernelWeight.arrived`."""
     return torch.zeros(cdiv(outputs, _SMALLEST_TILE), dtype=torch.int32, device=device)
 
 
 def launch_product(
-    x: Tensor, held: GroupFacts, out: Tensor, bias: Tensor | None, add: Tensor | None, row_scale: Tensor | None = None
+    x: Tensor,
+    weight: KernelWeight,
+    out: Tensor,
+    bias: Tensor | None,
+    add: Tensor | None,
+    row_scale: Tensor | None = None,
 ) -> None:
     """Compute the product into `out`, without synchronization, so that CUDA graphs can capture it.
 
-    One stream at a time: see `GroupFacts.arrived`.
+    One stream at a time: see `KernelWeight.arrived`.
     """
     inputs, outputs = x.shape[-1], out.shape[-1]
     rows = x.numel() // inputs
     if not rows:
         return
-    tiles = product_tiles(rows, held.bits, x.element_size())
-    splits = num_splits(rows, outputs, inputs, held.bits, tiles, num_multiprocessors(x.device))
+    tiles = product_tiles(rows, weight.bits, x.element_size())
+    splits = num_splits(rows, outputs, inputs, weight.bits, tiles, num_multiprocessors(x.device))
     grid = (cdiv(outputs, tiles.tile_n), cdiv(rows, tiles.tile_m), splits)
     num_sums = grid[0] * splits * tiles.tile_n * tiles.tile_m
     _grouped_product_kernel[grid](
         x.contiguous(),
-        held.words,
-        held.scale,
-        held.low,
+        weight.words,
+        weight.scale,
+        weight.low,
         bias,
         None if add is None else add.contiguous(),
         out,
         torch.empty(num_sums, dtype=torch.float32, device=x.device) if splits > 1 else None,
-        held.arrived,
+        weight.arrived,
         row_scale,
         rows,
-        **product_constants(outputs, inputs, held.group, held.bits, tiles, splits),
+        **product_constants(outputs, inputs, weight.group, weight.bits, tiles, splits),
         PLAIN=is_interpreting(),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
@@ -277,7 +282,7 @@ def _one_row(
     parts = tl.zeros([TILE_N, TILE_U], tl.float32)
     for u in range(first, last, TILE_U):
         units = u + tl.arange(0, TILE_U)
-        held, factor, groups, in_groups = _units(words, scale, n, units, OUTPUTS, INPUTS, GROUP, BITS)
+        weight, factor, groups, in_groups = _units(words, scale, n, units, OUTPUTS, INPUTS, GROUP, BITS)
         products = tl.zeros([TILE_N, TILE_U, 4], tl.float32)
         numbers = tl.zeros([TILE_U, 4], tl.float32)
         offsets = tl.zeros([TILE_U, 4], tl.float32)
@@ -285,9 +290,9 @@ def _one_row(
             if low is None:
                 k = (units * unit)[:, None] + (shift + 4 * word)[None, :]
                 each = tl.load(x + k, mask=k < INPUTS, other=0.0).to(tl.float32)
-                products += _e4m3(held, shift) * 2.0**_E4M3_EXPONENT * each[None, :, :]
+                products += _e4m3(weight, shift) * 2.0**_E4M3_EXPONENT * each[None, :, :]
             else:
-                moved = _moved(held, shift)
+                moved = _moved(weight, shift)
                 for half in tl.static_range(8 // BITS):
                     k = (units * unit)[:, None] + (4 * (8 // BITS * shift + half) + word)[None, :]
                     each = tl.load(x + k, mask=k < INPUTS, other=0.0).to(tl.float32)
@@ -323,14 +328,14 @@ def _widened(
     Each thread has whole units, so reordering is free.
     """
     unit: tl.constexpr = 128 // BITS
-    held, factor, groups, in_groups = _units(words, scale, n, units, OUTPUTS, INPUTS, GROUP, BITS)
+    weight, factor, groups, in_groups = _units(words, scale, n, units, OUTPUTS, INPUTS, GROUP, BITS)
     factor = factor[:, :, None]
-    a, b = _moved(held, 0), _moved(held, 1)
-    c, d = _moved(held, 2), _moved(held, 3)
+    a, b = _moved(weight, 0), _moved(weight, 1)
+    c, d = _moved(weight, 2), _moved(weight, 3)
     if low is None:
         power = factor * 2.0**_E4M3_EXPONENT
-        ab = tl.join(_e4m3(held, 0) * power, _e4m3(held, 1) * power)
-        cd = tl.join(_e4m3(held, 2) * power, _e4m3(held, 3) * power)
+        ab = tl.join(_e4m3(weight, 0) * power, _e4m3(weight, 1) * power)
+        cd = tl.join(_e4m3(weight, 2) * power, _e4m3(weight, 3) * power)
         wide = tl.permute(tl.join(ab, cd), (0, 1, 2, 4, 3))
     else:
         lowest = tl.load(low + groups, mask=in_groups, other=0.0).to(tl.float32)[:, :, None]
@@ -369,10 +374,10 @@ def _units(
     num_groups: tl.constexpr = (INPUTS + GROUP - 1) // GROUP
     inside = (n < OUTPUTS)[:, None] & (units < num_units)[None, :]
     places = (n.to(tl.int64)[:, None] * num_units + units[None, :])[:, :, None] * 4 + tl.arange(0, 4)[None, None, :]
-    held = tl.load(words + places, mask=inside[:, :, None], other=0)
+    weight = tl.load(words + places, mask=inside[:, :, None], other=0)
     groups = n[:, None] * num_groups + (units * unit // GROUP)[None, :]
     in_groups = inside & (units * unit < INPUTS)[None, :]
-    return held, tl.load(scale + groups, mask=in_groups, other=0.0).to(tl.float32), groups, in_groups
+    return weight, tl.load(scale + groups, mask=in_groups, other=0.0).to(tl.float32), groups, in_groups
 
 
 @jit
@@ -451,10 +456,10 @@ def check_product(x: Tensor, add: Tensor | None, shape: tuple[int, int]) -> None
         require(False, "add", add, f"{(*x.shape[:-1], outputs)}, floating,")
 
 
-def _words(codes: Tensor, bits: int) -> Tensor:
+def _packed_words(codes: Tensor, bits: int) -> Tensor:
     """Return the words of codes below 2^bits, (outputs, units, 4) int32, padded to whole chunks."""
     wide = pad(codes, (0, -codes.shape[1] % CHUNK))
-    numbers = wide.view(len(codes), -1, 32 // bits, _UNIT_WORDS).transpose(2, 3)  # word by word
+    numbers = wide.view(len(codes), -1, 32 // bits, _WORDS_PER_UNIT).transpose(2, 3)  # word by word
     if bits == 4:
         numbers = numbers[..., 0::2] + numbers[..., 1::2] * 16
     return numbers.contiguous().view(torch.int32)[..., 0].contiguous()

@@ -28,7 +28,7 @@ MAKERS: Final[Mapping[str, Mapping[str, Callable[[], Library]]]] = {
     FLASHINFER: {"FlashInfer": FlashInfer},
     FLASH_ATTN: {"flash-attn 3": FlashAttention3, "flash-attn 2": FlashAttention2},
 }
-_WORTH: Final = 0.97
+_MAX_TIME_RATIO: Final = 0.97
 """Maximum time of a library relative to ours; the gain must exceed the noise of the measurement."""
 _TOLERANCE: Final = 0.02
 """Tolerance relative to the largest number: above 16-bit rounding, below a wrong result."""
@@ -50,7 +50,7 @@ class LibraryChoice:
     """Result of the choice."""
 
     ops: Ops
-    words: str
+    description: str
     """User-visible explanation on one line; "" if there was no choice."""
     failures: list[str] = field(default_factory=list)
     """User-visible reasons why a library failed while serving; appended when it happens."""
@@ -88,7 +88,7 @@ def choose(
                 raise Missing(why)
             tell(f"trying {library.name}, whose kernels are compiled when they are first used")
             with_library = preferring(ops, library, frozenset(options))
-            ratios[library.name] = _tried(ops, with_library, shape, device, options, clock)
+            ratios[library.name] = _time_ratio(ops, with_library, shape, device, options, clock)
             found[library.name] = library
         except Missing as missing:
             refused[name] = str(missing)
@@ -99,12 +99,12 @@ def choose(
     best = min(ratios, key=ratios.__getitem__, default="")
     if wanted == AUTO:
         tried = [f"{name}: {reason}" for name, reason in refused.items()]
-        tried += [f"{name}: {_beside(ratio)}" for name, ratio in ratios.items()]
-        if not best or ratios[best] >= _WORTH:
+        tried += [f"{name}: {_ratio_text(ratio)}" for name, ratio in ratios.items()]
+        if not best or ratios[best] >= _MAX_TIME_RATIO:
             return LibraryChoice(ops, f"attention: kvscope's own kernels ({'; '.join(tried)})")
         words = f"attention: {best} for prompts ({'; '.join(tried)})"
     else:
-        words = f"attention: {best} for prompts, as asked for, {_beside(ratios[best])}"
+        words = f"attention: {best} for prompts, as asked for, {_ratio_text(ratios[best])}"
     failures: list[str] = []
     return LibraryChoice(preferring(ops, found[best], frozenset(options), failures.append), words, failures)
 
@@ -155,11 +155,11 @@ def prefill_of(work: AttentionWorkload, pool: Pool) -> Prefill:
     return Prefill(pool.attention_args(), runs, host_lengths(work))
 
 
-def _beside(ratio: float) -> str:
+def _ratio_text(ratio: float) -> str:
     return f"{ratio:.2f} of our time"
 
 
-def _tried(
+def _time_ratio(
     ours: Ops, theirs: Ops, shape: AttentionShape, device: torch.device, options: Sequence[Options], clock: Clock
 ) -> float:
     """Return the library's time relative to ours, over whole prompts and chunks after cached tokens.

@@ -26,8 +26,9 @@ MAX_ERRORS: Final = 3
 class PreferredPrefill:
     """`PrefillAttention` that uses the library for layers with the tried `options`, and ours for all else.
 
-    With `give_up`, calls that fail in the library run on ours. The library is retried after `PAUSE_S`, and abandoned
-    after `MAX_ERRORS` consecutive errors. `give_up` is called with a line about the first and the last of these errors.
+    With `report_failure`, calls that fail in the library run on ours. The library is retried after `PAUSE_S`, and
+    abandoned after `MAX_ERRORS` consecutive errors. `report_failure` is called with a line about the first and the last
+    of these errors.
     """
 
     def __init__(
@@ -35,11 +36,11 @@ class PreferredPrefill:
         library: Library,
         ours: PrefillAttention,
         options: frozenset[Options],
-        give_up: Callable[[str], object] | None = None,
+        report_failure: Callable[[str], object] | None = None,
     ) -> None:
         self.library, self._ours, self._options = library, ours, options
-        self._give_up, self._num_errors, self._not_before_s = give_up, 0, 0.0
-        self._takes: dict[tuple[object, ...], bool] = {}
+        self._report_failure, self._num_errors, self._not_before_s = report_failure, 0, 0.0
+        self._supported: dict[tuple[object, ...], bool] = {}
 
     @property
     def implementation(self) -> str:
@@ -56,28 +57,28 @@ class PreferredPrefill:
         try:
             attended = self.library.prefill(Prefill(args, runs, runs.lengths))
         except Exception as error:  # any error of the library; invalid arguments raise in ours too
-            if self._give_up is None:
+            if self._report_failure is None:
                 raise
-            self._failed(error, self._give_up)
+            self._record_failure(error, self._report_failure)
             return self._ours(args, runs)
         self._num_errors = 0
         return attended
 
-    def _failed(self, error: Exception, tell: Callable[[str], object]) -> None:
+    def _record_failure(self, error: Exception, report: Callable[[str], object]) -> None:
         self._num_errors += 1
         is_last = self._num_errors >= MAX_ERRORS
         self._not_before_s = math.inf if is_last else time.monotonic() + PAUSE_S
         if is_last or self._num_errors == 1:
             until = "from here on" if is_last else f"and it is tried again in {PAUSE_S:.0f} s"
             why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.200}"
-            tell(f"{self.library.name} failed; kvscope's own kernels run prompts {until}: {why}")
+            report(f"{self.library.name} failed; kvscope's own kernels run prompts {until}: {why}")
 
     def _fits(self, query: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
         key = (*query.shape[1:], *k_cache.shape[1:], *v_cache.shape[1:], query.dtype, k_cache.dtype)
-        if key not in self._takes:
-            self._takes[key] = k_cache.dtype == query.dtype and k_cache.shape == v_cache.shape
-            self._takes[key] &= not self.library.refusal(shape_of(query, k_cache))
-        return self._takes[key]
+        if key not in self._supported:
+            self._supported[key] = k_cache.dtype == query.dtype and k_cache.shape == v_cache.shape
+            self._supported[key] &= not self.library.refusal(shape_of(query, k_cache))
+        return self._supported[key]
 
 
 def shape_of(query: Tensor, k_cache: Tensor) -> AttentionShape:
@@ -90,7 +91,7 @@ def preferring(
     ops: Ops,
     library: Library,
     options: frozenset[Options] = frozenset((PLAIN,)),
-    give_up: Callable[[str], object] | None = None,
+    report_failure: Callable[[str], object] | None = None,
 ) -> Ops:
     """Return `ops` with the library's prefill; see `PreferredPrefill`."""
-    return replace(ops, prefill=PreferredPrefill(library, ops.prefill, options, give_up))
+    return replace(ops, prefill=PreferredPrefill(library, ops.prefill, options, report_failure))

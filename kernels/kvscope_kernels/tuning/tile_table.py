@@ -46,7 +46,7 @@ def tuned(
         return _forced[kernel]
     if device.type != "cuda":
         return given
-    return _of(kernel, given, group, element_bytes, is_quantized, is_cut, _gpu_name(device))
+    return _tiles_of(kernel, given, group, element_bytes, is_quantized, is_cut, _gpu_name(device))
 
 
 def table_key(
@@ -110,7 +110,7 @@ def read_table(path: Path, gpu: str) -> TileTable:
     return TileTable(entries)
 
 
-def table_words(device: torch.device) -> str:
+def describe_own_table(device: torch.device) -> str:
     """Return the line shown at startup about the user's own table, or "" if it has nothing for this GPU."""
     if device.type != "cuda":
         return ""
@@ -134,7 +134,7 @@ def write_table(path: Path, gpu: str, entries: Mapping[str, Mapping[str, Any] | 
     partial = path.with_name(f"{path.name}.{os.getpid()}")
     partial.write_text(json.dumps({"version": VERSION, "gpus": gpus}, indent=1, sort_keys=True) + "\n", "utf-8")
     partial.replace(path)
-    _of.cache_clear()
+    _tiles_of.cache_clear()
 
 
 def as_entry(tiles: DotTiles) -> dict[str, int | bool | None]:
@@ -170,7 +170,7 @@ def from_entry(entry: Any, given: DotTiles, group: int) -> DotTiles | None:
 
 
 @cache
-def _of(
+def _tiles_of(
     kernel: str, given: DotTiles, group: int, element_bytes: int, is_quantized: bool, is_cut: bool, gpu: str
 ) -> DotTiles:
     key = table_key(kernel, given, group, element_bytes, is_quantized=is_quantized, is_cut=is_cut)

@@ -9,6 +9,7 @@ import numpy as np
 
 from kvscope_app.session import poll_timer
 from kvscope_app.session.history import History
+from kvscope_app.session.shown_memory import shown_memory
 from kvscope_telemetry.messages.commands import Control, Done
 from kvscope_telemetry.source import SourceState, Update
 
@@ -44,12 +45,16 @@ def test_paused_mirror_is_frozen_while_the_live_mirror_is_updated(engine, sessio
 def test_memory_before_the_first_breakdown_uses_the_weights_of_a_later_one(engine, session, poll, monkeypatch):
     engine.memory(weights_bytes=300, kv_bytes=64, allocated_bytes=500)
     poll(session)
-    assert session.memory.allocated_bytes == 500
+    assert shown_memory(session.timeline).allocated_bytes == 500
     monkeypatch.setattr(type(session.timeline), "history", History())  # history before the first breakdown
-    assert (session.memory.weights_bytes, session.memory.kv_bytes, session.memory.allocated_bytes) == (300, 64, -1)
+    assert (
+        shown_memory(session.timeline).weights_bytes,
+        shown_memory(session.timeline).kv_bytes,
+        shown_memory(session.timeline).allocated_bytes,
+    ) == (300, 64, -1)
     engine.restart(8)
     poll(session)
-    assert session.memory is None, "weights of an earlier engine run"
+    assert shown_memory(session.timeline) is None, "weights of an earlier engine run"
 
 
 def test_second_pause_keeps_the_first_frozen_mirror(engine, session, poll):

@@ -18,6 +18,7 @@ from kvscope_engine.model.loader.gguf.gguf_cache import converted_gguf
 from kvscope_engine.model.loader.model_loader import load_model
 from kvscope_engine.model.runner.kv_cache_spec import storage_for_model
 from kvscope_engine.model.runner.model_runner import ModelRunner
+from kvscope_engine.model.runner.runner_config import RunnerConfig
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.step_plan import Scheduled, StepPlan
 from kvscope_engine.tokenization.tokenizer import Tokenizer
@@ -285,7 +286,7 @@ class PlannedRun:
         self.storage = storage_for_model(loaded, num_blocks, block_size, kv_cache_dtype)
         for part in self.storage.block_tensors:
             part.fill_(float("nan") if part.is_floating_point() else 0x7F)
-        self.runner = ModelRunner(loaded, self.storage, max_num_seqs=8, max_num_batched_tokens=64)
+        self.runner = ModelRunner(loaded, self.storage, RunnerConfig(max_num_seqs=8, max_num_batched_tokens=64))
         self.rng = np.random.default_rng(seed)
         self.free = self.rng.permutation(num_blocks).tolist()
         self.requests: list[Request] = []

@@ -9,7 +9,7 @@ from tests.engine.planning.conftest import LLAMA_8B, Make, allocated_peak, close
 from kvscope_engine.model.kv_cache.kv_storage import KVStorage
 from kvscope_engine.model.layers.attention.no_attention import NoAttention
 from kvscope_engine.model.layers.forward import Forward
-from kvscope_engine.model.verification.hook_check import seen_calls
+from kvscope_engine.model.verification.hook_check import record_calls
 from kvscope_engine.planning.inference_plan import InferenceQuestion, forward_shape, plan_inference
 from kvscope_engine.planning.skeleton import build
 from kvscope_engine.policy.kv_groups import GroupRule
@@ -37,7 +37,7 @@ def test_weights_kv_and_activations_are_what_a_cpu_takes(skeleton: Make, dtype: 
     model = skeleton()
     shape = forward_shape(model, dtype, 512)
     module = build(model.config, dtype, torch.device("cpu")).eval()
-    seen_calls(module)
+    record_calls(module)
     ids = torch.zeros(512, dtype=torch.int64)
     with torch.inference_mode():
         real = allocated_peak(lambda: Forward(module).fill(ids, ids, NoAttention()))

@@ -46,7 +46,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._count(leaf.untyped_storage())
         return result
 
-    def restart_peak(self) -> None:
+    def reset_peak(self) -> None:
         """Of what is held from now on."""
         self.peak = self.held
 
@@ -153,13 +153,13 @@ class FakeGpu:
     def held_bytes(self) -> int:
         return self.ledger.held
 
-    def restart_peak(self) -> None:
-        self.ledger.restart_peak()
+    def reset_peak(self) -> None:
+        self.ledger.reset_peak()
 
     def peak_bytes(self) -> int:
         return self.ledger.peak
 
-    def release_unused(self) -> None:
+    def empty_cache(self) -> None:
         """Nothing is kept that no tensor uses."""
 
     def reserved_bytes(self) -> int:

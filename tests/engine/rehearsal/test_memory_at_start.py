@@ -11,7 +11,7 @@ import torch
 
 from kvscope_engine.bench.shapes import SHAPES as LLAMA_SHAPES
 from kvscope_engine.model.cpu_offload import streaming
-from kvscope_engine.model.device_memory.memory_plan import MemoryPlan, StepReserves, with_room_for_blocks
+from kvscope_engine.model.device_memory.memory_plan import MemoryPlan, StepReserves, drop_large_piecewise_graphs
 from kvscope_engine.model.kv_cache.kv_storage import block_bytes
 from kvscope_engine.model.loaded_model import LoadedModel
 from kvscope_engine.model.loader.download.model_names import ModelName
@@ -204,7 +204,7 @@ class Moments:
     def end(self, name: str, beyond: int = 0) -> None:
         """Of the part that ends here; `beyond` is what it takes that was not rehearsed."""
         self.peaks[name] = self._gpu.peak_bytes() + beyond
-        self._gpu.restart_peak()
+        self._gpu.reset_peak()
 
 
 def test_proofs_take_little_beside_the_weights(rehearsed: Callable[..., Any]) -> None:
@@ -222,7 +222,7 @@ def _check_joining(gpu: Any, loaded: LoadedModel) -> None:
     weights = gpu.held_bytes()
     layers: Any = loaded.module.get_submodule("model.layers")
     largest = max(sum(p.nbytes for p in layer.parameters()) for layer in layers)
-    gpu.restart_peak()
+    gpu.reset_peak()
     assert make_ready_to_run(loaded.module).layers == loaded.num_layers
     assert gpu.peak_bytes() <= weights + 1.2 * largest
     assert gpu.held_bytes() <= 1.001 * weights
@@ -260,15 +260,15 @@ def test_graphs_of_prefills_are_left_out_where_they_leave_little_for_blocks() ->
         staging=0,
         kv_min=2 << 20,
     )
-    assert with_room_for_blocks(plan) is plan, "half a GiB of three"
+    assert drop_large_piecewise_graphs(plan) is plan, "half a GiB of three"
     tight = replace(plan, weights=plan.weights + 2 * GIB)
-    assert with_room_for_blocks(tight).kv == tight.kv + GIB // 2 == GIB
-    assert with_room_for_blocks(tight, 1.0) is tight, "asked for"
+    assert drop_large_piecewise_graphs(tight).kv == tight.kv + GIB // 2 == GIB
+    assert drop_large_piecewise_graphs(tight, 1.0) is tight, "asked for"
     full = replace(plan, weights=23 * GIB - (GIB // 2))
     assert not full.fits
-    assert with_room_for_blocks(full, 1.0).kv == GIB // 2
+    assert drop_large_piecewise_graphs(full, 1.0).kv == GIB // 2
     assert "graphs 0.5 GiB" in plan.parts()
-    assert "graphs" not in with_room_for_blocks(tight).parts()
+    assert "graphs" not in drop_large_piecewise_graphs(tight).parts()
 
 
 def test_what_is_missing_is_said_by_name(rehearsed: Callable[..., Any]) -> None:

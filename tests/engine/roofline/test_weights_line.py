@@ -15,13 +15,13 @@ from kvscope_engine.model.loader.gguf.gguf_file import GgufFile
 from kvscope_engine.model.loader.gguf.gguf_header import GgufHeader, TensorPlace
 from kvscope_engine.model.loader.quantization_choice import FILED
 from kvscope_engine.model.quantization.filed_weight import name_format
-from kvscope_engine.model.verification.fuse import Fused
+from kvscope_engine.model.verification.fuse import FusedCounts
 from kvscope_engine.roofline import default_weights
 from kvscope_engine.roofline.step_costs import ModelWork
 from kvscope_engine.roofline.weights_line import size, weights_line
 
 Load = Callable[..., LoadedModel]
-PLAIN = Fused(2, 2, 5, 2, False, True)
+PLAIN = FusedCounts(2, 2, 5, 2, False, True)
 
 
 def test_the_words_follow_what_became_of_the_layers(tiny_loaded: Load) -> None:

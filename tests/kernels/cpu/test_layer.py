@@ -8,7 +8,7 @@ import torch
 from kvscope_kernels.attention_args import AttentionArgs
 from kvscope_kernels.cpu.decode import paged_decode_attention_native
 from kvscope_kernels.cpu.grouped import NativeGrouped
-from kvscope_kernels.cpu.layer import CompiledLayer, DecodeStep, LayerForm, Norm, Weight, can_compile
+from kvscope_kernels.cpu.layer import CompiledLayer, DecodeStep, LayerSpec, Norm, Weight, can_compile
 from kvscope_kernels.cpu.layers import (
     FEW_NUMBERS,
     gated_activation_native,
@@ -18,7 +18,7 @@ from kvscope_kernels.cpu.layers import (
 from kvscope_kernels.cpu.library import library
 from kvscope_kernels.cpu.linear import Int8Weight
 from kvscope_kernels.quantized_linear.grouped_weight import rounded
-from kvscope_kernels.rotate_write import HeadNorm, Rotation, Turn
+from kvscope_kernels.rotate_write import CosSin, HeadNorm, Rotation
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs a C compiler")
 
@@ -56,8 +56,8 @@ def products_of(*kinds: tuple[int, bool]) -> tuple[Weight, ...]:
 INT8, GROUPS_OF_4, GROUPS_OF_8 = (8, False), (4, True), (8, True)
 
 
-def a_form(**changes: Any) -> LayerForm:
-    form = LayerForm(
+def a_form(**changes: Any) -> LayerSpec:
+    form = LayerSpec(
         products=products_of(*[INT8] * 4),
         norms=(a_norm(4), a_norm(5), a_norm(6)),
         head_norm=None,
@@ -91,11 +91,11 @@ def a_step(dtype: torch.dtype) -> DecodeStep:
     slots[0] = -1
     tables[0, 0] = 3
     cos, sin = (some(len(LENGTHS), 1, DIM, seed=seed).to(dtype) for seed in (10, 11))
-    return DecodeStep(Turn(cos, sin), torch.tensor(slots), tables, torch.tensor(LENGTHS, dtype=torch.int32))
+    return DecodeStep(CosSin(cos, sin), torch.tensor(slots), tables, torch.tensor(LENGTHS, dtype=torch.int32))
 
 
 def by_parts(
-    form: LayerForm, x: torch.Tensor, normed: torch.Tensor | None, step: DecodeStep, caches: Any
+    form: LayerSpec, x: torch.Tensor, normed: torch.Tensor | None, step: DecodeStep, caches: Any
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     turn, slots, tables, lengths = step.tensors
     qkv, o, gate_up, down = form.products
@@ -117,14 +117,14 @@ def by_parts(
     return x, None if following is None else norm(following, x)
 
 
-def check(form: LayerForm, *, is_normed: bool = False) -> None:
+def check(form: LayerSpec, *, is_normed: bool = False) -> None:
     x, step = some(len(LENGTHS), HIDDEN, seed=12).to(form.sum_dtype), a_step(form.dtype)
     normed = some(len(LENGTHS), HIDDEN, seed=13).to(form.dtype) if is_normed else None
     theirs, ours = caches_of(form.dtype), caches_of(form.dtype)
     expected, expected_norm = by_parts(form, x, normed, step, theirs)
     layer = CompiledLayer(form, *ours)
-    assert step.is_sound
-    assert layer.takes(x, normed, step)
+    assert step.has_supported_layout
+    assert layer.supports(x, normed, step)
     found, found_norm = layer(x, normed, step)
     assert torch.equal(found, expected)
     assert bool(found.isfinite().all())
@@ -186,10 +186,10 @@ def test_two_threads_change_nothing() -> None:
 def test_what_is_not_its_own_is_left_to_others() -> None:
     form, caches, step = a_form(), caches_of(torch.bfloat16), a_step(torch.bfloat16)
     layer, x = CompiledLayer(form, *caches), some(len(LENGTHS), HIDDEN)
-    assert not layer.takes(x.bfloat16(), None, step)
-    assert not layer.takes(x[:2], None, step)
-    assert not layer.takes(x, x, step)
-    assert not layer.takes(x, None, a_step(torch.float32))
+    assert not layer.supports(x.bfloat16(), None, step)
+    assert not layer.supports(x[:2], None, step)
+    assert not layer.supports(x, x, step)
+    assert not layer.supports(x, None, a_step(torch.float32))
     assert can_compile(form, *caches)
     assert not can_compile(form, *caches_of(torch.float32))
     assert not can_compile(form._replace(num_heads=HEADS + 1), *caches)
@@ -205,8 +205,8 @@ def test_as_many_tokens_as_the_operations_compute_themselves() -> None:
     layer = CompiledLayer(a_form(), *caches_of(torch.bfloat16))
     most = FEW_NUMBERS // (2 * SIZE)
     for count in (most, most + 1):
-        turn = Turn(*(torch.zeros(count, 1, DIM, dtype=torch.bfloat16) for _ in range(2)))
+        turn = CosSin(*(torch.zeros(count, 1, DIM, dtype=torch.bfloat16) for _ in range(2)))
         rows = torch.zeros(count, dtype=torch.int32)
         step = DecodeStep(turn, rows.long(), rows[:, None], rows)
-        assert layer.takes(torch.zeros(count, HIDDEN), None, step) == (count == most)
-    assert not DecodeStep(turn, rows, rows[:, None], rows).is_sound
+        assert layer.supports(torch.zeros(count, HIDDEN), None, step) == (count == most)
+    assert not DecodeStep(turn, rows, rows[:, None], rows).has_supported_layout

@@ -15,7 +15,7 @@ from kvscope_kernels.quantized_linear.grouped_weight import rounded
 
 
 def test_each_tensor_has_its_own_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_buffer, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(weight_buffer, "CHUNK_BYTES", 1000)
     buffer = WeightBuffer()
     shapes = [((3, 5), torch.uint8), ((7,), torch.float32), ((250,), torch.float32), ((2, 600), torch.uint8)]
     taken = [buffer.allocate(shape, dtype) for shape, dtype in shapes]  # the last two need pieces of their own
@@ -32,7 +32,7 @@ def test_each_tensor_has_its_own_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_piece_goes_with_its_last_tensor() -> None:
     buffer = WeightBuffer()
     first, second = (buffer.allocate((8,), torch.uint8) for _ in range(2))
-    piece = weakref.ref(buffer._piece)
+    piece = weakref.ref(buffer._chunk)
     assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
     del buffer
     gc.collect()
@@ -49,7 +49,7 @@ def test_a_weight_in_it_is_the_same_weight() -> None:
     for (packed, in_groups), weight in zip(together, weights, strict=True):
         assert torch.equal(packed.product(x), Int8Weight(weight).product(x))
         assert torch.equal(in_groups.product(x), NativeGrouped(rounded(weight)).product(x))
-    piece = buffer._piece.untyped_storage().data_ptr()
+    piece = buffer._chunk.untyped_storage().data_ptr()
     assert all(
         part.untyped_storage().data_ptr() == piece for pair in together for kept in pair for part in kept.tensors
     )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvscope_kernels.decode.bounds import LONGEST_PART, part_bounds, partial_bytes
+from kvscope_kernels.decode.bounds import MAX_PART_TOKENS, part_bounds, partial_bytes
 
 H100 = 132
 TILE_N = 32
@@ -18,7 +18,7 @@ def cut(lengths: list[int], num_kv_heads: int, max_visible: int = 0) -> list[int
     if not bounds.num_cuts:
         return [1] * len(lengths)
     total = sum(lengths)
-    filling = min(-(-total // bounds.num_wanted), LONGEST_PART)
+    filling = min(-(-total // bounds.num_filling), MAX_PART_TOKENS)
     longest = max(bounds.min_tokens, -(-total // bounds.num_cuts), filling)
     parts = [-(-max(length, 1) // longest) for length in lengths]
     sizes = [-(-max(length, 1) // (n * TILE_N)) * TILE_N for length, n in zip(lengths, parts, strict=True)]
@@ -87,7 +87,7 @@ def test_products_of_one_request_fill_the_device_in_whole_rounds(
         programs = bounds.num_cuts * programs_each
         assert programs / (-(-programs // fill) * fill) >= min(at_least, _filled(before.num_cuts, programs_each, fill))
         assert bounds.num_cuts <= before.num_cuts, "no more room than is planned for"
-        assert bounds.num_wanted == bounds.num_cuts, "as many whatever the length is"
+        assert bounds.num_filling == bounds.num_cuts, "as many whatever the length is"
 
 
 def _filled(parts: int, programs_each: int, fill: int) -> float:

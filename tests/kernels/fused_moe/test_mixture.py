@@ -8,8 +8,8 @@ import torch
 from torch.nn.functional import gelu
 
 from benchmarks.compile_report.offline_compile import MAX_SHARED_BYTES
-from kvscope_kernels.fused_moe.expert_weights import FP4, RELU_SQUARED, ExpertWeights, FourBits, Gate, four_bits
-from kvscope_kernels.fused_moe.mixture import MOST_ROWS, expert_tiles, rows_of_tile
+from kvscope_kernels.fused_moe.expert_weights import FP4, RELU_SQUARED, ExpertWeights, Gate, Mxfp4Weight, four_bits
+from kvscope_kernels.fused_moe.mixture import MAX_ROWS_PER_TILE, expert_tiles, rows_of_tile
 from kvscope_kernels.gated_activation import GELU_TANH, SILU
 
 GPT_OSS = Gate(SILU, 1.702, 7.0, 1.0)
@@ -120,7 +120,7 @@ def test_weights_of_four_bits(runner: Any, num_tokens: int, hidden: int, size: i
     assert packed[0] is not None
     assert packed[1] is not None
     wide = expected(x, ids, shares, weights._replace(up=up, down=down))
-    moved = [FourBits(*(part.to(runner.device) for part in each)) for each in packed if each is not None]
+    moved = [Mxfp4Weight(*(part.to(runner.device) for part in each)) for each in packed if each is not None]
     held = weights._replace(up=moved[0], down=moved[1])
     biases = [None if each is None else each.to(runner.device) for each in (held.up_bias, held.down_bias)]
     held = held._replace(up_bias=biases[0], down_bias=biases[1])
@@ -209,10 +209,10 @@ def test_tiles_grow_with_the_pairs_and_fit_small_gpus() -> None:
     """Two tiles of each operand a stage, at most, in the shared memory of an RTX 4090."""
     sizes = [rows_of_tile(tokens, 8, 128, 2) for tokens in (1, 2, 64, 256, 512, 8192)]
     assert sizes == sorted(sizes)
-    assert (sizes[0], sizes[1], sizes[-1]) == (1, 16, MOST_ROWS)
+    assert (sizes[0], sizes[1], sizes[-1]) == (1, 16, MAX_ROWS_PER_TILE)
     packed = [rows_of_tile(tokens, 8, 128, 2, is_packed=True) for tokens in (1, 2, 64, 256, 512, 8192)]
-    assert packed == [min(size, MOST_ROWS // 2) for size in sizes]
-    for tile_m in (1, 16, 32, 64, MOST_ROWS):
+    assert packed == [min(size, MAX_ROWS_PER_TILE // 2) for size in sizes]
+    for tile_m in (1, 16, 32, 64, MAX_ROWS_PER_TILE):
         for gate in (Gate(), Gate(RELU_SQUARED), None):
             tiles = expert_tiles(tile_m, 2, gate)
             halves = 2 if gate is not None and gate.is_gated else 1

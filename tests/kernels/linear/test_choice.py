@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvscope_kernels.linear import choice
-from kvscope_kernels.linear.choice import beside_torch
+from kvscope_kernels.linear.choice import times_against_torch
 from kvscope_kernels.linear.skinny_linear import ALWAYS, NEVER, FewRows, linear_torch
 
 WEIGHTS = [torch.ones(8, 64, dtype=torch.bfloat16) for _ in range(3)]
@@ -33,22 +33,22 @@ def clock(one: float, several: float) -> Callable[[Sequence[Any]], Callable[[], 
     ("one", "several", "taken"),
     [
         (0.9, 0.8, ALWAYS),
-        (0.9, 1.1, FewRows(one=True, several=False)),
-        (1.2, 0.9, FewRows(one=False, several=True)),
+        (0.9, 1.1, FewRows(single=True, several=False)),
+        (1.2, 0.9, FewRows(single=False, several=True)),
         (0.98, 0.98, NEVER),  # a gain of 2 % is timing's own noise
     ],
 )
 def test_the_faster_is_taken(one: float, several: float, taken: FewRows, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "linear", ours)
-    found = beside_torch(WEIGHTS, torch.bfloat16, clock(one, several))
+    found = times_against_torch(WEIGHTS, torch.bfloat16, clock(one, several))
     assert found == pytest.approx((one, several))
-    assert found.few == taken
+    assert found.few_rows == taken
 
 
 def test_the_users_random_numbers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "linear", ours)
     before = torch.get_rng_state()
-    beside_torch(WEIGHTS, torch.bfloat16, clock(1.0, 1.0))
+    times_against_torch(WEIGHTS, torch.bfloat16, clock(1.0, 1.0))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -58,4 +58,4 @@ def test_kernels_that_fail_or_compute_something_else_are_not(monkeypatch: pytest
 
     for product in (broken, lambda *args: ours(*args) + 1000.0):
         monkeypatch.setattr(choice, "linear", product)
-        assert beside_torch(WEIGHTS, torch.bfloat16, clock(0.1, 0.1)).few == NEVER
+        assert times_against_torch(WEIGHTS, torch.bfloat16, clock(0.1, 0.1)).few_rows == NEVER

@@ -5,7 +5,15 @@ from typing import Any
 import pytest
 import torch
 
-from kvscope_kernels.linear.skinny_linear import ALWAYS, MAX_ROWS, NEVER, can_take, linear, linear_tiles, untried
+from kvscope_kernels.linear.skinny_linear import (
+    ALWAYS,
+    MAX_ROWS,
+    NEVER,
+    linear,
+    linear_tiles,
+    supports_product,
+    untried,
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -55,12 +63,12 @@ def test_of_more_axes_and_of_no_row(runner: Any) -> None:
 
 def test_which_products_are_the_kernels_own() -> None:
     weight = torch.zeros(8, 64, dtype=torch.bfloat16)
-    assert [ALWAYS.takes(rows) for rows in (0, 1, 2, MAX_ROWS, MAX_ROWS + 1)] == [False, True, True, True, False]
-    assert not any(NEVER.takes(rows) for rows in range(MAX_ROWS + 2))
-    assert can_take(weight)
-    assert not can_take(weight.float()), "sums of float32 products are another kernel's"
-    assert not can_take(weight[:, ::2]), "a row is one run"
-    assert not can_take(weight[:, :4].contiguous()), "no 16 bytes at a time"
+    assert [ALWAYS.includes(rows) for rows in (0, 1, 2, MAX_ROWS, MAX_ROWS + 1)] == [False, True, True, True, False]
+    assert not any(NEVER.includes(rows) for rows in range(MAX_ROWS + 2))
+    assert supports_product(weight)
+    assert not supports_product(weight.float()), "sums of float32 products are another kernel's"
+    assert not supports_product(weight[:, ::2]), "a row is one run"
+    assert not supports_product(weight[:, :4].contiguous()), "no 16 bytes at a time"
     assert [untried(each) for each in (80, 86, 89, 90, 100, 120)] == [NEVER, NEVER, NEVER, ALWAYS, NEVER, NEVER]
 
 

@@ -154,7 +154,7 @@ def test_what_torch_cannot_multiply_goes_to_our_kernel(fails: str, monkeypatch: 
     weight, x = some_weight(96, 64, 0), some(20, 64, seed=3).bfloat16()
     product = GpuFp8(weight, None, torch.device("cpu"))
     assert calls == [17], "tried with the weight itself"
-    product.tell_failure(told.append)
+    product.on_failure(told.append)
     if fails == "later":
         expected = TorchFp8(weight, None).product(x).float()
         assert float((product.product(x).float() - expected).norm()) <= 1e-2 * float(expected.norm())

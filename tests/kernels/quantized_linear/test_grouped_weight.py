@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvscope_kernels.quantized_linear.grouped_weight import GroupedWeight, grouped, joined, rounded
+from kvscope_kernels.quantized_linear.grouped_weight import GroupedWeight, concatenated, grouped, rounded
 
 
 def some(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -41,11 +41,11 @@ def test_one_far_off_number_does_not_spoil_its_group() -> None:
 
 def test_joined_is_one_after_the_other() -> None:
     one, two = rounded(some(5, 64)), grouped(rounded(some(3, 64)).codes, some(3, 2) * 1e-9, some(3, 2), 4, 32)
-    both = joined([one, two])
+    both = concatenated([one, two])
     assert both is not None
     assert torch.equal(both.widened(), torch.cat((one.widened(), two.widened())))
-    assert joined([one, rounded(some(5, 64), 8)]) is None
-    assert joined([one, rounded(some(5, 64), 4, 64)]) is None
+    assert concatenated([one, rounded(some(5, 64), 8)]) is None
+    assert concatenated([one, rounded(some(5, 64), 4, 64)]) is None
 
 
 def test_bad_input_is_named() -> None:

@@ -52,7 +52,7 @@ def test_ours_where_nothing_is_installed(nothing_installed: None) -> None:
     found = chosen("auto", clock())
     assert found.ops is not None
     assert not isinstance(found.ops.prefill, PreferredPrefill)
-    assert found.words == (
+    assert found.description == (
         "attention: kvscope's own kernels"
         " (FlashInfer: not installed; flash-attn 3: not installed; flash-attn 2: not installed)"
     )
@@ -65,11 +65,11 @@ def test_the_fastest_is_taken(stand_ins: Any, short_works: None) -> None:
     found = chosen("auto", clock(FlashInfer=0.8, flash=0.7))
     assert isinstance(found.ops.prefill, PreferredPrefill)
     assert found.ops.prefill.library.name == "flash-attn 3"
-    assert found.words == (
+    assert found.description == (
         "attention: flash-attn 3 for prompts (flash-attn 2: takes blocks of multiples of 256 tokens, not of 16;"
         " FlashInfer: 0.80 of our time; flash-attn 3: 0.70 of our time)"
     )
-    assert chosen("kvscope", clock()).words == "attention: kvscope's own kernels"
+    assert chosen("kvscope", clock()).description == "attention: kvscope's own kernels"
     heard: list[str] = []
     choose(torch_ops(), SHAPE, CPU, "flashinfer", [PLAIN], clock(FlashInfer=0.8), heard.append)
     assert heard == ["trying FlashInfer, whose kernels are compiled when they are first used"]
@@ -77,7 +77,7 @@ def test_the_fastest_is_taken(stand_ins: Any, short_works: None) -> None:
     assert not isinstance(slower.ops.prefill, PreferredPrefill), "a gain of 2 % is timing's own noise"
     asked = chosen("flashinfer", clock(FlashInfer=1.5))
     assert isinstance(asked.ops.prefill, PreferredPrefill)
-    assert asked.words == "attention: FlashInfer for prompts, as asked for, 1.50 of our time"
+    assert asked.description == "attention: FlashInfer for prompts, as asked for, 1.50 of our time"
 
 
 def test_one_that_computes_something_else_or_fails_is_not_taken(stand_ins: Any, short_works: None) -> None:
@@ -89,5 +89,5 @@ def test_one_that_computes_something_else_or_fails_is_not_taken(stand_ins: Any, 
     stand_ins.modules["flashinfer"].BatchPrefillWithPagedKVCacheWrapper = broken
     found = chosen("auto", clock(flash=0.1))
     assert not isinstance(found.ops.prefill, PreferredPrefill)
-    assert "flash-attn 3: computes something else than our kernels" in found.words
-    assert "FlashInfer: RuntimeError: no kernel image is available" in found.words
+    assert "flash-attn 3: computes something else than our kernels" in found.description
+    assert "FlashInfer: RuntimeError: no kernel image is available" in found.description

@@ -130,7 +130,7 @@ def test_a_library_that_fails_in_service_is_tried_again_and_then_given_up(
             raise RuntimeError("Buffer overflow when allocating memory\nfor batch_prefill_tmp_v")
 
     received: list[str] = []
-    ops, batch = preferring(torch_ops(), Failing(), give_up=received.append), work()
+    ops, batch = preferring(torch_ops(), Failing(), report_failure=received.append), work()
     pool, lengths = make_pool(batch, "cpu"), host_lengths(batch)
 
     def run() -> int:

@@ -16,12 +16,12 @@ from kvscope_kernels.tuning.tile_table import (
     COMMITTED,
     DECODE,
     as_entry,
+    describe_own_table,
     forcing,
     from_entry,
     own_table,
     read_table,
     table_key,
-    table_words,
     tuned,
     write_table,
 )
@@ -42,7 +42,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def start_segment() -> None:
     """As another start: what this process knew is forgotten."""
-    tile_table._of.cache_clear()
+    tile_table._tiles_of.cache_clear()
     tile_table._gpu_name.cache_clear()
 
 
@@ -89,19 +89,19 @@ BROKEN = {
 def test_a_table_that_cannot_be_read_is_none_and_said_in_a_line(text: str) -> None:
     own_table().write_text(text, "utf-8")
     assert found() == GIVEN
-    words = table_words(torch.device("cuda:0"))
+    words = describe_own_table(torch.device("cuda:0"))
     assert str(own_table()) in words
     assert BROKEN[text] in words
     assert "\n" not in words
     write_table(own_table(), "A GPU", {KEY: as_entry(OTHER)})
     assert found() == OTHER
-    assert table_words(torch.device("cuda:0")) == f"tiles of 1 shape as tuned on this GPU, from {own_table()}"
+    assert describe_own_table(torch.device("cuda:0")) == f"tiles of 1 shape as tuned on this GPU, from {own_table()}"
 
 
 def test_nothing_is_said_where_there_is_no_table() -> None:
-    assert table_words(torch.device("cuda:0")) == ""
+    assert describe_own_table(torch.device("cuda:0")) == ""
     write_table(own_table(), "Another", {KEY: as_entry(OTHER)})
-    assert table_words(torch.device("cuda:0")) == ""
+    assert describe_own_table(torch.device("cuda:0")) == ""
 
 
 WRONG: list[Any] = [

@@ -229,11 +229,11 @@ def test_missing_events_are_reported_while_tokens_are_processed() -> None:
     silence = MissingEventsDetector()
     for second in range(0, 60, 5):
         silence.update(EngineReading(prompt_tokens=100 * second, generation_tokens=0), 0, _at(second))
-        assert not silence.is_told
+        assert not silence.is_reported
     silence.update(EngineReading(prompt_tokens=6_000, generation_tokens=0), 0, _at(61))
-    assert silence.is_told
+    assert silence.is_reported
     silence.update(EngineReading(prompt_tokens=6_100, generation_tokens=0), 1, _at(62))
-    assert not silence.is_told, "an event arrived"
+    assert not silence.is_reported, "an event arrived"
 
 
 @pytest.mark.parametrize("tokens", [999, None])
@@ -241,7 +241,7 @@ def test_missing_events_are_not_reported_for_a_nearly_idle_server(tokens: int | 
     silence = MissingEventsDetector()
     silence.update(EngineReading(prompt_tokens=0 if tokens else None), 0, 0)
     silence.update(EngineReading(prompt_tokens=tokens), 0, _at(600))
-    assert not silence.is_told
+    assert not silence.is_reported
 
 
 def test_missing_events_message_names_the_server_option() -> None:

@@ -58,7 +58,7 @@ class TranslatorDriver:
         self.seq = 0
 
     def read_metrics(self, reading: EngineReading = READING, *, are_events_live: bool = True) -> None:
-        self.translator.read(reading, ServerFacts(version="1"), self.now_ns, are_events_live=are_events_live)
+        self.translator.apply_reading(reading, ServerFacts(version="1"), self.now_ns, are_events_live=are_events_live)
         self.publish_messages()
 
     def apply_events(self, *events: KvEvent) -> None:
@@ -360,7 +360,9 @@ def test_no_frame_is_lost_while_the_pool_grows() -> None:
     for number in range(1, 40):
         driver.apply_events(stored(3 * number, 3 * number + 1), stored(number, medium="CPU"))
         driver.translator.restate()
-        driver.translator.read(READING, ServerFacts(version=str(number // 9)), driver.now_ns, are_events_live=True)
+        driver.translator.apply_reading(
+            READING, ServerFacts(version=str(number // 9)), driver.now_ns, are_events_live=True
+        )
         driver.publish_messages()
     for message in driver.messages:
         follower += sum(summary.num_lost_frames for summary in summarizer.add_message(message, driver.now_ns))

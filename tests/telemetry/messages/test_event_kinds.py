@@ -134,7 +134,7 @@ def test_absurd_numbers_in_event_data_are_refused() -> None:
         (
             retracted_text(4, "fewest", 2, other=5, num_tokens=9, num_blocks=3, num_free_tokens=1),
             "the running requests needed more blocks than were free or could be evicted, request #5 first; request #4 "
-            "was chosen, having generated the fewest tokens (2); 9 tokens in 3 blocks given up; 1 token free now",
+            "was chosen, having generated the fewest tokens (2); 9 tokens in 3 blocks released; 1 token free now",
         ),
     ],
 )

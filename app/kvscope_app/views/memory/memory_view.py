@@ -22,6 +22,7 @@ from PySide6.QtWidgets import (
 from shiboken6 import isValid
 
 from kvscope_app.session.session import Session
+from kvscope_app.session.shown_memory import shown_memory
 from kvscope_app.ui.icons import pixmap
 from kvscope_app.ui.number_text import UNKNOWN, num_bytes, percent, seconds, signed_bytes
 from kvscope_app.ui.theme import Theme, mix
@@ -84,7 +85,7 @@ class MemoryView(ChartedView):
         session.timeline.updated.connect(self._on_update)
 
     def refresh(self) -> None:
-        mirror, history, memory = self.session.mirror, self.session.history, self.session.memory
+        mirror, history, memory = self.session.mirror, self.session.history, shown_memory(self.session.timeline)
         if mirror.hello is None:
             return
         self._stack.setCurrentIndex(1)

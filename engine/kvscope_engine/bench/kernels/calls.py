@@ -16,7 +16,7 @@ from kvscope_kernels.grouped_product import GroupedProduct, grouped_product
 from kvscope_kernels.kv_write import kv_write_torch
 from kvscope_kernels.quantized_linear.fp8 import fp8_product, rounded_fp8
 from kvscope_kernels.quantized_linear.grouped_weight import GroupedWeight
-from kvscope_kernels.rotate_write import Rotation, Turn, rotate_torch
+from kvscope_kernels.rotate_write import CosSin, Rotation, rotate_torch
 
 _CYCLE_BYTES: Final = 512 << 20  # several times any L2
 
@@ -77,8 +77,8 @@ def layer_calls(ops: Ops, device: str, count: int, dtype: torch.dtype = torch.bf
     weight, eps = torch.ones(4096, device=device), torch.tensor(1e-5, device=device)
     both = torch.randn(count, 2 * 14336, device=device, dtype=dtype)
     heads = torch.randn(count, 48, 128, device=device, dtype=dtype)
-    turn = Turn(*torch.randn(2, count, 1, 128, device=device, dtype=dtype))
-    rotation = Rotation(32, None, turn)
+    cos_sin = CosSin(*torch.randn(2, count, 1, 128, device=device, dtype=dtype))
+    rotation = Rotation(32, None, cos_sin)
     storage = torch.empty(-(-count // 16), 2, 8, 16, 128, device=device, dtype=dtype)
     caches = storage[:, 0].transpose(1, 2), storage[:, 1].transpose(1, 2), torch.arange(count, device=device)
     if (
@@ -92,7 +92,7 @@ def layer_calls(ops: Ops, device: str, count: int, dtype: torch.dtype = torch.bf
             partial(ops.add_rms_norm, x, delta, weight, eps, dtype),
             count * 4096 * 2 * (4 + dtype.itemsize),
         ),
-        "rotate_write": (rotate, 2 * heads.nbytes + 2 * turn.cos.nbytes),
+        "rotate_write": (rotate, 2 * heads.nbytes + 2 * cos_sin.cos.nbytes),
         "gated_activation": (partial(ops.gated_activation, both, SILU), both.nbytes * 3 // 2),
     }
 

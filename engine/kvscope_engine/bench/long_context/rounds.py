@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from kvscope_engine.bench.measure import Rate, in_turns, telling_of, timed
 
-MOST_ROUNDS: Final = 24
+MAX_ROUNDS: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class LongBatch:
     @property
     def length(self) -> int:
         """Maximum tokens of a request after all rounds, with a margin."""
-        return self.context_tokens + self.round_tokens * (MOST_ROUNDS + 2)
+        return self.context_tokens + self.round_tokens * (MAX_ROUNDS + 2)
 
 
 class LongContender(Protocol):
@@ -59,4 +59,4 @@ def long_rates(
         contender.decode(batch.round_tokens)
     num_tokens = batch.num_requests * batch.round_tokens
     samplers = {each.name: partial(timed, partial(each.decode, batch.round_tokens), num_tokens) for each in contenders}
-    return in_turns(samplers, min(repeats, MOST_ROUNDS), telling_of(batch.name, tell))
+    return in_turns(samplers, min(repeats, MAX_ROUNDS), telling_of(batch.name, tell))

@@ -12,12 +12,12 @@ from typing import Final, TypeVar
 
 import torch
 
-from kvscope_engine.model.device_memory.out_of_memory import is_no_memory, is_of_library, let_go_of_frames
+from kvscope_engine.model.device_memory.out_of_memory import clear_traceback, is_library_error, is_out_of_memory
 
 Key = TypeVar("Key")
 
 FIRST_PAUSE_S: Final = 2.0
-LONGEST_PAUSE_S: Final = 30.0
+MAX_PAUSE_S: Final = 30.0
 """Longest pause in seconds between two tries of one size. Each try delays a request that arrives meanwhile by about
 three steps."""
 MAX_TRIES: Final = 4
@@ -30,75 +30,75 @@ class CaptureFailures:
     all."""
 
     def __init__(self, tell: Callable[[str], object]) -> None:
-        self._tell = tell
+        self._report = tell
         self._not_before_s: dict[Hashable, float] = {}
         self._tries: dict[Hashable, int] = {}
-        self._told: set[Hashable] = set()
-        self._is_held = False
+        self._reported: set[Hashable] = set()
+        self._is_suspended = False
 
     @property
-    def is_held(self) -> bool:
-        return self._is_held
+    def is_suspended(self) -> bool:
+        return self._is_suspended
 
-    def hold(self, is_held: bool) -> None:
+    def set_suspended(self, is_suspended: bool) -> None:
         """Suspend or resume all captures, including retries that are due."""
-        self._is_held = is_held
+        self._is_suspended = is_suspended
 
-    def has(self, key: Hashable) -> bool:
+    def contains(self, key: Hashable) -> bool:
         """Whether the capture failed or the graph was released, and it was not captured since."""
         return key in self._not_before_s
 
     def may_try(self, key: Hashable) -> bool:
         """Whether the graph may be captured now."""
-        return not self._is_held and time.monotonic() >= self._not_before_s.get(key, 0.0)
+        return not self._is_suspended and time.monotonic() >= self._not_before_s.get(key, 0.0)
 
-    def due(self) -> Iterator[Hashable]:
+    def due_keys(self) -> Iterator[Hashable]:
         """Return the keys of failed captures that may be tried again now."""
         return (key for key in list(self._not_before_s) if self.may_try(key))
 
     @property
     def is_waiting(self) -> bool:
         """Whether any capture is to be tried again later."""
-        return not self._is_held and any(not_before_s < math.inf for not_before_s in self._not_before_s.values())
+        return not self._is_suspended and any(not_before_s < math.inf for not_before_s in self._not_before_s.values())
 
-    def refuse(self, key: Hashable, error: Exception, *, for_good: bool = False) -> None:
+    def record(self, key: Hashable, error: Exception, *, is_permanent: bool = False) -> None:
         """Record that a capture raised `error`, without reporting it, because a note on another key covers it.
 
-        `for_good`: do not retry.
+        `is_permanent`: do not retry.
         """
         self._tries[key] = self._tries.get(key, 0) + 1
-        self._not_before_s[key] = math.inf if for_good else time.monotonic() + self._pause_s(key, error)
+        self._not_before_s[key] = math.inf if is_permanent else time.monotonic() + self._pause_s(key, error)
 
-    def note(self, key: Hashable, size: str, error: Exception, *, for_good: bool = False) -> None:
+    def record_and_report(self, key: Hashable, size: str, error: Exception, *, is_permanent: bool = False) -> None:
         """Record that a capture raised `error`, and report it once. `size` describes the steps that have no graph."""
-        self.refuse(key, error, for_good=for_good)
-        if key not in self._told:
-            self._told.add(key)
+        self.record(key, error, is_permanent=is_permanent)
+        if key not in self._reported:
+            self._reported.add(key)
             later = "" if math.isinf(self._not_before_s[key]) else "; it will be retried later"
-            self._tell(f"no CUDA graph for {size}, which run slower: {failure_words(error)}{later}")
+            self._report(f"no CUDA graph for {size}, which run slower: {failure_reason(error)}{later}")
 
-    def put_off(self, key: Hashable) -> None:
+    def defer(self, key: Hashable) -> None:
         """Record that a graph was released because a step needed its memory. It may be captured again after a pause."""
         self._not_before_s[key] = time.monotonic() + FIRST_PAUSE_S
 
-    def captured(self, key: Hashable, size: str) -> None:
+    def record_capture(self, key: Hashable, size: str) -> None:
         """Record a successful capture, and report it if its failure was reported."""
         self._tries.pop(key, None)
         self._not_before_s.pop(key, None)
-        if key in self._told:
-            self._told.discard(key)
-            self._tell(f"{size} have a CUDA graph again")
+        if key in self._reported:
+            self._reported.discard(key)
+            self._report(f"{size} have a CUDA graph again")
 
     def _pause_s(self, key: Hashable, error: Exception) -> float:
         tries = self._tries[key]
-        if not is_no_memory(error) and (not isinstance(error, RuntimeError) or tries >= MAX_TRIES):
+        if not is_out_of_memory(error) and (not isinstance(error, RuntimeError) or tries >= MAX_TRIES):
             return math.inf
-        return float(min(FIRST_PAUSE_S * 2 ** min(tries - 1, 9), LONGEST_PAUSE_S))
+        return float(min(FIRST_PAUSE_S * 2 ** min(tries - 1, 9), MAX_PAUSE_S))
 
 
 def is_capture_failure(error: Exception) -> bool:
     """Whether memory was missing or a library raised `error`. Such a failure may affect one size and not the next."""
-    return is_no_memory(error) or is_of_library(error)
+    return is_out_of_memory(error) or is_library_error(error)
 
 
 def failure_of(
@@ -118,7 +118,7 @@ def failure_of(
         failure = error
     else:
         return None
-    let_go_of_frames(failure)
+    clear_traceback(failure)
     torch.cuda.empty_cache()
     return failure
 
@@ -145,9 +145,9 @@ def is_refusal(error: Exception) -> bool:
     torch 2.13 then considers the capture's pool in use forever and never releases the memory of any graph in it
     (pytorch#190348).
     """
-    return isinstance(error, RuntimeError) and "captur" in str(error).lower() and not is_no_memory(error)
+    return isinstance(error, RuntimeError) and "captur" in str(error).lower() and not is_out_of_memory(error)
 
 
-def failure_words(error: Exception) -> str:
+def failure_reason(error: Exception) -> str:
     """Return the type and the first line of an exception, shortened to 200 characters."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.200}"

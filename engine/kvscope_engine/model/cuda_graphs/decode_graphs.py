@@ -13,7 +13,7 @@ Steps with drafts have separate graphs, by number of tokens. The number of token
 is read on the device, as in attention over short query runs. Padding every request to 1 + max_drafts rows would
 multiply the work of steps in which few requests have drafts; by tokens, few sizes suffice, and the logits are those of
 the largest batch, since a step samples no more rows. The larger sizes exist twice: for as many requests as tokens, and
-for few requests, whose attention is split among programs (`most_cut_runs`).
+for few requests, whose attention is split among programs (`max_cut_runs`).
 
 If decodes choose their blocks (sparse attention), ranking is as wide as the longest possible request. There is then a
 graph for each of several lengths, so that ranking is at most four times as wide as the longest request needs. The
@@ -35,13 +35,14 @@ import torch
 from kvscope_engine.model.cuda_graphs.capture_failures import (
     CaptureFailures,
     failure_of,
-    failure_words,
+    failure_reason,
     failures_of,
     is_refusal,
 )
-from kvscope_engine.model.device_memory.read_back import Rows, RowsBack
+from kvscope_engine.model.device_memory.read_back import RowReadBack, Rows
 from kvscope_engine.model.device_memory.step_buffer import StepBuffer
 from kvscope_engine.model.input_batch.step_inputs import StepInputs
+from kvscope_engine.model.input_batch.step_limits import StepLimits
 from kvscope_engine.model.input_batch.step_tensors import StepTensors, put_decodes, put_drafted, table_width
 from kvscope_engine.model.layers.attention.attention_scores import AttentionScores
 
@@ -55,8 +56,8 @@ FEW_REQUESTS: Final = 32
 """Number of requests for the smaller variant of drafted graphs. About so many with 8 KV heads fill a device without
 splitting."""
 
-_SHORTEST: Final = 4096
-_GROWTH: Final = 4
+_SHORTEST_LENGTH: Final = 4096
+_LENGTH_FACTOR: Final = 4
 
 Forward = Callable[[StepTensors, AttentionScores | None], torch.Tensor]
 """Computes the logits (batch, vocabulary) of a step of decodes. If given scores, each layer adds its attention per
@@ -78,7 +79,7 @@ def drafted_sizes(max_num_seqs: int, max_drafts: int) -> tuple[int, ...]:
     return (*(size for size in DRAFTED_SIZES if size < largest), largest)
 
 
-def most_rows(max_num_seqs: int, max_drafts: int) -> int:
+def max_logits_rows(max_num_seqs: int, max_drafts: int) -> int:
     return max(captured_sizes(max_num_seqs)[-1], *drafted_sizes(max_num_seqs, max_drafts), 0)
 
 
@@ -91,14 +92,14 @@ def padded_size(sizes: tuple[int, ...], count: int) -> int | None:
 def captured_lengths(max_tokens: int) -> tuple[int, ...]:
     """Return the lengths in tokens of the longest request for which there are graphs, if launch sizes grow with the
     length."""
-    lengths, length = [max_tokens], _SHORTEST
+    lengths, length = [max_tokens], _SHORTEST_LENGTH
     while length < max_tokens:
         lengths.append(length)
-        length *= _GROWTH
+        length *= _LENGTH_FACTOR
     return tuple(sorted(lengths))
 
 
-class _Key(NamedTuple):
+class _GraphKey(NamedTuple):
     """Identifies a graph: `size` requests of up to `length` tokens each; or, with drafts, `size` tokens of
     `num_drafted` requests.
 
@@ -115,72 +116,65 @@ class _Key(NamedTuple):
         return self.num_drafted or self.size
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         drafted = f"steps with drafts of {self.size} tokens and {self.num_drafted} requests"
         return drafted if self.num_drafted else f"batches of {self.size}"
 
 
 class DecodeGraphs:
-    """Replays decode steps. Call `size_of`, then `put` first after the buffer's `begin`, then `replay` after its
+    """Replays decode steps. Call `size_of`, then `stage` first after the buffer's `begin`, then `replay` after its
     `send`."""
 
     def __init__(
         self,
         forward: Forward,
         buffer: StepBuffer,
-        device: torch.device,
+        limits: StepLimits,
         *,
-        max_num_seqs: int,
-        max_tokens: int,
-        block_size: int,
-        num_groups: int = 1,
         measures: bool = False,
         is_by_length: bool = False,
         pad_state: int | None = None,
-        max_drafts: int = 0,
         failures: CaptureFailures | None = None,
     ) -> None:
         """Create without graphs.
 
         Args:
             forward: Runs the model on a step.
-            buffer: Input buffer of steps.
-            device: CUDA device.
-            max_num_seqs: Maximum number of requests in a step.
-            max_tokens: Maximum tokens of one request.
-            block_size: Tokens per KV block.
-            num_groups: Number of KV groups.
+            buffer: Input buffer of steps, on the device of the model.
+            limits: Sizes of the largest step.
             measures: Whether graphs record attention per block, for `shares_of`.
             is_by_length: Whether there is a graph for each of `captured_lengths`, instead of one for all lengths.
             pad_state: State slot of padding sequences, for models with recurrent layers.
-            max_drafts: Maximum draft tokens per request.
             failures: Record of failed captures.
         """
+        max_num_seqs, max_drafts, max_tokens = limits.max_num_seqs, limits.max_drafts, limits.max_request_tokens
         self.sizes = captured_sizes(max_num_seqs)
         self.drafted_sizes = drafted_sizes(max_num_seqs, max_drafts)
-        self._most_rows = most_rows(max_num_seqs, max_drafts)
+        self._max_logits_rows = max_logits_rows(max_num_seqs, max_drafts)
         self._max_drafts = max_drafts
         self._lengths = captured_lengths(max_tokens) if is_by_length else (max_tokens,)
         self._forward = forward
         self._buffer = buffer
-        self._device = device
+        self._device = buffer.device
         self._tables = [
-            torch.zeros(self.sizes[-1], table_width(max_tokens, block_size), dtype=torch.int32, device=device)
-            for _ in range(num_groups)
+            torch.zeros(
+                self.sizes[-1], table_width(max_tokens, limits.block_size), dtype=torch.int32, device=buffer.device
+            )
+            for _ in range(limits.num_groups)
         ]
         self._sent_tables: list[torch.Tensor] = []
         self._logits: torch.Tensor | None = None
-        self._block_size = block_size
+        self._block_size = limits.block_size
         self._totals: torch.Tensor | None = None
         if measures:
-            self._totals = torch.zeros(num_groups, *self._tables[0].shape, device=device)
+            self._totals = torch.zeros(limits.num_groups, *self._tables[0].shape, device=buffer.device)
         self._pad_state = pad_state
-        self._shares: dict[_Key, AttentionScores] = {}
-        self._graphs: dict[_Key, Any] = {}
+        self._shares: dict[_GraphKey, AttentionScores] = {}
+        self._graphs: dict[_GraphKey, Any] = {}
         self._addresses: dict[tuple[int, int], tuple[int, ...]] = {}
-        self._wanted: set[_Key] = set()
+        self._requested: set[_GraphKey] = set()
         self.failures = failures or CaptureFailures(lambda note: None)
-        self._put_key = _Key(0, max_tokens)  # key of the last step that was put
+        self._current_key = _GraphKey(0, max_tokens)  # key of the last step that was put
         self._pool: Any = None
 
     @property
@@ -193,10 +187,10 @@ class DecodeGraphs:
 
         Returns why no size could be captured; empty if at least one was.
         """
-        keys = [_Key(size, self._lengths[-1]) for size in reversed(self.sizes)]
-        errors = failures_of(keys, self._try)
+        keys = [_GraphKey(size, self._lengths[-1]) for size in reversed(self.sizes)]
+        errors = failures_of(keys, self._try_capture)
         if len(errors) == len(keys):
-            return failure_words(errors[keys[0]])
+            return failure_reason(errors[keys[0]])
         for key, error in errors.items():
             self._note_failure(key, error)
         return ""
@@ -207,22 +201,22 @@ class DecodeGraphs:
         Sizes that fail are left out and reported; if all fail, only the first is reported.
         """
         keys = self._drafted_keys()
-        errors = failures_of(keys, self._try)
+        errors = failures_of(keys, self._try_capture)
         has_none = len(errors) == len(keys)
-        for_good = has_none and is_refusal(errors[keys[0]])
+        is_permanent = has_none and is_refusal(errors[keys[0]])
         for key, error in errors.items():
             if key is keys[0] or not has_none:
-                self.failures.note(key, key.words, error, for_good=for_good)
+                self.failures.record_and_report(key, key.description, error, is_permanent=is_permanent)
             else:
-                self.failures.refuse(key, error, for_good=for_good)
+                self.failures.record(key, error, is_permanent=is_permanent)
 
-    def _drafted_keys(self) -> list[_Key]:
+    def _drafted_keys(self) -> list[_GraphKey]:
         """Return the keys of drafted graphs, the largest first, whose memory serves the others."""
-        rooms = ((size, room) for size in self.drafted_sizes for room in {min(size, FEW_REQUESTS), size})
-        keys = {_Key(size, self._lengths[-1], min(room, self.largest)) for size, room in rooms}
+        request_capacities = ((size, room) for size in self.drafted_sizes for room in {min(size, FEW_REQUESTS), size})
+        keys = {_GraphKey(size, self._lengths[-1], min(room, self.largest)) for size, room in request_capacities}
         return sorted(keys, reverse=True)
 
-    def _drafted_key(self, inputs: StepInputs) -> _Key | None:
+    def _drafted_key(self, inputs: StepInputs) -> _GraphKey | None:
         """Return the smallest captured drafted graph that fits the step."""
         num_tokens, num_requests = inputs.num_tokens, len(inputs.seq_lens)
         fitting = (key for key in self._graphs if key.size >= num_tokens and key.num_drafted >= num_requests)
@@ -233,17 +227,17 @@ class DecodeGraphs:
 
         Waits for all work enqueued on the device, and uses the input buffer.
         """
-        return self._try(_Key(size, self._lengths[-1]))
+        return self._try_capture(_GraphKey(size, self._lengths[-1]))
 
-    def _try(self, key: _Key) -> Exception | None:
+    def _try_capture(self, key: _GraphKey) -> Exception | None:
         error = failure_of(partial(self._capture, key))
         if error is None:
-            self.failures.captured(key, key.words)
+            self.failures.record_capture(key, key.description)
         elif is_refusal(error):
             self._pool = None  # this pool's memory would never be released: later graphs use a new one
         return error
 
-    def _capture(self, key: _Key) -> None:
+    def _capture(self, key: _GraphKey) -> None:
         self._buffer.begin()
         tensors = self._put(None, key)
         self._buffer.send()
@@ -278,33 +272,33 @@ class DecodeGraphs:
         size = padded_size(self.sizes, inputs.num_tokens)
         if size is None:
             return None
-        key = _Key(size, self._length_of(inputs))
+        key = _GraphKey(size, self._length_of(inputs))
         if key not in self._graphs:
-            if not self.failures.has(key):
-                self._wanted.add(key)
-            elif self.failures.may_try(key) and (error := self._try(key)) is not None:
+            if not self.failures.contains(key):
+                self._requested.add(key)
+            elif self.failures.may_try(key) and (error := self._try_capture(key)) is not None:
                 self._note_failure(key, error)
         found = self._decode_key(key)
         return None if found is None else found.size
 
-    def _decode_key(self, wanted: _Key) -> _Key | None:
-        """Return the smallest captured decode graph that fits `wanted`."""
+    def _decode_key(self, requested: _GraphKey) -> _GraphKey | None:
+        """Return the smallest captured decode graph that fits `requested`."""
         fitting = (
             key
             for key in self._graphs
-            if not key.num_drafted and key.size >= wanted.size and key.length >= wanted.length
+            if not key.num_drafted and key.size >= requested.size and key.length >= requested.length
         )
         return min(fitting, default=None)
 
     @property
     def num_requests(self) -> int:
-        """Maximum number of requests of the graph chosen by the last `put`."""
-        return self._put_key.num_requests
+        """Maximum number of requests of the graph chosen by the last `stage`."""
+        return self._current_key.num_requests
 
-    def put(self, inputs: StepInputs, size: int) -> StepTensors:
+    def stage(self, inputs: StepInputs, size: int) -> StepTensors:
         """Put a step into the buffer where its graph reads it. Must be the first thing put into the buffer."""
         drafted = self._drafted_key(inputs) if inputs.is_drafted else None
-        decodes = _Key(size, self._length_of(inputs))
+        decodes = _GraphKey(size, self._length_of(inputs))
         return self._put(inputs, drafted or self._decode_key(decodes) or decodes)
 
     def replay(self, size: int, num_rows: int) -> torch.Tensor:
@@ -313,31 +307,31 @@ class DecodeGraphs:
         for table, sent in zip(self._tables, self._sent_tables, strict=False):
             count, width = sent.shape  # uploaded only as wide as needed, read at a fixed address
             table[:count, :width].copy_(sent)
-        self._graphs[self._put_key._replace(size=size)].replay()
+        self._graphs[self._current_key._replace(size=size)].replay()
         return self._logits[:num_rows]
 
-    def shares_of(self, size: int, inputs: StepInputs, back: RowsBack) -> Rows | None:
+    def shares_of(self, size: int, inputs: StepInputs, back: RowReadBack) -> Rows | None:
         """Start copying the attention per block of the step that was just replayed to the host."""
         width = table_width(int(inputs.seq_lens.max()), self._block_size)
-        return self._shares[self._put_key._replace(size=size)].start(back, len(inputs.seq_lens), width)
+        return self._shares[self._current_key._replace(size=size)].start(back, len(inputs.seq_lens), width)
 
-    def try_again(self) -> bool:
+    def capture_pending(self) -> bool:
         """Capture one size that failed, was released, or is wanted. Call it while the engine is idle.
 
         Returns whether there was one.
         """
         key: Any
-        for key in () if self.failures.is_held else (*self.failures.due(), *self._wanted):
-            self._wanted.discard(key)
-            if (error := self._try(key)) is not None:
+        for key in () if self.failures.is_suspended else (*self.failures.due_keys(), *self._requested):
+            self._requested.discard(key)
+            if (error := self._try_capture(key)) is not None:
                 self._note_failure(key, error)
             return True
         return False
 
     @property
     def is_waiting(self) -> bool:
-        """Whether `try_again` has, or will have, something to capture."""
-        return (bool(self._wanted) and not self.failures.is_held) or self.failures.is_waiting
+        """Whether `capture_pending` has, or will have, something to capture."""
+        return (bool(self._requested) and not self.failures.is_suspended) or self.failures.is_waiting
 
     def release(self) -> bool:
         """Release all graphs and their memory. They share it, so releasing one alone frees nothing.
@@ -345,34 +339,34 @@ class DecodeGraphs:
         Returns whether there were any. They are captured again later, the largest first, as at the start.
         """
         for key in sorted(self._graphs, reverse=True):
-            self.failures.put_off(key)
+            self.failures.defer(key)
         had_any = bool(self._graphs)
         self._graphs.clear()
         self._shares.clear()
         self._pool = None
         return had_any
 
-    def _note_failure(self, key: _Key, error: Exception) -> None:
-        self.failures.note(key, key.words, error)
+    def _note_failure(self, key: _GraphKey, error: Exception) -> None:
+        self.failures.record_and_report(key, key.description, error)
 
     def _length_of(self, inputs: StepInputs) -> int:
         length = padded_size(self._lengths, int(inputs.seq_lens.max()))
         return self._lengths[-1] if length is None else length
 
-    def _put(self, inputs: StepInputs | None, key: _Key) -> StepTensors:
-        self._put_key = key
+    def _put(self, inputs: StepInputs | None, key: _GraphKey) -> StepTensors:
+        self._current_key = key
         size, length, buffer = key.size, key.length, self._buffer
         if key.num_drafted:
-            most = key.num_drafted, 1 + self._max_drafts
-            tensors, self._sent_tables = put_drafted(inputs, size, *most, length, self._tables, buffer)
+            max_batch = key.num_drafted, 1 + self._max_drafts
+            tensors, self._sent_tables = put_drafted(inputs, size, *max_batch, length, self._tables, buffer)
         else:
             tensors, self._sent_tables = put_decodes(inputs, size, length, self._tables, buffer, self._pad_state)
         batch = tensors.decode or tensors.prefill
         assert batch is not None, "a step has requests"
         read = [batch.seq_lens, *([] if tensors.state_slots is None else [tensors.state_slots])]
         address = tuple(int(tensor.storage_offset()) * tensor.element_size() for tensor in read)
-        place = size, key.num_drafted
-        assert self._addresses.setdefault(place, address) == address, "a graph reads fixed addresses"
+        graph_id = size, key.num_drafted
+        assert self._addresses.setdefault(graph_id, address) == address, "a graph reads fixed addresses"
         return tensors
 
     def _forward_into_logits(self, tensors: StepTensors) -> AttentionScores | None:
@@ -384,6 +378,6 @@ class DecodeGraphs:
             self._totals[:, : tensors.num_single_token].zero_()
         logits = self._forward(tensors, shares)
         if self._logits is None:
-            self._logits = logits.new_empty(self._most_rows, logits.shape[1])
+            self._logits = logits.new_empty(self._max_logits_rows, logits.shape[1])
         self._logits[: len(logits)].copy_(logits)
         return shares

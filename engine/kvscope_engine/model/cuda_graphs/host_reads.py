@@ -41,23 +41,23 @@ class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._names = {part: name for name, part in module.named_modules()}
+        self._names = {module: name for name, module in module.named_modules()}
         self._device = device
         self._inside: list[nn.Module] = []
         self._handles: list[Any] = []
         self._first: tuple[str, nn.Module] | None = None
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """Description of the first such operation and its module; empty if there was none."""
         if self._first is None:
             return ""
-        operation, part = self._first
-        return f"{type(part).__name__} ({self._names.get(part) or 'model'}) waits for the GPU ({operation})"
+        operation, module = self._first
+        return f"{type(module).__name__} ({self._names.get(module) or 'model'}) waits for the GPU ({operation})"
 
     def __enter__(self) -> HostReads:
         enter, leave = register_module_forward_pre_hook, register_module_forward_hook
-        self._handles = [enter(self._begin), leave(self._end, always_call=True)]
+        self._handles = [enter(self._enter_module), leave(self._leave_module, always_call=True)]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -71,23 +71,23 @@ class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._first = func.overloadpacket._qualified_op_name, self._inside[-1]
         return func(*args, **(kwargs or {}))
 
-    def _begin(self, part: nn.Module, _: Any) -> None:
-        self._inside.append(part)
+    def _enter_module(self, module: nn.Module, _: Any) -> None:
+        self._inside.append(module)
 
-    def _end(self, *_: Any) -> None:
+    def _leave_module(self, *_: Any) -> None:
         self._inside.pop()
 
     def _reads(self, func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
         name: str = func.overloadpacket._qualified_op_name
-        given = args[1] if name == "aten::copy_" else args[0] if args else None
-        if not isinstance(given, torch.Tensor) or given.device.type != self._device.type:
+        tensor = args[1] if name == "aten::copy_" else args[0] if args else None
+        if not isinstance(tensor, torch.Tensor) or tensor.device.type != self._device.type:
             return False
         if name in _COPYING:
-            target = args[0].device if name == "aten::copy_" else kwargs.get("device") or given.device
-            return torch.device(target).type != given.device.type
+            target = args[0].device if name == "aten::copy_" else kwargs.get("device") or tensor.device
+            return torch.device(target).type != tensor.device.type
         if name in _INDEXING:
             return any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in args[1])
-        if name == _GROUPED and given.is_cuda:
-            major, _ = torch.cuda.get_device_capability(given.device)
-            return major not in _GROUPED_GENERATIONS or given.dtype != torch.bfloat16
+        if name == _GROUPED and tensor.is_cuda:
+            major, _ = torch.cuda.get_device_capability(tensor.device)
+            return major not in _GROUPED_GENERATIONS or tensor.dtype != torch.bfloat16
         return name in _READING

@@ -35,12 +35,12 @@ class DeviceMemory(Protocol):
     def held_bytes(self) -> int:
         """Return the bytes allocated by this process's tensors."""
 
-    def restart_peak(self) -> None: ...
+    def reset_peak(self) -> None: ...
 
     def peak_bytes(self) -> int:
-        """Return the most bytes allocated by tensors since `restart_peak`."""
+        """Return the most bytes allocated by tensors since `reset_peak`."""
 
-    def release_unused(self) -> None:
+    def empty_cache(self) -> None:
         """Return memory that torch caches and no tensor uses to the driver."""
 
     def reserved_bytes(self) -> int:
@@ -83,13 +83,13 @@ class CudaMemory:
     def held_bytes(self) -> int:
         return int(torch.cuda.memory_allocated(self._device))
 
-    def restart_peak(self) -> None:
+    def reset_peak(self) -> None:
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def peak_bytes(self) -> int:
         return int(torch.cuda.max_memory_allocated(self._device))
 
-    def release_unused(self) -> None:
+    def empty_cache(self) -> None:
         torch.cuda.empty_cache()
 
     def reserved_bytes(self) -> int:

@@ -13,7 +13,7 @@ Lane: TypeAlias = Literal["compute", "copy"]
 class StreamMark(Protocol):
     """An event recorded in a lane."""
 
-    def is_past(self) -> bool:
+    def has_passed(self) -> bool:
         """Whether the lane has reached the event."""
 
     def seconds_since(self, earlier: StreamMark) -> float:
@@ -40,7 +40,7 @@ class CudaMark:
     def __init__(self, event: torch.cuda.Event) -> None:
         self.event = event
 
-    def is_past(self) -> bool:
+    def has_passed(self) -> bool:
         return bool(self.event.query())  # type: ignore[no-untyped-call]
 
     def seconds_since(self, earlier: StreamMark) -> float:

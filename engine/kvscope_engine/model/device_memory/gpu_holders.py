@@ -19,7 +19,7 @@ from kvscope_telemetry.messages.devices import Gpu
 if TYPE_CHECKING:
     from kvscope_engine.model.platforms.device import SampledGpus
 
-MOST_NAMED: Final = 3
+MAX_LISTED_PROCESSES: Final = 3
 _ENGINE: Final = (b"kvscope-engine", b"kvscope_engine")
 
 
@@ -30,7 +30,7 @@ class GpuHolder(NamedTuple):
     num_bytes: int | None
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """Description for the user: name, size and process id."""
         size = "" if self.num_bytes is None else f" {gib(self.num_bytes)}"
         return f"{self.name or 'a process'}{size} (pid {self.pid})"
@@ -60,14 +60,14 @@ class GpuHolders:
             return ()
         return holders_of(gpu)
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """Describe the other processes that hold memory now; empty if none is known."""
-        return holders_words(self.others())
+        return describe_holders(self.others())
 
-    def told(self) -> tuple[str, int]:
+    def describe_with_bytes(self) -> tuple[str, int]:
         """Return the same description, and the bytes known to be held by all of them."""
         others = self.others()
-        return holders_words(others), sum(holder.num_bytes or 0 for holder in others)
+        return describe_holders(others), sum(holder.num_bytes or 0 for holder in others)
 
     def _gpu(self) -> Gpu | None:
         if not self._uuid:
@@ -96,11 +96,11 @@ def grown(holders: Iterable[GpuHolder], before: Mapping[int, int]) -> list[GpuHo
     return sorted(more, key=lambda h: -(h.num_bytes or 0))
 
 
-def holders_words(holders: Iterable[GpuHolder]) -> str:
-    """Describe the first `MOST_NAMED` processes on one line; empty without any."""
+def describe_holders(holders: Iterable[GpuHolder]) -> str:
+    """Describe the first `MAX_LISTED_PROCESSES` processes on one line; empty without any."""
     told = list(holders)
-    left = len(told) - MOST_NAMED
-    return ", ".join([h.words for h in told[:MOST_NAMED]] + ([f"and {left} more"] if left > 0 else []))
+    left = len(told) - MAX_LISTED_PROCESSES
+    return ", ".join([h.description for h in told[:MAX_LISTED_PROCESSES]] + ([f"and {left} more"] if left > 0 else []))
 
 
 def _name(pid: int, name: str, folder: Path = Path("/proc")) -> str:

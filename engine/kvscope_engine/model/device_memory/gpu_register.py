@@ -21,7 +21,7 @@ from kvscope_telemetry.transport.bind_address import shared_folder
 MAX_WAIT_S: Final = 600.0
 """Seconds to wait for another engine to load. An engine that is stopped or hangs must not block others forever."""
 _POLL_S: Final = 0.2
-_MAX_ENTRY: Final = 32
+_MAX_ENTRY_CHARS: Final = 32
 
 
 class GpuRegister:
@@ -29,28 +29,28 @@ class GpuRegister:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or default_folder()
-        self._turns: list[int] = []
+        self._turn_locks: list[int] = []
         self._entries: dict[Path, int] = {}
-        self._told = 0
+        self._published_bytes = 0
 
     def await_turn(
         self,
         uuids: Sequence[str],
-        tell: Callable[[str], object],
+        report_waiting: Callable[[str], object],
         max_wait_s: float = MAX_WAIT_S,
         sleep: Callable[[float], object] = time.sleep,
     ) -> bool:
         """Wait until no other engine is allocating memory of these GPUs. Returns False on a timeout.
 
-        `tell` is called with a text that names the engine waited for. The turn lasts until `end_turn` or the end of the
-        process.
+        `report_waiting` is called with a text that names the engine waited for. The turn lasts until `end_turn` or the
+        end of the process.
         """
         self.end_turn()
-        if not _is_ours(self._folder, make=True):
+        if not _is_private_folder(self._folder, make=True):
             return True
         deadline_s = time.monotonic() + max_wait_s
         turns = [
-            self._turn(uuid, tell, deadline_s, sleep) for uuid in sorted(uuids)
+            self._await_turn(uuid, report_waiting, deadline_s, sleep) for uuid in sorted(uuids)
         ]  # in sorted order, so that two engines cannot deadlock
         for uuid in uuids:
             path = self._folder / f"{_file_name(uuid)}.{os.getpid()}"
@@ -62,13 +62,13 @@ class GpuRegister:
 
     def end_turn(self) -> None:
         """Let the next engine plan; this one has allocated its memory."""
-        while self._turns:
-            _let_go(self._turns.pop())
+        while self._turn_locks:
+            _release_lock(self._turn_locks.pop())
 
-    def promise(self, num_bytes: int) -> None:
+    def publish(self, num_bytes: int) -> None:
         """Publish the bytes per GPU that are planned for steps and not allocated yet."""
-        if num_bytes != self._told:
-            self._told = num_bytes
+        if num_bytes != self._published_bytes:
+            self._published_bytes = num_bytes
             for entry in self._entries.values():
                 _write(entry, num_bytes)
 
@@ -79,23 +79,23 @@ class GpuRegister:
             path, entry = self._entries.popitem()
             with contextlib.suppress(OSError):
                 path.unlink()
-            _let_go(entry)
+            _release_lock(entry)
 
-    def _turn(
-        self, uuid: str, tell: Callable[[str], object], deadline_s: float, sleep: Callable[[float], object]
+    def _await_turn(
+        self, uuid: str, report_waiting: Callable[[str], object], deadline_s: float, sleep: Callable[[float], object]
     ) -> bool:
         """Wait until the deadline for the lock of one GPU."""
         path = self._folder / f"{_file_name(uuid)}.turn"
-        is_told = False
+        is_reported = False
         while (turn := _locked(path)) is None:
-            if not is_told:
-                is_told = True
-                tell(f"for another kvscope engine{_by_whom(path)}, which takes memory of the same GPU")
+            if not is_reported:
+                is_reported = True
+                report_waiting(f"for another kvscope engine{_lock_owner(path)}, which takes memory of the same GPU")
             if time.monotonic() >= deadline_s:
                 return False
             sleep(_POLL_S)
         if turn >= 0:
-            self._turns.append(turn)
+            self._turn_locks.append(turn)
             _write(turn, os.getpid())
         return True
 
@@ -103,7 +103,7 @@ class GpuRegister:
 def promised_bytes(uuid: str, folder: Path | None = None) -> int:
     """Return the bytes that other engines of this user have yet to allocate on a GPU."""
     folder = folder or default_folder()
-    return sum(n for pid, n in _entries(folder, uuid) if pid != os.getpid()) if _is_ours(folder) else 0
+    return sum(n for pid, n in _entries(folder, uuid) if pid != os.getpid()) if _is_private_folder(folder) else 0
 
 
 def default_folder() -> Path:
@@ -111,7 +111,7 @@ def default_folder() -> Path:
     return shared_folder() / "gpus"
 
 
-def _is_ours(folder: Path, *, make: bool = False) -> bool:
+def _is_private_folder(folder: Path, *, make: bool = False) -> bool:
     """Whether the folder exists, and neither it nor its parent can be written to by another user."""
     try:
         for path in (folder.parent, folder):
@@ -126,7 +126,7 @@ def _is_ours(folder: Path, *, make: bool = False) -> bool:
     return True
 
 
-def _let_go(descriptor: int) -> None:
+def _release_lock(descriptor: int) -> None:
     """Unlock and close a file. Closing alone is not enough if a forked child has inherited the descriptor."""
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
@@ -142,7 +142,7 @@ def _entries(folder: Path, uuid: str) -> Iterator[tuple[int, int]]:
         dead = _locked(path) if int(pid) != os.getpid() else None
         if dead is None:
             with contextlib.suppress(OSError, ValueError):
-                yield int(pid), int(path.read_text()[:_MAX_ENTRY])
+                yield int(pid), int(path.read_text()[:_MAX_ENTRY_CHARS])
         elif dead >= 0:
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -169,12 +169,12 @@ def _locked(path: Path) -> int | None:
 
 def _write(descriptor: int, number: int) -> None:
     with contextlib.suppress(OSError):  # disk full: other engines do not learn the promise
-        os.pwrite(descriptor, f"{number:<{_MAX_ENTRY - 1}}\n".encode(), 0)
+        os.pwrite(descriptor, f"{number:<{_MAX_ENTRY_CHARS - 1}}\n".encode(), 0)
 
 
-def _by_whom(path: Path) -> str:
+def _lock_owner(path: Path) -> str:
     try:
-        pid = path.read_text()[:_MAX_ENTRY].strip()
+        pid = path.read_text()[:_MAX_ENTRY_CHARS].strip()
     except OSError:
         return ""
     return f" (pid {pid})" if pid.isdigit() else ""

@@ -42,20 +42,20 @@ class CudaPinner:
 
 
 class HostSlab:
-    """`num_places` rows of `block_bytes` bytes. Unless pinned, pages are only allocated when first written.
+    """`num_slots` rows of `block_bytes` bytes. Unless pinned, pages are only allocated when first written.
 
     Raises BadInput if the size exceeds the free host memory.
     """
 
-    def __init__(self, num_places: int, block_bytes: int, pinner: Pinner | None = None) -> None:
-        self.num_bytes = num_places * block_bytes
-        _check_room(self.num_bytes, free_host_bytes())
+    def __init__(self, num_slots: int, block_bytes: int, pinner: Pinner | None = None) -> None:
+        self.num_bytes = num_slots * block_bytes
+        _check_free_memory(self.num_bytes, free_host_bytes())
         self._map: mmap.mmap | None = None
-        self.rows = torch.empty((num_places, 0), dtype=torch.uint8)
+        self.rows = torch.empty((num_slots, 0), dtype=torch.uint8)
         """Rows of the slab, uint8 (num_places, block_bytes), page-aligned."""
         if self.num_bytes:
             self._map = mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            self.rows = torch.frombuffer(self._map, dtype=torch.uint8).view(num_places, block_bytes)
+            self.rows = torch.frombuffer(self._map, dtype=torch.uint8).view(num_slots, block_bytes)
         self.note = ""
         """Reason why the memory could not be pinned; empty otherwise."""
         self._pinner = pinner
@@ -109,7 +109,7 @@ def _pinned_bytes() -> int:
     return int(torch.cuda.host_memory_stats().get("active_bytes.current", 0))
 
 
-def _check_room(num_bytes: int, free: int) -> None:
+def _check_free_memory(num_bytes: int, free: int) -> None:
     if num_bytes > free:
         raise BadInput(
             f"--kv-host-memory asks for {num_bytes / MIB:.0f} MiB of host memory: {free / MIB:.0f} MiB are free"

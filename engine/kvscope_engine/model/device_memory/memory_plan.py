@@ -106,12 +106,12 @@ class MemoryPlan:
         streamed = f"; weights in host memory {gib(self.host_weights)}, streamed each step" if self.host_weights else ""
         return (
             f"memory of {device}: {gib(self.allowed)} of {gib(self.total)} may be used"
-            f" (--gpu-memory-utilization {self.utilization:g}{self._desktop_words}):"
+            f" (--gpu-memory-utilization {self.utilization:g}{self._desktop_text}):"
             f" {self.parts()}, others {gib(self.others)}{streamed}"
         )
 
     @property
-    def _desktop_words(self) -> str:
+    def _desktop_text(self) -> str:
         return f", {gib(self.desktop)} kept for the desktop that it draws" if self.desktop else ""
 
     def parts(self) -> str:
@@ -140,7 +140,7 @@ class MemoryPlan:
         raise KvscopeError(
             f"no memory for model {model!r}: it needs {gib(asked)} ({self.parts()}),"
             f" {gib(headroom)} of the {gib(self.total)} of {device} may be used"
-            f" (--gpu-memory-utilization {self.utilization:g}{self._desktop_words}, others hold {gib(self.others)}"
+            f" (--gpu-memory-utilization {self.utilization:g}{self._desktop_text}, others hold {gib(self.others)}"
             f"{f': {names}' if names else ''}): {self._way_out(asked, known)}"
         )
 
@@ -167,7 +167,7 @@ def allowed_bytes(total: int, utilization: float, *, draws_display: bool) -> int
     return max(0, min(share, total - DESKTOP_BYTES)) if draws_display else share
 
 
-def with_room_for_blocks(plan: MemoryPlan, share: float = PIECEWISE_SHARE) -> MemoryPlan:
+def drop_large_piecewise_graphs(plan: MemoryPlan, share: float = PIECEWISE_SHARE) -> MemoryPlan:
     """Return the plan, without graphs of steps with prefills if these would take more than `share` of the KV cache."""
     without = plan.without_piecewise_graphs()
     return plan if plan.fits and plan.reserves.piecewise_graphs <= share * without.kv else without

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from kvscope_engine.model.device_memory.memory_plan import MemoryPlan
 
-UP_AFTER_S: Final = 30.0
+RAISE_AFTER_S: Final = 30.0
 """Seconds for which memory must suffice before the level rises. A game that loads a level frees memory and takes it
 again."""
 
@@ -81,34 +81,34 @@ class MemoryWatch:
     def __init__(self, costs: StepCosts, for_others: int) -> None:
         self._costs = costs
         self._for_others = for_others
-        self._at = 0
-        self._room_since_s: float | None = None
+        self._index = 0
+        self._sufficient_since_s: float | None = None
 
     @property
     def level(self) -> Level:
-        return self._costs.levels[self._at]
+        return self._costs.levels[self._index]
 
     @property
     def is_lowered(self) -> bool:
         """Whether steps may use less memory than planned."""
-        return self._at > 0
+        return self._index > 0
 
     def missing(self, others: int) -> int:
         """Return how many bytes planned for steps other programs hold."""
         return max(0, others - self._for_others)
 
-    def look(self, others: int, now_s: float) -> bool:
+    def update(self, others: int, now_s: float) -> bool:
         """Update the level, given the bytes that other programs hold. Returns whether it changed."""
         levels, costs = self._costs.levels, self._costs
-        room = costs.needed(levels[0]) - self.missing(others)
-        fitting = (number for number, level in enumerate(levels) if costs.needed(level) <= room)
-        wanted = next(fitting, len(levels) - 1)
-        if wanted >= self._at:
-            self._room_since_s = None
-        elif self._room_since_s is None:
-            self._room_since_s = now_s
-        has_waited = self._room_since_s is not None and now_s - self._room_since_s >= UP_AFTER_S
-        if wanted == self._at or (wanted < self._at and not has_waited):
+        available = costs.needed(levels[0]) - self.missing(others)
+        fitting = (number for number, level in enumerate(levels) if costs.needed(level) <= available)
+        target = next(fitting, len(levels) - 1)
+        if target >= self._index:
+            self._sufficient_since_s = None
+        elif self._sufficient_since_s is None:
+            self._sufficient_since_s = now_s
+        has_waited = self._sufficient_since_s is not None and now_s - self._sufficient_since_s >= RAISE_AFTER_S
+        if target == self._index or (target < self._index and not has_waited):
             return False
-        self._at, self._room_since_s = wanted, None
+        self._index, self._sufficient_since_s = target, None
         return True

@@ -15,7 +15,7 @@ _PHRASES: Final = (
 )
 
 
-def is_no_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether `error` reports that memory could not be allocated."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
@@ -23,13 +23,13 @@ def is_no_memory(error: BaseException) -> bool:
     return any(phrase in text for phrase in _PHRASES)
 
 
-def let_go_of_frames(error: BaseException) -> None:
+def clear_traceback(error: BaseException) -> None:
     """Drop the traceback and causes of `error`. Its frames keep a step's tensors alive, whose memory could not be
     freed."""
     error.__traceback__ = error.__context__ = error.__cause__ = None
 
 
-def is_of_library(error: BaseException) -> bool:
+def is_library_error(error: BaseException) -> bool:
     """Whether torch, code that torch calls, or Triton raised `error`. Such errors may affect one step and not the next.
 
     Other errors come from this project's own code.

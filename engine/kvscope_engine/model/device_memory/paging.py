@@ -15,11 +15,11 @@ SLACK_BYTES: Final = 64 * MIB
 """Bytes by which the counters of driver and allocator may differ."""
 FULL_SHARE: Final = 0.02
 """Share of the GPU's memory below which free memory means that the GPU is full."""
-SLOWER: Final = 5.0
+SLOW_FACTOR: Final = 5.0
 """Factor over the usual time of a step of the same shape from which a step counts as slow."""
-NUM_SLOW: Final = 8
+NUM_SLOW_STEPS: Final = 8
 """Number of consecutive slow steps that indicate paging. A single one may have waited for something else."""
-AGAIN_S: Final = 60.0
+REPORT_INTERVAL_S: Final = 60.0
 """Minimum seconds between two reports."""
 REMEDY: Final = (
     "set 'CUDA - Sysmem Fallback Policy' to 'Prefer No Sysmem Fallback' in the NVIDIA Control Panel of Windows, end"
@@ -39,18 +39,18 @@ def is_wsl(version: Path = Path("/proc/version")) -> bool:
 
 
 class PagingWatch:
-    """Detects paging. Call `look` between steps and `ran` after each.
+    """Detects paging. Call `check` between steps and `record_step` after each.
 
-    `look` returns a text to report, at most once per `AGAIN_S`; it is usually empty.
+    `check` returns a text to report, at most once per `REPORT_INTERVAL_S`; it is usually empty.
     """
 
     def __init__(self) -> None:
         self._usual_ns: dict[Hashable, float] = {}
         self._num_slow = 0
-        self._slower = 0.0
-        self._told_s = -AGAIN_S
+        self._slow_factor = 0.0
+        self._reported_s = -REPORT_INTERVAL_S
 
-    def look(self, total: int, free: int, ours: int, now_s: float) -> str:
+    def check(self, total: int, free: int, ours: int, now_s: float) -> str:
         """Check memory counters and recent step times.
 
         Args:
@@ -61,27 +61,30 @@ class PagingWatch:
         """
         beyond = ours - (total - free)
         if beyond > SLACK_BYTES:
-            return self._tell(f"{gib(beyond)} of what this engine was given are in host memory", now_s)
-        if self._num_slow >= NUM_SLOW and free <= FULL_SHARE * total:
-            self._num_slow, words = 0, f"steps take {self._slower:.0f} times what they took, and {gib(free)} are free"
+            return self._report(f"{gib(beyond)} of what this engine was given are in host memory", now_s)
+        if self._num_slow >= NUM_SLOW_STEPS and free <= FULL_SHARE * total:
+            self._num_slow, symptom = (
+                0,
+                f"steps take {self._slow_factor:.0f} times what they took, and {gib(free)} are free",
+            )
             self._usual_ns.clear()  # if steps stay slow, that becomes usual and is reported once
-            return self._tell(words, now_s)
+            return self._report(symptom, now_s)
         return ""
 
-    def ran(self, shape: Hashable, forward_ns: int) -> None:
+    def record_step(self, shape: Hashable, forward_ns: int) -> None:
         """Record a step's time on the device in nanoseconds. Steps of the same `shape` usually take about the same
         time."""
         usual_ns = self._usual_ns.get(shape)
-        if usual_ns is not None and forward_ns > SLOWER * usual_ns:
+        if usual_ns is not None and forward_ns > SLOW_FACTOR * usual_ns:
             self._num_slow += 1
-            self._slower = forward_ns / usual_ns
+            self._slow_factor = forward_ns / usual_ns
             return
         self._num_slow = 0
         if forward_ns > 0:
             self._usual_ns[shape] = forward_ns if usual_ns is None else usual_ns + (forward_ns - usual_ns) / 16
 
-    def _tell(self, words: str, now_s: float) -> str:
-        if now_s - self._told_s < AGAIN_S:
+    def _report(self, symptom: str, now_s: float) -> str:
+        if now_s - self._reported_s < REPORT_INTERVAL_S:
             return ""
-        self._told_s = now_s
-        return f"the driver seems to page GPU memory to host memory ({words}), which makes steps slow: {REMEDY}"
+        self._reported_s = now_s
+        return f"the driver seems to page GPU memory to host memory ({symptom}), which makes steps slow: {REMEDY}"

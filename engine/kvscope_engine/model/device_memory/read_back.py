@@ -16,7 +16,7 @@ from kvscope_engine.model.device_memory import step_buffer
 
 NUM_BUFFERS: Final = 2
 """Number of buffers for results. A step's results are read before the step after the next is launched, or never."""
-_BYTES_A_NUMBER: Final = 8
+_NUMBER_BYTES: Final = 8
 _FLOAT_BYTES: Final = 4
 
 Rows = Callable[[], NDArray[np.float32]]
@@ -29,7 +29,7 @@ def synchronize(event: torch.cuda.Event) -> None:
     event.synchronize()
 
 
-class RowsBack:
+class RowReadBack:
     """Copies float32 rows of some steps to the host on its own stream.
 
     Neither the next step nor this step's tokens wait for the copy. Two buffers alternate: the rows of one step are read
@@ -41,7 +41,7 @@ class RowsBack:
         self._device = device
         self._num_numbers = num_numbers
         self._wait = wait
-        self._buffers: list[Pinned] = []
+        self._buffers: list[PinnedBuffer] = []
         self._stream: Any = None
 
     def start(self, rows: torch.Tensor) -> Rows:
@@ -50,51 +50,86 @@ class RowsBack:
             return lambda: rows.numpy().copy()
         if not self._buffers:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-            self._buffers = [Pinned(-(-self._num_numbers // 2), self._wait) for _ in range(NUM_BUFFERS)]
+            self._buffers = [PinnedBuffer(-(-self._num_numbers // 2), self._wait) for _ in range(NUM_BUFFERS)]
         packed = rows.clone(memory_format=torch.contiguous_format)
-        self._stream.wait_event(_moment())
+        self._stream.wait_event(_recorded_event())
         self._buffers.reverse()
         with torch.cuda.stream(self._stream):
             return self._buffers[0].start_rows(packed)
 
 
-class Pinned:
+class PendingVector:
+    """A vector that has arrived on the host or is on its way."""
+
+    def __init__(self, numbers: Any, event: torch.cuda.Event | None = None, wait: Wait = synchronize) -> None:
+        self._numbers = numbers
+        self._event = event
+        self._wait = wait
+
+    def wait(self) -> list[Any]:
+        """Wait for the numbers and return them as Python objects. This is where a step waits for the device."""
+        if self._event is not None:
+            self._wait(self._event)
+        numbers: list[Any] = self._numbers.tolist()
+        return numbers
+
+
+class VectorReadBack:
+    """Copies one vector of int64 or float64 per step to pinned host memory, asynchronously.
+
+    Two buffers alternate: the numbers of one step are read while those of the next arrive.
+    """
+
+    def __init__(self, device: torch.device, num_numbers: int, wait: Wait = synchronize) -> None:
+        self._is_host = device.type == "cpu"
+        self._wait = wait
+        self._buffers = [] if self._is_host else [PinnedBuffer(num_numbers, wait) for _ in range(NUM_BUFFERS)]
+
+    def start(self, vector: torch.Tensor) -> PendingVector:
+        """Start copying `vector` to the host. The result of the call before the last must have been read."""
+        if self._is_host:
+            return PendingVector(vector)
+        self._buffers.reverse()
+        return PendingVector(*self._buffers[0].start(vector), self._wait)
+
+
+class PinnedBuffer:
     """Pinned memory for the numbers of one step."""
 
     def __init__(self, num_numbers: int, wait: Wait) -> None:
         self._wait = wait
-        self._room = 0
+        self._capacity = 0
         self._grow(num_numbers)
 
     def start(self, vector: torch.Tensor) -> tuple[Any, torch.cuda.Event]:
         """Start copying `vector`, int64 or float64. Returns it as a NumPy array and the event at which it is valid."""
         count = len(vector)
-        if count > self._room:
+        if count > self._capacity:
             self._grow(count)
         kind = torch.float64 if vector.dtype == torch.float64 else torch.int64
         self._host.view(kind)[:count].copy_(vector, non_blocking=True)
-        return self._bytes.view("float64" if kind == torch.float64 else "int64")[:count], _moment()
+        return self._bytes.view("float64" if kind == torch.float64 else "int64")[:count], _recorded_event()
 
     def start_rows(self, rows: torch.Tensor) -> Rows:
         """Start copying `rows`, which must be contiguous and are kept alive until they have arrived."""
         count = rows.numel()
-        if count * _FLOAT_BYTES > self._room * _BYTES_A_NUMBER:
-            self._grow(-(-count * _FLOAT_BYTES // _BYTES_A_NUMBER))
+        if count * _FLOAT_BYTES > self._capacity * _NUMBER_BYTES:
+            self._grow(-(-count * _FLOAT_BYTES // _NUMBER_BYTES))
         self._host.view(torch.float32)[:count].copy_(rows.view(-1), non_blocking=True)
-        event, numbers = _moment(), self._bytes.view("float32")[:count]
+        event, numbers = _recorded_event(), self._bytes.view("float32")[:count]
 
-        def landed() -> NDArray[np.float32]:
+        def wait_for_rows() -> NDArray[np.float32]:
             self._wait(event)
             return numbers.reshape(rows.shape).copy()
 
-        return landed
+        return wait_for_rows
 
     def _grow(self, num_numbers: int) -> None:
-        self._room = num_numbers
-        self._host, self._bytes = step_buffer.pinned_bytes(_BYTES_A_NUMBER * num_numbers)
+        self._capacity = num_numbers
+        self._host, self._bytes = step_buffer.pinned_bytes(_NUMBER_BYTES * num_numbers)
 
 
-def _moment() -> torch.cuda.Event:
+def _recorded_event() -> torch.cuda.Event:
     event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()
     return event

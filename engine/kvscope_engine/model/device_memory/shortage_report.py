@@ -12,9 +12,9 @@ from typing import Final
 from kvscope_engine.model.device_memory.memory_plan import gib
 from kvscope_telemetry.messages.telemetry import MemoryBreakdown
 
-_MUCH: Final = 0.02
+_SIGNIFICANT_SHARE: Final = 0.02
 """Share of the device below which an amount does not explain a shortage."""
-_LEAST_TOKENS: Final = 16
+_MIN_TOKENS: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,17 +66,17 @@ def _holders(shortage: Shortage) -> str:
 def _remedy(shortage: Shortage) -> str:
     if shortage.utilization <= 0:
         return f"give a smaller --kv-memory, or {_smaller_step(shortage)}"
-    much = _MUCH * max(shortage.total, 1)
+    significant = _SIGNIFICANT_SHARE * max(shortage.total, 1)
     grown = _others(shortage) - shortage.others_planned if shortage.others_planned >= 0 else 0
     split = max(0, shortage.memory.split_bytes)
-    if grown > max(much, split):
+    if grown > max(significant, split):
         share = max(0.05, shortage.utilization - grown / shortage.total)
         named = f" ({shortage.takers})" if shortage.takers else ""
         return (
             f"other programs took {gib(grown)} since the start{named}: end them, or give"
             f" --gpu-memory-utilization {int(100 * share) / 100:.2f}"
         )
-    if split > much:
+    if split > significant:
         return (
             f"{gib(split)} of what torch holds are rests of blocks in use: set"
             f" PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or {_smaller_step(shortage)}"
@@ -88,7 +88,7 @@ def _remedy(shortage: Shortage) -> str:
 def _smaller_step(shortage: Shortage) -> str:
     """Return the option that makes a step smaller: fewer tokens if it has prefills, else fewer requests."""
     if shortage.num_tokens > shortage.num_requests:
-        return f"--max-num-batched-tokens {max(_LEAST_TOKENS, shortage.num_tokens // 2)}"
+        return f"--max-num-batched-tokens {max(_MIN_TOKENS, shortage.num_tokens // 2)}"
     return f"--max-num-seqs {max(1, shortage.num_requests // 2)}"
 
 

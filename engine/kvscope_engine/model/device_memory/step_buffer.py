@@ -3,7 +3,7 @@
 Owns the buffers and their synchronization. The same shapes reserved in the same order have the same addresses, as CUDA
 graphs require. The device has one buffer, which a step reads before the next step's copy overwrites it. The host has
 three: one is written while two copies may still wait behind a running step, that of the next step's inputs and that of
-its sampling inputs (`InFlight.sample`). On a CPU nothing is copied: tensors share the arrays' memory.
+its sampling inputs (`InFlightStep.sample`). On a CPU nothing is copied: tensors share the arrays' memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 ALIGNMENT: Final = 64
 """Alignment of every array in bytes, so that kernels find the same alignment in every step."""
-NUM_SIDES: Final = 3
+NUM_HOST_BUFFERS: Final = 3
 _DTYPES: Final = {
     np.dtype(np.int32): torch.int32,
     np.dtype(np.int64): torch.int64,
@@ -31,12 +31,12 @@ class StepBuffer:
 
     def __init__(self, device: torch.device, num_bytes: int) -> None:
         self._is_host = device.type == "cpu"
-        self._device = device
+        self.device = device
         self._end = 0
         self._overflow: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.num_bytes = 0 if self._is_host else num_bytes
         if not self._is_host:
-            self._sides = [_HostSide(num_bytes) for _ in range(NUM_SIDES)]
+            self._host_buffers = [_HostBuffer(num_bytes) for _ in range(NUM_HOST_BUFFERS)]
             self._on_device = torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
     @property
@@ -48,8 +48,8 @@ class StepBuffer:
         """Start a new upload. Waits until the third-last upload has read its host buffer."""
         self._end = 0
         if not self._is_host:
-            self._sides.insert(0, self._sides.pop())
-            self._sides[0].sent.wait()
+            self._host_buffers.insert(0, self._host_buffers.pop())
+            self._host_buffers[0].sent.wait()
             self._overflow.clear()
 
     def reserve(self, shape: tuple[int, ...], dtype: type[np.generic]) -> tuple[NDArray[Any], torch.Tensor]:
@@ -60,9 +60,9 @@ class StepBuffer:
         kind = np.dtype(dtype)
         start, size = self._end, int(np.prod(shape)) * kind.itemsize
         if start + size > self.num_bytes:
-            return self._reserve_beyond(shape, kind)
+            return self._reserve_overflow(shape, kind)
         self._end = start + -(-size // ALIGNMENT) * ALIGNMENT
-        array = self._sides[0].data[start : start + size].view(kind).reshape(shape)
+        array = self._host_buffers[0].data[start : start + size].view(kind).reshape(shape)
         return array, self._on_device[start : start + size].view(_DTYPES[kind]).view(shape)
 
     def put(self, array: NDArray[Any]) -> torch.Tensor:
@@ -79,28 +79,28 @@ class StepBuffer:
             return
         if self._end:
             end = min(self._end, self.num_bytes)
-            self._on_device[:end].copy_(self._sides[0].host[:end], non_blocking=True)
+            self._on_device[:end].copy_(self._host_buffers[0].host[:end], non_blocking=True)
         for target, source in self._overflow:
             target.copy_(source, non_blocking=True)
-        self._sides[0].sent.record()
+        self._host_buffers[0].sent.record()
 
-    def _reserve_beyond(self, shape: tuple[int, ...], kind: np.dtype[Any]) -> tuple[NDArray[Any], torch.Tensor]:
+    def _reserve_overflow(self, shape: tuple[int, ...], kind: np.dtype[Any]) -> tuple[NDArray[Any], torch.Tensor]:
         size = int(np.prod(shape)) * kind.itemsize
         host, data = pinned_bytes(size)
-        on_device = torch.empty(size, dtype=torch.uint8, device=self._device)
+        on_device = torch.empty(size, dtype=torch.uint8, device=self.device)
         self._overflow.append((on_device, host))
         return data.view(kind).reshape(shape), on_device.view(_DTYPES[kind]).view(shape)
 
 
-class _HostSide:
+class _HostBuffer:
     """Pinned memory, as a tensor and as an array, and the event of its last copy to the device."""
 
     def __init__(self, num_bytes: int) -> None:
         self.host, self.data = pinned_bytes(num_bytes)
-        self.sent = Sent()
+        self.sent = UploadEvent()
 
 
-class Sent:
+class UploadEvent:
     """Records when the device has read a host buffer."""
 
     def __init__(self) -> None:

@@ -57,32 +57,32 @@ def allocator_map(
         raise BadInput(f"the engine runs on {device.type!r}: PyTorch segments exist only on a GPU (--device cuda)")
     began_ns = time.monotonic_ns()
     index = torch.cuda.current_device() if device.index is None else device.index
-    segments = [_segment(told) for told in snapshot() if told["device"] == index]
+    segments = [_segment(segment_info) for segment_info in snapshot() if segment_info["device"] == index]
     packed = partial(pack_map, segments, tag=tag, device=f"cuda:{index}")
     return packed(took_ns=time.monotonic_ns() - began_ns)
 
 
 def _snapshot() -> Sequence[Mapping[str, Any]]:
     """Return the segments of all GPUs, without the allocation history."""
-    told: Sequence[Mapping[str, Any]] = torch.cuda.memory_snapshot(include_traces=False)  # type: ignore[no-untyped-call]
-    return told
+    segment_info: Sequence[Mapping[str, Any]] = torch.cuda.memory_snapshot(include_traces=False)  # type: ignore[no-untyped-call]
+    return segment_info
 
 
-def _segment(told: Mapping[str, Any]) -> TorchSegment:
-    address, blocks = int(told["address"]), told["blocks"]
+def _segment(segment_info: Mapping[str, Any]) -> TorchSegment:
+    address, blocks = int(segment_info["address"]), segment_info["blocks"]
     sizes = np.array([block["size"] for block in blocks], np.int64)
     return TorchSegment(
         address=address,
-        num_bytes=int(told["total_size"]),
-        stream=int(told["stream"]),
-        pool=_pool(told),
+        num_bytes=int(segment_info["total_size"]),
+        stream=int(segment_info["stream"]),
+        pool=_pool(segment_info),
         offsets=np.array([block["address"] - address for block in blocks], np.int64),
         sizes=sizes,
         states=np.array([_STATES.get(block["state"], State.PENDING) for block in blocks], np.uint8),
     )
 
 
-def _pool(told: Mapping[str, Any]) -> AllocatorPool:
-    if tuple(told.get("segment_pool_id", _SHARED_POOL)) != _SHARED_POOL:
+def _pool(segment_info: Mapping[str, Any]) -> AllocatorPool:
+    if tuple(segment_info.get("segment_pool_id", _SHARED_POOL)) != _SHARED_POOL:
         return AllocatorPool.PRIVATE
-    return AllocatorPool.SMALL if told["segment_type"] == "small" else AllocatorPool.LARGE
+    return AllocatorPool.SMALL if segment_info["segment_type"] == "small" else AllocatorPool.LARGE

@@ -20,11 +20,11 @@ import torch.distributed as dist
 from kvscope_engine.model.distributed.rank import Rank
 from kvscope_telemetry.errors import KvscopeError
 
-CONNECT: Final = timedelta(seconds=120)
+CONNECT_TIMEOUT: Final = timedelta(seconds=120)
 """Timeout for the slowest rank to connect and to take part in the first sum."""
 NO_LIMIT: Final = timedelta(days=30)
 """Timeout of later sums: rank 0 may be suspended in the middle of a step."""
-LOOK: Final = timedelta(seconds=0.2)
+_FAILURE_CHECK_INTERVAL: Final = timedelta(seconds=0.2)
 """Interval of checks whether a rank is lost, while a host waits."""
 STORE_FILE: Final = "store"
 
@@ -44,7 +44,7 @@ class RankGroup:
     ) -> None:
         distributed: Any = dist
         store = distributed.FileStore(str(folder / STORE_FILE), rank.count)
-        store.set_timeout(CONNECT)
+        store.set_timeout(CONNECT_TIMEOUT)
         self._is_cuda = device.type == "cuda"
         self._device = device
         self._count = rank.count
@@ -57,7 +57,7 @@ class RankGroup:
         """
         try:
             self._group: Any = (_nccl if self._is_cuda else _gloo)(store, rank)
-            self._wait(self._group.allreduce([first := torch.zeros(1, device=device)]), CONNECT)
+            self._wait(self._group.allreduce([first := torch.zeros(1, device=device)]), CONNECT_TIMEOUT)
             first.tolist()
         except RuntimeError as error:
             raise _broken(error) from error
@@ -116,13 +116,13 @@ class RankGroup:
         left = limit
         while True:
             try:
-                work.wait(LOOK)
+                work.wait(_FAILURE_CHECK_INTERVAL)
                 return
             except RuntimeError:
                 if work.is_completed():
                     work.wait()  # raises the error of the operation
                     return
-            left -= LOOK
+            left -= _FAILURE_CHECK_INTERVAL
             if self._is_lost() or left <= timedelta():
                 raise RuntimeError("a rank is lost" if self._is_lost() else "it did not connect in time")
 

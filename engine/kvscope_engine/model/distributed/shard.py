@@ -18,7 +18,7 @@ from torch import nn
 from kvscope_engine.model.distributed.rank import Rank, divides
 from kvscope_telemetry.errors import BadInput
 
-MAX_PENDING_OVERVIEW: Final = 64
+MAX_SUGGESTED_RANKS: Final = 64
 _ATTENTION: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP: Final = ("gate_proj", "up_proj", "down_proj")
 
@@ -46,7 +46,7 @@ def check_divides(count: int, num_query_heads: int, num_kv_heads: int, intermedi
     if divides(count, num_query_heads, num_kv_heads, intermediate):
         return
     sizes = num_query_heads, num_kv_heads, intermediate
-    accepted = ", ".join(str(other) for other in range(1, MAX_PENDING_OVERVIEW + 1) if divides(other, *sizes))
+    accepted = ", ".join(str(other) for other in range(1, MAX_SUGGESTED_RANKS + 1) if divides(other, *sizes))
     raise BadInput(
         f"tensor_parallel_size={count} is not accepted for model {name!r}: its {num_query_heads} query heads,"
         f" {num_kv_heads} KV heads and {intermediate} rows of the feed-forward block cannot be shared out evenly;"
@@ -68,7 +68,7 @@ def shard_model(module: nn.Module, rank: Rank, name: str) -> Mapping[str, Cut]:
     strange = [part for part in attentions.values() if _own_tensors(part)]
     strange += [part for part in parts.values() if _has_experts(part)]
     if strange or not len(attentions) == len(mlps) == num_layers:
-        raise _not_this_kind(rank, name)
+        raise _unsupported_layers_error(rank, name)
     cuts: dict[str, Cut] = {}
     with torch.no_grad():
         for (key, attention), (mlp_key, mlp) in zip(attentions.items(), mlps.items(), strict=True):
@@ -85,10 +85,10 @@ def shard_model(module: nn.Module, rank: Rank, name: str) -> Mapping[str, Cut]:
 def check_fused(num_joined: int, num_layers: int, rank: Rank, name: str) -> None:
     """Raise BadInput unless all layers were fused: the all-reduce is inserted in fused layers only."""
     if not rank.is_alone and num_joined != num_layers:
-        raise _not_this_kind(rank, name)
+        raise _unsupported_layers_error(rank, name)
 
 
-def _not_this_kind(rank: Rank, name: str) -> BadInput:
+def _unsupported_layers_error(rank: Rank, name: str) -> BadInput:
     return BadInput(
         f"tensor_parallel_size={rank.count} is not accepted for model {name!r}: its layers are not of Llama's kind"
         " (attention of q, k, v and o, a gated feed-forward block, a norm before each), which alone are shared out"

@@ -35,16 +35,16 @@ from kvscope_engine.model.executor.rank_messages import (
     RankJoined,
     Ready,
     Step,
+    block_ids_of,
     decode_to_rank,
     deltas_of,
     encode,
     inputs_of,
-    places_of,
 )
-from kvscope_engine.model.executor.rank_processes import FOLDER_KEY, forget, torchrun_store
+from kvscope_engine.model.executor.rank_processes import FOLDER_KEY, remove_folder, torchrun_store
 from kvscope_engine.model.kv_cache.kv_offload.block_mover import BlockMover
 from kvscope_engine.model.kv_cache.kv_offload.tier_builder import make_tier_mover
-from kvscope_engine.model.layers.fused.all_reduce import keep_residual_in_float32, reduce_behind_layers
+from kvscope_engine.model.layers.fused.all_reduce import install_all_reduce, keep_residual_in_float32
 from kvscope_engine.model.layers.lora.lora_slots import LoraSlots, in_full, lora_slots
 from kvscope_engine.model.layers.weight_bytes import weights_bytes
 from kvscope_engine.model.loaded_model import LoadedModel
@@ -54,17 +54,18 @@ from kvscope_engine.model.runner.kv_cache_spec import groups_of_model, storage_f
 from kvscope_engine.model.runner.model_runner import ModelRunner
 from kvscope_engine.model.runner.pool_size import pool_size
 from kvscope_engine.model.runner.product_choice import choose_products
+from kvscope_engine.model.runner.runner_config import RunnerConfig
 from kvscope_engine.model.runner.step_memory import max_batched_tokens
 from kvscope_engine.model.verification.ready_to_run import make_ready_to_run
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import KvscopeError
 
-LAST_WORD_S: Final = 5.0
+EXIT_GRACE_S: Final = 5.0
 """Seconds that the main thread gets to notice by itself that rank 0 has ended, before the process exits."""
-BEAT_S: Final = 0.5
+HEARTBEAT_INTERVAL_S: Final = 0.5
 
 
-def follow(folder: Path, rank: Rank) -> int:
+def run_follower(folder: Path, rank: Rank) -> int:
     """Serve as `rank` until rank 0 ends. Returns 0 after an orderly shutdown, 1 if this rank failed or rank 0
     disappeared."""
     for number in (signal.SIGINT, signal.SIGHUP):
@@ -74,7 +75,7 @@ def follow(folder: Path, rank: Rank) -> int:
     try:
         channel = connect(folder)
     except KvscopeError:  # rank 0 has ended
-        forget(folder)
+        remove_folder(folder)
         return 1
     threading.Thread(target=_watch_leader, args=(channel, folder), name="kvscope-leader-watch", daemon=True).start()
     try:
@@ -83,19 +84,19 @@ def follow(folder: Path, rank: Rank) -> int:
     except ChannelClosed:
         return 1  # rank 0 is gone: no process is left to report to
     except Exception as error:
-        _say_why(channel, error)
+        _report_failure(channel, error)
         return 1
     return 0
 
 
 def follow_torchrun(index: int, count: int) -> int:
-    """Serve as rank `index` of `count` in a process started by torchrun. Returns as `follow`."""
+    """Serve as rank `index` of `count` in a process started by torchrun. Returns as `run_follower`."""
     store = torchrun_store()
-    return follow(Path(store.get(FOLDER_KEY).decode()), Rank(index, count))
+    return run_follower(Path(store.get(FOLDER_KEY).decode()), Rank(index, count))
 
 
 def _serve(channel: Channel, folder: Path, rank: Rank) -> None:
-    load = decode_to_rank(_next(channel))
+    load = decode_to_rank(_receive_next(channel))
     if not isinstance(load, Load):
         return
     config = msgspec.json.decode(load.config, type=EngineConfig)
@@ -109,9 +110,9 @@ def _serve(channel: Channel, folder: Path, rank: Rank) -> None:
     with in_full(lora):
         num_blocks = pool_size(config, loaded).num_blocks
     channel.send(encode(Ready(num_blocks=num_blocks, float32_residual=fused.float32_residual)))
-    begin = decode_to_rank(_next(channel))
-    if isinstance(begin, Begin):
-        _run(channel, folder, rank, config, loaded, lora, begin, threads)
+    start = decode_to_rank(_receive_next(channel))
+    if isinstance(start, Begin):
+        _run(channel, folder, rank, config, loaded, lora, start, threads)
 
 
 def _run(
@@ -121,12 +122,12 @@ def _run(
     config: EngineConfig,
     loaded: LoadedModel,
     lora: LoraSlots | None,
-    begin: Begin,
+    start: Begin,
     threads: CpuThreads,
 ) -> None:
     storage = storage_for_model(
         loaded,
-        begin.num_blocks,
+        start.num_blocks,
         config.block_size,
         config.kv_cache_dtype,
         sparse_decode=config.sparse_decode,
@@ -135,83 +136,87 @@ def _run(
     runner = ModelRunner(
         loaded,
         storage,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
-        enforce_eager=not begin.captures,
-        together=True,
-        sparse_decode=config.sparse_decode,
-        lora_slots=lora,
+        RunnerConfig(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
+            enforce_eager=not start.captures,
+            shares_graphs=True,
+            sparse_decode=config.sparse_decode,
+        ),
+        lora=lora,
     )
     runner.warm_up(lambda progress: None)
-    keep_residual_in_float32(loaded.module, begin.float32_residual)
-    mover = make_tier_mover(_at_rank(config, rank), storage, "")
+    keep_residual_in_float32(loaded.module, start.float32_residual)
+    mover = make_tier_mover(_config_of_rank(config, rank), storage, "")
     group = RankGroup(folder, rank, loaded.device)
-    reduce_behind_layers(loaded.module, group.all_reduce)
-    threading.Thread(target=_beat, args=(channel, group), name="kvscope-beat", daemon=True).start()
+    install_all_reduce(loaded.module, group.all_reduce)
+    threading.Thread(target=_send_heartbeats, args=(channel, group), name="kvscope-beat", daemon=True).start()
     num_bytes = weights_bytes(loaded.module)
-    channel.send(encode(RankJoined(weights_bytes=num_bytes, kv_bytes=storage.num_bytes, device=_name(loaded.device))))
-    if begin.captures:
-        runner.capture_together(group)
-    while isinstance(told := decode_to_rank(_next(channel)), Step | Fill | Move):
-        if isinstance(told, Step):
-            threads.look()
-            inputs, copies, slots = inputs_of(told)
+    channel.send(
+        encode(RankJoined(weights_bytes=num_bytes, kv_bytes=storage.num_bytes, device=_device_name(loaded.device)))
+    )
+    if start.captures:
+        runner.capture_shared_graphs(group)
+    while isinstance(message := decode_to_rank(_receive_next(channel)), Step | Fill | Move):
+        if isinstance(message, Step):
+            threads.refresh()
+            inputs, copies, slots = inputs_of(message)
             sampled = None
             if inputs.awaited is not None:
-                sampled = group.broadcast(torch.zeros(told.num_sampled, dtype=torch.int64, device=loaded.device))
-            runner.follow(inputs, copies, slots, sampled, told.graph_size)
+                sampled = group.broadcast(torch.zeros(message.num_sampled, dtype=torch.int64, device=loaded.device))
+            runner.run_as_follower(inputs, copies, slots, sampled, message.graph_size)
             group.num_points += 1
-        elif isinstance(told, Fill) and lora is not None:
-            lora.fill(told.stack, told.slot, deltas_of(told, loaded.dtype))
-        elif isinstance(told, Move) and mover is not None:
-            _move(mover, told, channel)
+        elif isinstance(message, Fill) and lora is not None:
+            lora.fill(message.stack, message.slot, deltas_of(message, loaded.dtype))
+        elif isinstance(message, Move) and mover is not None:
+            _move_blocks(mover, message, channel)
     if mover is not None:
         mover.close()
     group.close()
 
 
-def _move(mover: BlockMover, told: Move, channel: Channel) -> None:
+def _move_blocks(mover: BlockMover, message: Move, channel: Channel) -> None:
     """Carry out a block move. Replies only to the kinds of moves that rank 0 waits for."""
-    sources, targets = places_of(told)
-    if told.how == "flush":
+    sources, targets = block_ids_of(message)
+    if message.how == "flush":
         mover.flush()
-    elif told.how == "save":
+    elif message.how == "save":
         mover.save(sources, targets)
-    elif told.how == "load":
+    elif message.how == "load":
         mover.load(sources, targets)
-    elif told.how == "drain":
+    elif message.how == "drain":
         channel.send(encode(BlocksMoved(whole=bytes((mover.drain(),)))))
-    elif told.how == "load_from_disk":
+    elif message.how == "load_from_disk":
         channel.send(encode(BlocksMoved(whole=bytes(mover.load_from_disk(sources, targets)))))
     else:
         channel.send(encode(BlocksMoved(whole=bytes(mover.offload(sources, targets, (None,) * len(sources))))))
 
 
-def _beat(channel: Channel, group: RankGroup) -> None:
+def _send_heartbeats(channel: Channel, group: RankGroup) -> None:
     """Send a heartbeat with this rank's progress, regardless of what the other threads do."""
     with contextlib.suppress(ChannelClosed):
         while True:
             channel.send(encode(Beat(num_points=group.num_points)))
-            time.sleep(BEAT_S)
+            time.sleep(HEARTBEAT_INTERVAL_S)
 
 
-def _at_rank(config: EngineConfig, rank: Rank) -> EngineConfig:
+def _config_of_rank(config: EngineConfig, rank: Rank) -> EngineConfig:
     """Return `config` with a separate disk tier file for this rank."""
     path = config.disk_kv_path
     return config if path is None else replace(config, disk_kv_path=f"{path}.rank{rank.index}")
 
 
-def _name(device: torch.device) -> str:
+def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
 
 
-def _next(channel: Channel) -> bytes:
+def _receive_next(channel: Channel) -> bytes:
     """Wait without limit for the next message and return it. Raises ChannelClosed if rank 0 has ended."""
     select.select([channel], [], [])
     return channel.receive()
 
 
-def _say_why(channel: Channel, error: Exception) -> None:
+def _report_failure(channel: Channel, error: Exception) -> None:
     line = " ".join(str(error).split())[:300] or type(error).__name__
     text = f"failed: {line}" if not isinstance(error, RuntimeError) else f"failed: {type(error).__name__}: {line}"
     try:
@@ -226,15 +231,15 @@ def _watch_leader(channel: Channel, folder: Path) -> None:
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLRDHUP)
     poll.poll()
-    time.sleep(LAST_WORD_S)
-    forget(folder)
+    time.sleep(EXIT_GRACE_S)
+    remove_folder(folder)
     os._exit(1)
 
 
 def main() -> int:
     """Entry point: `python -m kvscope_engine.model.executor.follower FOLDER RANK COUNT`."""
     folder, index, count = sys.argv[1:]
-    return follow(Path(folder), Rank(int(index), int(count)))
+    return run_follower(Path(folder), Rank(int(index), int(count)))
 
 
 if __name__ == "__main__":

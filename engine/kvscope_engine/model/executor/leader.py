@@ -7,8 +7,8 @@ many blocks as the rank with the least capacity.
 
 Owns the channels and the state of each rank; one thread receives all messages. A serving rank sends two heartbeats per
 second. A rank that is silent, or does not reach a point where the others wait for it, is killed, and the pending
-collective is ended (`RankGroup.abort`). A rank whose process is suspended is waited for up to `SUSPENDED_S`. If a rank
-fails, the engine ends, because no other rank has its part of the KV.
+collective is ended (`RankGroup.abort`). A rank whose process is suspended is waited for up to `MAX_SUSPENDED_S`. If a
+rank fails, the engine ends, because no other rank has its part of the KV.
 """
 
 from __future__ import annotations
@@ -54,31 +54,31 @@ from kvscope_engine.model.executor.rank_messages import (
 from kvscope_engine.model.executor.rank_processes import RankProcesses
 from kvscope_engine.model.input_batch.step_inputs import StepInputs
 from kvscope_engine.model.kv_cache.kv_offload.block_mover import MoveKind
-from kvscope_engine.model.layers.fused.all_reduce import keep_residual_in_float32, reduce_behind_layers
+from kvscope_engine.model.layers.fused.all_reduce import install_all_reduce, keep_residual_in_float32
 from kvscope_engine.model.layers.lora.peft_folder import Delta
 from kvscope_engine.model.platforms.cpu_threads import default_num_threads
 from kvscope_engine.model.platforms.device import choose_device
-from kvscope_engine.model.verification.fuse import Fused
+from kvscope_engine.model.verification.fuse import FusedCounts
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.telemetry import RankMemory
 
-START_S: Final = 300.0
+CONNECT_TIMEOUT_S: Final = 300.0
 """Seconds for a rank's process to connect. It imports torch and transformers on a machine that may be busy."""
-LOAD_S: Final = 1800.0
+LOAD_TIMEOUT_S: Final = 1800.0
 """Seconds for a rank to load its share of the model."""
-LOOK_S: Final = 0.25
-SILENT_S: Final = 5.0
+CHECK_INTERVAL_S: Final = 0.25
+MAX_SILENCE_S: Final = 5.0
 """Seconds without a message from a serving, running rank until it is considered lost. It sends two heartbeats per
 second."""
-SUSPENDED_S: Final = 300.0
+MAX_SUSPENDED_S: Final = 300.0
 """Seconds that a rank's process may be suspended (SIGSTOP, a debugger). Its silence is ignored during that time."""
-STUCK_S: Final = 60.0
+MAX_BEHIND_S: Final = 60.0
 """Seconds that a live rank may take to reach rank 0's synchronization point. It may compile a kernel the others have
 cached."""
-POLL_S: Final = 0.000_05
+EVENT_POLL_S: Final = 0.000_05
 """Seconds between two polls of a GPU event."""
-CAUSE_S: Final = 3.0
+CAUSE_TIMEOUT_S: Final = 3.0
 """Seconds to wait for the reason when a collective failed. The root cause may arrive after the failure itself."""
 
 M = TypeVar("M", bound=FromRank)
@@ -123,22 +123,22 @@ class Leader:
                 " (--device cpu runs all ranks on the CPU)"
             )
         self.rank = Rank(0, count)
-        self.joined: tuple[RankJoined, ...] = ()
+        self.joined_ranks: tuple[RankJoined, ...] = ()
         """Memory and device of each of the other ranks, in rank order."""
         self._device = device
-        self._begin: Begin | None = None
+        self._start_message: Begin | None = None
         self._group: RankGroup | None = None
         self._channels: dict[int, Channel] = {}
         self._pids: dict[int, int] = {}
-        self._words: dict[int, queue.SimpleQueue[FromRank]] = {}
+        self._inboxes: dict[int, queue.SimpleQueue[FromRank]] = {}
         """Queue of the messages of each rank, without heartbeats."""
-        self._signs: dict[int, RankSigns] = {}
+        self._liveness: dict[int, RankLiveness] = {}
         self._is_serving = threading.Event()
         self._failures: list[tuple[int, RankFailed]] = []
         self._failed = threading.Event()
         self._closing = threading.Event()
-        self._when_lost: Callable[[], None] = lambda: None
-        self._watch: threading.Thread | None = None
+        self._on_rank_lost: Callable[[], None] = lambda: None
+        self._monitor: threading.Thread | None = None
         self._is_in_step = False
         self.processes = RankProcesses(count)
         try:
@@ -150,41 +150,41 @@ class Leader:
 
     # Called before the first step, in this order.
 
-    def load(self, config: EngineConfig, lora_layers: Iterable[str]) -> None:
+    def load_model(self, config: EngineConfig, lora_layers: Iterable[str]) -> None:
         """Order the other ranks to load their shares. Rank 0 has loaded already, so that they find every file
         downloaded."""
-        self._meet()
+        self._await_connections()
         told = msgspec.json.encode(replace(config, kv_events_config=None))
         message = encode(Load(config=told, lora_layers=tuple(lora_layers)))
         for rank, channel in self._channels.items():
             self._send(rank, channel, message)
 
-    def agree(self, num_blocks: int, fused: Fused) -> int:
+    def agree_on_blocks(self, num_blocks: int, fused: FusedCounts) -> int:
         """Return the number of blocks that fit on every rank, if `num_blocks` fit on rank 0."""
-        ready = [self._expect(rank, Ready, LOAD_S) for rank in sorted(self._channels)]
-        self._begin = Begin(
+        ready = [self._expect(rank, Ready, LOAD_TIMEOUT_S) for rank in sorted(self._channels)]
+        self._start_message = Begin(
             num_blocks=min(num_blocks, *(one.num_blocks for one in ready)),
             float32_residual=fused.float32_residual and all(one.float32_residual for one in ready),
         )
-        return self._begin.num_blocks
+        return self._start_message.num_blocks
 
-    def join(self, module: nn.Module, *, captures: bool = False) -> None:
+    def connect_ranks(self, module: nn.Module, *, captures: bool = False) -> None:
         """Have all ranks allocate their blocks and connect. From then on, every forward pass of `module` runs on all
         ranks.
 
         `captures`: whether all ranks capture CUDA graphs next.
         """
-        assert self._begin is not None, "ranks agree before they join"
+        assert self._start_message is not None, "ranks agree before they join"
         for rank, channel in self._channels.items():
-            self._send(rank, channel, encode(msgspec.structs.replace(self._begin, captures=captures)))
-        keep_residual_in_float32(module, self._begin.float32_residual)
+            self._send(rank, channel, encode(msgspec.structs.replace(self._start_message, captures=captures)))
+        keep_residual_in_float32(module, self._start_message.float32_residual)
         try:
             self._group = RankGroup(self.processes.folder, self.rank, self._device, self._failed.is_set)
         except GroupBroken as error:
-            raise self._lost(error) from error
-        self.joined = tuple(self._expect(rank, RankJoined, LOAD_S) for rank in sorted(self._channels))
+            raise self._rank_lost_error(error) from error
+        self.joined_ranks = tuple(self._expect(rank, RankJoined, LOAD_TIMEOUT_S) for rank in sorted(self._channels))
         self._is_serving.set()
-        reduce_behind_layers(module, self.all_reduce)
+        install_all_reduce(module, self.all_reduce)
 
     def recording(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which all-reduces are skipped unless a CUDA graph is being captured."""
@@ -197,9 +197,9 @@ class Leader:
         try:
             agreed = self._group.all_agree(is_well)
         except GroupBroken as error:
-            raise self._lost(error) from error
+            raise self._rank_lost_error(error) from error
         if self._failed.is_set():
-            raise self._lost(None)
+            raise self._rank_lost_error(None)
         return agreed
 
     # Steps.
@@ -210,9 +210,9 @@ class Leader:
         try:
             return self._group.all_reduce(part)
         except GroupBroken as error:
-            raise self._lost(error) from error
+            raise self._rank_lost_error(error) from error
 
-    def share(self, tokens: torch.Tensor) -> None:
+    def broadcast_tokens(self, tokens: torch.Tensor) -> None:
         """Broadcast the tokens sampled by the previous step to the other ranks, which know their number from `tell`.
 
         Raises KvscopeError when a rank is lost.
@@ -221,20 +221,20 @@ class Leader:
         try:
             self._group.broadcast(tokens.contiguous())
         except GroupBroken as error:
-            raise self._lost(error) from error
+            raise self._rank_lost_error(error) from error
 
     def wait_for(self, event: torch.cuda.Event) -> None:
         """Wait until a GPU has reached `event`, polling so that signals are handled.
 
         Raises KvscopeError when a rank is lost; the results of the step are invalid then.
         """
-        with self._naming_lost():
+        with self._naming_lost_rank():
             while not self._failed.is_set() and not event.query():  # type: ignore[no-untyped-call]
-                time.sleep(POLL_S)
+                time.sleep(EVENT_POLL_S)
         if self._failed.is_set():
-            raise self._lost(None)
+            raise self._rank_lost_error(None)
 
-    def move(
+    def move_blocks(
         self,
         how: MoveKind,
         sources: Sequence[int] = (),
@@ -245,21 +245,21 @@ class Leader:
         for rank, channel in self._channels.items():
             self._send(rank, channel, message)
 
-    def moved(self, whole: Sequence[bool]) -> list[bool]:
-        """Return, per block, whether the last `offload`, `rise` or `drain` succeeded on all ranks; `whole` is rank 0's
-        own result."""
+    def moved_on_all_ranks(self, whole: Sequence[bool]) -> list[bool]:
+        """Return, per block, whether the last `offload`, `load_from_disk` or `drain` succeeded on all ranks; `whole`
+        is rank 0's own result."""
         found = np.array(whole, np.bool_)
         for rank in sorted(self._channels):
-            found &= np.frombuffer(self._expect(rank, BlocksMoved, LOAD_S).whole, np.bool_)
+            found &= np.frombuffer(self._expect(rank, BlocksMoved, LOAD_TIMEOUT_S).whole, np.bool_)
         there: list[bool] = found.tolist()
         return there
 
-    def fill(self, stack: str, slot: int, deltas: Callable[[Rank], Sequence[Delta | None]]) -> None:
+    def fill_lora_slot(self, stack: str, slot: int, deltas: Callable[[Rank], Sequence[Delta | None]]) -> None:
         """Set the contents of an adapter's slot from the next step on. Each rank receives only its share."""
         for index, channel in self._channels.items():
             self._send(index, channel, encode(fill_of(stack, slot, deltas(Rank(index, self.rank.count)))))
 
-    def tell(
+    def send_step(
         self,
         inputs: StepInputs,
         copies: Sequence[tuple[int, int]],
@@ -283,7 +283,7 @@ class Leader:
             KvscopeError: A rank is lost, or the previous step failed on rank 0.
         """
         if self._failed.is_set():
-            raise self._lost(None)
+            raise self._rank_lost_error(None)
         if self._is_in_step:
             raise KvscopeError(
                 f"a step failed on rank 0 of {self.rank.count}, and the ranks are not at the same layer any more;"
@@ -294,13 +294,13 @@ class Leader:
         for rank, channel in self._channels.items():
             self._send(rank, channel, message)
 
-    def done(self) -> None:
+    def report_step_done(self) -> None:
         """Report that rank 0 has run the step's layers."""
         self._is_in_step = False
         if self._group is not None:
             self._group.num_points += 1
 
-    def memory(self, first: RankJoined, uuids: Sequence[str]) -> tuple[RankMemory, ...]:
+    def rank_memory(self, first: RankJoined, uuids: Sequence[str]) -> tuple[RankMemory, ...]:
         """Return the memory held by each rank in rank order. `first` describes rank 0; `uuids` are those of the GPUs,
         if any."""
         return tuple(
@@ -311,7 +311,7 @@ class Leader:
                 kv_bytes=one.kv_bytes,
                 uuid=uuids[rank] if rank < len(uuids) else "",
             )
-            for rank, one in enumerate((first, *self.joined))
+            for rank, one in enumerate((first, *self.joined_ranks))
         )
 
     # Shutdown.
@@ -325,12 +325,12 @@ class Leader:
         rank, failed = causes[0]
         return f"rank {rank} of {self.rank.count} {failed.reason}: the engine cannot go on without it"
 
-    def when_lost(self, act: Callable[[], None]) -> None:
+    def call_when_lost(self, act: Callable[[], None]) -> None:
         """Call `act` once when a rank is lost, on the monitoring thread, whether or not a step runs.
 
         If a rank is lost already, `act` is called immediately on the calling thread.
         """
-        self._when_lost = act
+        self._on_rank_lost = act
         if self._failed.is_set():
             act()
 
@@ -340,8 +340,8 @@ class Leader:
         for channel in self._channels.values():
             with contextlib.suppress(ChannelClosed):
                 channel.send(encode(Shutdown()))
-        if self._watch is not None:
-            self._watch.join(CAUSE_S)  # the thread may hang in a driver
+        if self._monitor is not None:
+            self._monitor.join(CAUSE_TIMEOUT_S)  # the thread may hang in a driver
         for channel in self._channels.values():
             channel.close()
         self._listener.close()
@@ -351,31 +351,33 @@ class Leader:
 
     # Private, on the caller's thread.
 
-    def _meet(self) -> None:
+    def _await_connections(self) -> None:
         """Wait until every rank has connected, then start the monitoring thread."""
-        deadline = time.monotonic() + START_S
-        self._listener.settimeout(LOOK_S)
+        deadline = time.monotonic() + CONNECT_TIMEOUT_S
+        self._listener.settimeout(CHECK_INTERVAL_S)
         while len(self._channels) < self.rank.count - 1:
             missing = [rank for rank in range(1, self.rank.count) if rank not in self._channels]
             for rank in missing:
-                if ended := self.processes.ended(rank):
+                if ended := self.processes.exit_reason(rank):
                     raise KvscopeError(f"rank {rank} of {self.rank.count} {ended} before it was there")
             if time.monotonic() > deadline:
-                raise KvscopeError(f"rank {missing[0]} of {self.rank.count} did not start within {START_S:.0f} s")
+                raise KvscopeError(
+                    f"rank {missing[0]} of {self.rank.count} did not start within {CONNECT_TIMEOUT_S:.0f} s"
+                )
             with contextlib.suppress(TimeoutError):
-                self._welcome(self._listener.accept()[0])
-        self._words = {rank: queue.SimpleQueue() for rank in self._channels}
-        self._signs = {rank: RankSigns() for rank in self._channels}
-        self._watch = threading.Thread(target=self._watch_ranks, name="kvscope-ranks", daemon=True)
-        self._watch.start()
+                self._accept(self._listener.accept()[0])
+        self._inboxes = {rank: queue.SimpleQueue() for rank in self._channels}
+        self._liveness = {rank: RankLiveness() for rank in self._channels}
+        self._monitor = threading.Thread(target=self._monitor_ranks, name="kvscope-ranks", daemon=True)
+        self._monitor.start()
 
-    def _welcome(self, connection: socket.socket) -> None:
+    def _accept(self, connection: socket.socket) -> None:
         channel = Channel(connection)
         try:
             here = decode_from_rank(channel.receive())
         except ChannelClosed:
             channel.close()
-            return  # `_meet` checks next how its process ended
+            return  # `_await_connections` checks next how its process ended
         assert isinstance(here, Here), "a rank says first who it is"
         self._channels[here.rank] = channel
         self._pids[here.rank] = here.pid
@@ -384,35 +386,36 @@ class Leader:
         try:
             channel.send(message)
         except ChannelClosed as error:
-            raise self._lost(error) from error
+            raise self._rank_lost_error(error) from error
 
-    def _expect(self, rank: int, kind: type[M], wait_s: float) -> M:
-        """Return the rank's next message. Its type must be `kind`, unless a rank failed, which raises KvscopeError."""
+    def _expect(self, rank: int, message_type: type[M], wait_s: float) -> M:
+        """Return the rank's next message. Its type must be `message_type`, unless a rank failed, which raises
+        KvscopeError."""
         deadline = time.monotonic() + wait_s
         while not self._failed.is_set():
             with contextlib.suppress(queue.Empty):
-                message = self._words[rank].get(timeout=LOOK_S)
-                assert isinstance(message, kind), f"rank {rank} says what it was not asked for"
+                message = self._inboxes[rank].get(timeout=CHECK_INTERVAL_S)
+                assert isinstance(message, message_type), f"rank {rank} says what it was not asked for"
                 return message
             if time.monotonic() > deadline:
                 raise KvscopeError(f"rank {rank} of {self.rank.count} was not ready within {wait_s:.0f} s")
-        raise self._lost(None)
+        raise self._rank_lost_error(None)
 
-    def _lost(self, error: Exception | None) -> KvscopeError:
-        """Return the error to raise for a lost rank, after waiting up to `CAUSE_S` for the root cause."""
-        deadline = time.monotonic() + CAUSE_S
-        while self._watch is not None and not self._has_cause() and time.monotonic() < deadline:
+    def _rank_lost_error(self, error: Exception | None) -> KvscopeError:
+        """Return the error to raise for a lost rank, after waiting up to `CAUSE_TIMEOUT_S` for the root cause."""
+        deadline = time.monotonic() + CAUSE_TIMEOUT_S
+        while self._monitor is not None and not self._has_cause() and time.monotonic() < deadline:
             time.sleep(0.01)
         return KvscopeError(self.failure or f"{error}")
 
     @contextlib.contextmanager
-    def _naming_lost(self) -> Iterator[None]:
+    def _naming_lost_rank(self) -> Iterator[None]:
         """Replace a device error that another rank caused with an error that names that rank."""
         try:
             yield
         except RuntimeError as error:
             if self._failed.is_set():
-                raise self._lost(None) from error
+                raise self._rank_lost_error(None) from error
             raise
 
     def _has_cause(self) -> bool:
@@ -420,61 +423,61 @@ class Leader:
 
     # On the monitoring thread.
 
-    def _watch_ranks(self) -> None:
+    def _monitor_ranks(self) -> None:
         """Receive messages of all connected ranks until close. Runs on its own thread."""
         open_ranks = {channel: rank for rank, channel in self._channels.items()}
-        looked_s = time.monotonic()
+        checked_s = time.monotonic()
         while open_ranks and not self._closing.is_set():
-            for channel in select.select(list(open_ranks), [], [], LOOK_S)[0]:
+            for channel in select.select(list(open_ranks), [], [], CHECK_INTERVAL_S)[0]:
                 rank = open_ranks[channel]
-                heard = self._hear(rank)
+                message = self._receive(rank)
                 if self._closing.is_set():
                     return
-                self._signs[rank].heard()
-                if isinstance(heard, RankFailed):
+                self._liveness[rank].record_message()
+                if isinstance(message, RankFailed):
                     del open_ranks[channel]
-                    self._note(rank, heard)
-                elif isinstance(heard, Beat):
-                    self._signs[rank].num_points = heard.num_points
+                    self._record_failure(rank, message)
+                elif isinstance(message, Beat):
+                    self._liveness[rank].num_points = message.num_points
                 else:
-                    self._words[rank].put(heard)
+                    self._inboxes[rank].put(message)
             now_s = time.monotonic()
             if self._is_serving.is_set():
-                self._look(
-                    open_ranks, min(now_s - looked_s, 2 * LOOK_S)
+                self._check_liveness(
+                    open_ranks, min(now_s - checked_s, 2 * CHECK_INTERVAL_S)
                 )  # capped, since this process may have been suspended
-            looked_s = now_s
+            checked_s = now_s
 
-    def _look(self, open_ranks: dict[Channel, int], passed_s: float) -> None:
+    def _check_liveness(self, open_ranks: dict[Channel, int], passed_s: float) -> None:
         """Kill ranks that have been silent or behind for too long, and record them as failed."""
         assert self._group is not None, "ranks serve once they have joined"
         for channel, rank in list(open_ranks.items()):
             is_suspended = _is_suspended(self._pids[rank])
-            why = self._signs[rank].passed(passed_s, self._group.num_points, is_suspended=is_suspended)
+            why = self._liveness[rank].advance(passed_s, self._group.num_points, is_suspended=is_suspended)
             if why:
                 del open_ranks[channel]
-                self._note(rank, RankFailed(reason=why))
+                self._record_failure(rank, RankFailed(reason=why))
                 with contextlib.suppress(OSError):
                     os.kill(self._pids[rank], signal.SIGKILL)
 
-    def _hear(self, rank: int) -> FromRank:
+    def _receive(self, rank: int) -> FromRank:
         try:
-            heard: FromRank = decode_from_rank(self._channels[rank].receive())
+            message: FromRank = decode_from_rank(self._channels[rank].receive())
         except (ChannelClosed, msgspec.DecodeError) as error:
-            return RankFailed(reason=self.processes.ended(rank, CAUSE_S) or f"is gone ({error})")
-        return heard
+            return RankFailed(reason=self.processes.exit_reason(rank, CAUSE_TIMEOUT_S) or f"is gone ({error})")
+        return message
 
-    def _note(self, rank: int, failed: RankFailed) -> None:
-        was_whole = not self._failures
+    def _record_failure(self, rank: int, failed: RankFailed) -> None:
+        is_first = not self._failures
         self._failures.append((rank, failed))
         self._failed.set()
-        if was_whole:
-            self._when_lost()
+        if is_first:
+            self._on_rank_lost()
             if self._group is not None:
                 self._group.abort()
 
 
-class RankSigns:
+class RankLiveness:
     """Tracks how long a rank has been silent, and how long it has made no progress while rank 0 is ahead."""
 
     def __init__(self) -> None:
@@ -485,25 +488,25 @@ class RankSigns:
         self._suspended_s = 0.0
         self._points_before = 0
 
-    def heard(self) -> None:
+    def record_message(self) -> None:
         """Reset the time of silence: a message arrived."""
         self._silent_s = 0.0
 
-    def passed(self, seconds: float, num_points: int, *, is_suspended: bool = False) -> str:
+    def advance(self, seconds: float, num_points: int, *, is_suspended: bool = False) -> str:
         """Count `seconds` in which the process ran or was suspended; rank 0 is at synchronization point `num_points`.
 
         Returns why the rank is considered lost, or an empty string.
         """
         if is_suspended:
             self._suspended_s += seconds
-            return f"has been suspended for {SUSPENDED_S:.0f} s" if self._suspended_s >= SUSPENDED_S else ""
+            return f"has been suspended for {MAX_SUSPENDED_S:.0f} s" if self._suspended_s >= MAX_SUSPENDED_S else ""
         self._suspended_s = 0.0
         has_moved, self._points_before = self.num_points != self._points_before, self.num_points
         self._silent_s += seconds
         self._behind_s = 0.0 if has_moved or self.num_points >= num_points else self._behind_s + seconds
-        if self._silent_s >= SILENT_S:
-            return f"has not answered for {SILENT_S:.0f} s"
-        return f"has been stuck in a step for {STUCK_S:.0f} s" if self._behind_s >= STUCK_S else ""
+        if self._silent_s >= MAX_SILENCE_S:
+            return f"has not answered for {MAX_SILENCE_S:.0f} s"
+        return f"has been stuck in a step for {MAX_BEHIND_S:.0f} s" if self._behind_s >= MAX_BEHIND_S else ""
 
 
 def _is_suspended(pid: int) -> bool:

@@ -125,7 +125,7 @@ class Beat(_Message, frozen=True, kw_only=True):
 
 
 class BlocksMoved(_Message, frozen=True, kw_only=True):
-    """Result of an `offload`, `rise` or `drain`: one byte per block, or one for all, 1 if it succeeded."""
+    """Result of an `offload`, `load_from_disk` or `drain`: one byte per block, or one for all, 1 if it succeeded."""
 
     whole: bytes
 
@@ -191,7 +191,7 @@ def move_of(how: MoveKind, sources: Sequence[int] = (), targets: Sequence[int] =
     return Move(how=how, sources=np.array(sources, np.int64).tobytes(), targets=np.array(targets, np.int64).tobytes())
 
 
-def places_of(move: Move) -> tuple[list[int], list[int]]:
+def block_ids_of(move: Move) -> tuple[list[int], list[int]]:
     """Return the source and target indices of a move."""
     return _array(move.sources, np.int64).tolist(), _array(move.targets, np.int64).tolist()
 

@@ -19,12 +19,12 @@ from typing import Any, Final
 
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
-MODULE: Final = "kvscope_engine.model.executor.follower"
+FOLLOWER_MODULE: Final = "kvscope_engine.model.executor.follower"
 FOLDER_KEY: Final = "kvscope-ranks"
-MEET_S: Final = 120.0
+RENDEZVOUS_TIMEOUT_S: Final = 120.0
 """Seconds for torchrun's ranks to rendezvous."""
-PREFIX: Final = "kvscope-ranks-"
-END_S: Final = 3.0
+FOLDER_PREFIX: Final = "kvscope-ranks-"
+EXIT_TIMEOUT_S: Final = 3.0
 """Seconds for all ranks together to end by themselves, and again after SIGTERM. Stopping the engine may take ten
 seconds."""
 
@@ -46,7 +46,7 @@ def torchrun_rank(environment: Mapping[str, str] = os.environ) -> tuple[int, int
 
 class RankProcesses:
     def __init__(self, count: int) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))  # mode 0700
+        self.folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))  # mode 0700
         self.children: dict[int, subprocess.Popen[bytes]] = {}
         """Child processes by rank; empty under torchrun."""
         self._count = count
@@ -56,7 +56,7 @@ class RankProcesses:
         under_torchrun = torchrun_rank()
         if under_torchrun is None:
             for rank in range(1, self._count):
-                command = [sys.executable, "-m", MODULE, str(self.folder), str(rank), str(self._count)]
+                command = [sys.executable, "-m", FOLLOWER_MODULE, str(self.folder), str(rank), str(self._count)]
                 self.children[rank] = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
@@ -66,7 +66,7 @@ class RankProcesses:
         else:
             torchrun_store().set(FOLDER_KEY, str(self.folder))
 
-    def ended(self, rank: int, wait_s: float = 0.0) -> str:
+    def exit_reason(self, rank: int, wait_s: float = 0.0) -> str:
         """Describe how a child ended, waiting up to `wait_s` seconds; empty if it runs or the rank is not a child."""
         child = self.children.get(rank)
         if child is None:
@@ -79,22 +79,22 @@ class RankProcesses:
     def close(self, reached: Container[int] = ()) -> None:
         """End all remaining children: those in `reached` may end by themselves first, the others are terminated.
         Idempotent."""
-        deadline_s = time.monotonic() + END_S
+        deadline_s = time.monotonic() + EXIT_TIMEOUT_S
         for rank, child in self.children.items():
-            if rank not in reached or not self.ended(rank, max(0.0, deadline_s - time.monotonic())):
+            if rank not in reached or not self.exit_reason(rank, max(0.0, deadline_s - time.monotonic())):
                 child.terminate()
-        deadline_s = time.monotonic() + END_S
+        deadline_s = time.monotonic() + EXIT_TIMEOUT_S
         for rank, child in self.children.items():
-            if not self.ended(rank, max(0.0, deadline_s - time.monotonic())):
+            if not self.exit_reason(rank, max(0.0, deadline_s - time.monotonic())):
                 child.kill()
                 child.wait()
         self.children.clear()
-        forget(self.folder)
+        remove_folder(self.folder)
 
 
-def forget(folder: Path) -> None:
+def remove_folder(folder: Path) -> None:
     """Remove the folder where ranks connected. Folders with another prefix are left alone."""
-    if folder.name.startswith(PREFIX):
+    if folder.name.startswith(FOLDER_PREFIX):
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -105,7 +105,7 @@ def torchrun_store() -> Any:
     from torch.distributed.rendezvous import rendezvous
 
     try:
-        store, _, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=MEET_S))))
+        store, _, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=RENDEZVOUS_TIMEOUT_S))))
     except (RuntimeError, ValueError) as error:
         raise KvscopeError(f"torchrun's ranks cannot meet: {error!s:.160}") from error
     return store

@@ -137,7 +137,7 @@ class KVStorage:
         self.block_size = block_size
         self.layers = tuple(layers)
         self._sharing = layers_by_tensor(self.layers, groups)
-        self._place = {layer: place for place, sharing in enumerate(self._sharing) for layer in sharing}
+        self._position = {layer: place for place, sharing in enumerate(self._sharing) for layer in sharing}
         self._group = {layer: group for group, own in enumerate(groups or ()) for layer in own}
         self.num_groups = len(groups or (None,))
         self.dtype = dtype
@@ -215,7 +215,7 @@ class KVStorage:
         source = self.layers[layer].shares_with
         if source is not None:
             return self._layer_view(source)._replace(is_shared=True)
-        hnd, place, form = is_hnd(self.device), self._place[layer], self.layers[layer]
+        hnd, place, form = is_hnd(self.device), self._position[layer], self.layers[layer]
         shape = _packed_shape(self.num_blocks, self.block_size, form, hnd)
         packed, group = _first_of_rows(self._packed[place], shape), self._group.get(layer, 0)
         k_scale = v_scale = None

@@ -52,13 +52,13 @@ MAX_SCORES: Final = 1 << 27
 
 A long prompt with a long context is cut into pieces that fit.
 """
-LEAST_TOKENS: Final = 32
+MIN_PIECE_TOKENS: Final = 32
 """Minimum number of tokens per piece of a prompt; see `MAX_SCORES`.
 
 Smaller pieces save little if each call expands the context's keys and values.
 """
 _ATTRIBUTE: Final = "kvscope_own_forward"
-_KNOWN: Final = (
+_SUPPORTED_LAYERS: Final = (
     DynamicLayer,
     DynamicSlidingWindowLayer,
     DynamicIndexedLayer,
@@ -97,26 +97,26 @@ class _LayerInBlocks:
     number: int
     tokens: SequenceCache
     num_seen: int
-    opened: list[_LayerInBlocks]
+    holders: list[_LayerInBlocks]
     """Shared by all layers of a cache: the one layer that holds tensors that it has read."""
 
-    def begin(self, number: int, tokens: SequenceCache, device: torch.device) -> None:
+    def start_call(self, number: int, tokens: SequenceCache, device: torch.device) -> None:
         self.number, self.tokens, self.num_seen = number, tokens, tokens.past
-        self.let_go()
+        self.release_tensors()
         self.is_initialized = tokens.past > 0
         self.cumulative_length = tokens.past
 
-    def let_go(self) -> None:
+    def release_tensors(self) -> None:
         """Release the tensors that were read."""
         self.keys: torch.Tensor | None = None
         self.values: torch.Tensor | None = None
 
-    def open(self) -> None:
+    def become_holder(self) -> None:
         """Release the tensors of the layer that ran before, so that only one layer holds its context."""
-        if self.opened and self.opened[-1] is not self:
-            self.opened.pop().let_go()
-        if not self.opened:
-            self.opened.append(self)
+        if self.holders and self.holders[-1] is not self:
+            self.holders.pop().release_tensors()
+        if not self.holders:
+            self.holders.append(self)
 
     def get_seq_length(self) -> int:
         return self.num_seen
@@ -126,7 +126,7 @@ class _LayerInBlocks:
 
         Returns all that the layer may read, (sequences, heads, T, dim) each.
         """
-        self.open()
+        self.become_holder()
         past, tokens = self.tokens.past, self.tokens
         first = max(0, past - self.sliding_window + 1) if self.is_sliding else 0
         found = []
@@ -145,27 +145,27 @@ class _IndexedLayerInBlocks(_LayerInBlocks):
     position_dims = 0
     """Number of position dimensions that the model stores for the indexer; 0: it stores no positions."""
 
-    def begin(self, number: int, tokens: SequenceCache, device: torch.device) -> None:
-        super().begin(number, tokens, device)
+    def start_call(self, number: int, tokens: SequenceCache, device: torch.device) -> None:
+        super().start_call(number, tokens, device)
         self.is_indexer_initialized = tokens.past > 0
         self.indexer_position_ids: torch.Tensor | None = None
         if self.position_dims and tokens.past:
             self.indexer_position_ids = tokens.positions(device).expand(self.position_dims, -1, -1)
 
-    def let_go(self) -> None:
-        super().let_go()
+    def release_tensors(self) -> None:
+        super().release_tensors()
         self.indexer_keys: torch.Tensor | None = None
 
     def update_indexer(self, states: torch.Tensor) -> torch.Tensor:
         """Store the indexer keys (sequences, T, dim) of the call. Returns those of all tokens."""
-        self.open()
+        self.become_holder()
         self.tokens.write(self.number, INDEX, states)
         self.indexer_keys = self.tokens.read(self.number, INDEX, 0)
         return self.indexer_keys
 
 
 @dataclass(slots=True)
-class _Seen(SequenceCache):
+class _RecordingCache(SequenceCache):
     """Stub that records which parts each layer stores, and no more."""
 
     parts: dict[int, list[TokenPart]] = field(default_factory=dict)
@@ -189,7 +189,7 @@ class _Seen(SequenceCache):
 
 
 @dataclass(slots=True)
-class _Zeros(SequenceCache):
+class _ZeroCache(SequenceCache):
     """Stub that behaves as if `past` tokens of zeros were cached, to measure the memory of a call."""
 
     past: int
@@ -220,21 +220,21 @@ class TokensInBlocks(SequenceCache):
     """Number of tokens including those of the call."""
 
     def write(self, layer: int, name: str, values: torch.Tensor) -> None:
-        part, rows, blocks, slots = self._part(layer, name)
+        part, rows, blocks, slots = self._part_columns(layer, name)
         if (tuple(values.shape[2:]), values.dtype) != (part.shape, part.dtype):
             raise RuntimeError(f"the {name} of layer {layer} is {tuple(values.shape[2:])}, at load it was {part.shape}")
         now = slice(self.past, self.end)
         rows[blocks[:, now], slots[:, now]] = values.flatten(2).contiguous().view(rows.dtype)
 
     def read(self, layer: int, name: str, first: int) -> torch.Tensor:
-        part, rows, blocks, slots = self._part(layer, name)
+        part, rows, blocks, slots = self._part_columns(layer, name)
         found = rows[blocks[:, first : self.end], slots[:, first : self.end]]
         return found.view(part.dtype).view(*found.shape[:2], *part.shape)
 
     def positions(self, device: torch.device) -> torch.Tensor:
         return self.indices[:, : self.past]
 
-    def _part(self, layer: int, name: str) -> tuple[TokenPart, torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _part_columns(self, layer: int, name: str) -> tuple[TokenPart, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the part, its columns of all token rows, and the sequences' blocks and slots."""
         number = self.numbers[layer]
         start = 0
@@ -286,16 +286,16 @@ class OwnForward:
     """
 
     def __init__(self, module: nn.Module, why: str) -> None:
-        self.why = why
+        self.reason = why
         """Reason why our attention cannot be used."""
-        self.watch: list[Any] = []
+        self.row_watchers: list[Any] = []
         """Callbacks that get the batch rows of the next call, a list per sequence."""
         model: Any = module
         self._module = model
-        self._set_eager()
+        self._use_eager_attention()
         self._keeps_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
-        self._takes_positions = _takes(module, "position_ids")
-        self.takes_batches = False
+        self._accepts_positions = _has_keyword(module, "position_ids")
+        self.supports_batches = False
         """Whether decodes of several sequences can run in one call. `own_check` sets it."""
         text = model.config.get_text_config(decoder=True)
         self._num_heads = num_query_heads(text)
@@ -303,11 +303,11 @@ class OwnForward:
         self._cache: Any = None
         self.called: frozenset[nn.Module] = frozenset()
         """Modules that run through their own `forward`."""
-        self.layers, self.states, self._state_layers = self.seen()
+        self.layers, self.states, self._state_layers = self.record_layers()
         self._numbers = {layer.number: number for number, layer in enumerate(self.layers)}
         expanded = sum(largest(text, name) for name in _EXPANDED)
         widest = max((sum(map(math.prod, (part.shape for part in layer.parts))) for layer in self.layers), default=1)
-        self._numbers_a_token = max(widest, self._num_heads * (1 + expanded))
+        self._numbers_per_token = max(widest, self._num_heads * (1 + expanded))
         """Numbers per token that a call reads, or expands from a latent, in its widest layer."""
 
     def run(self, ids: torch.Tensor, context: Any, rows: torch.Tensor | None) -> torch.Tensor:
@@ -319,18 +319,18 @@ class OwnForward:
         batch: OwnBatch | None = getattr(context, "own", None)
         if batch is None:
             longest = getattr(context, "longest", 0) or len(ids)
-            return self._largest(ids, len(ids) if rows is None else len(rows), longest)
+            return self._run_largest_calls(ids, len(ids) if rows is None else len(rows), longest)
         wanted = () if rows is not None and not len(rows) else batch.rows
         found: dict[int, torch.Tensor] = {}
-        together = self._together(batch) if self.takes_batches else []
+        groups = self._decode_groups(batch) if self.supports_batches else []
         try:
-            for numbers in together:
+            for numbers in groups:
                 self._decode(ids, context, numbers, wanted, found)
-            alone = set(range(len(batch.seq_lens))).difference(*together)
+            alone = set(range(len(batch.seq_lens))).difference(*groups)
             for number in sorted(alone):
                 self._run_alone(ids, context, number, wanted, found)
         finally:
-            self._let_go()
+            self._release_tensors()
         return torch.cat([found[row] for row in sorted(found)]) if found else ids.new_zeros(0)
 
     def _run_alone(
@@ -340,22 +340,22 @@ class OwnForward:
         batch: OwnBatch = context.own
         start, end = batch.query_start[number : number + 2]
         past = batch.seq_lens[number] - (end - start)
-        tokens = self.tokens(context, [number], past + end - start)
-        states = StatesOfCall(context.states, [number]) if self.states else None
-        goes_on = past > 0
+        tokens = self.tokens_in_blocks(context, [number], past + end - start)
+        states = CallStates(context.states, [number]) if self.states else None
+        has_initial_state = past > 0
         for first, last in self._pieces(start, end, past, () if states is None else states.cuts):
             tokens.past, tokens.end = past + first - start, past + last - start
             kept = [row - first for row in wanted if first <= row < last]
-            self._tell([list(range(first, last))])
-            cache = self._begin(tokens, ids.device)
-            if states is not None and goes_on:
-                states.put_in(cache, self._state_layers, self.states)
+            self._notify_watchers([list(range(first, last))])
+            cache = self._cache_for_call(tokens, ids.device)
+            if states is not None and has_initial_state:
+                states.load_into(cache, self._state_layers, self.states)
             logits = self._call(ids[None, first:last], cache, kept)
             if logits is not None:
                 found[first + kept[0]] = logits[0]
             if states is not None:
-                states.take_from(cache, self._state_layers, self.states, last)
-            goes_on = True
+                states.store_from(cache, self._state_layers, self.states, last)
+            has_initial_state = True
 
     def _decode(
         self,
@@ -369,43 +369,43 @@ class OwnForward:
         batch: OwnBatch = context.own
         lengths = [batch.seq_lens[number] for number in numbers]
         longest = max(lengths)
-        tokens = self.tokens(context, numbers, longest)
+        tokens = self.tokens_in_blocks(context, numbers, longest)
         tokens.past, tokens.end = longest - 1, longest
         rows = [batch.query_start[number] for number in numbers]
-        self._tell([[row] for row in rows])
-        states = StatesOfCall(context.states, numbers) if self.states else None
-        cache = self._begin(tokens, ids.device)
+        self._notify_watchers([[row] for row in rows])
+        states = CallStates(context.states, numbers) if self.states else None
+        cache = self._cache_for_call(tokens, ids.device)
         if states is not None:
-            states.put_in(cache, self._state_layers, self.states)
+            states.load_into(cache, self._state_layers, self.states)
         padding: dict[str, torch.Tensor] = {}
         if min(lengths) < longest:
             pads = longest - torch.tensor(lengths, device=ids.device)[:, None]
             padding["attention_mask"] = (torch.arange(longest, device=ids.device) >= pads).long()
-            if self._takes_positions:
+            if self._accepts_positions:
                 padding["position_ids"] = longest - 1 - pads
         given = ids[torch.tensor(rows, device=ids.device)][:, None]
         logits = self._call(given, cache, [0] if wanted else (), padding)
         if logits is not None:
             found |= {row: logits[place] for place, row in enumerate(rows) if row in set(wanted)}
         if states is not None:
-            states.take_from(cache, self._state_layers, self.states, rows[0] + 1)
+            states.store_from(cache, self._state_layers, self.states, rows[0] + 1)
 
-    def _together(self, batch: OwnBatch) -> list[list[int]]:
+    def _decode_groups(self, batch: OwnBatch) -> list[list[int]]:
         """Return groups of decodes of similar length, each to be run in one call."""
         starts, lengths = batch.query_start, batch.seq_lens
         singles = [n for n in range(len(lengths)) if starts[n + 1] - starts[n] == 1 and lengths[n] > 1]
         groups: list[list[int]] = []
         for number in sorted(singles, key=lambda n: -lengths[n]):
-            if not groups or len(groups[-1]) >= self.most_together(lengths[groups[-1][0]]):
+            if not groups or len(groups[-1]) >= self.max_batched_decodes(lengths[groups[-1][0]]):
                 groups.append([])
             groups[-1].append(number)
         return [group for group in groups if len(group) > 1]
 
-    def most_together(self, length: int) -> int:
+    def max_batched_decodes(self, length: int) -> int:
         """Return the maximum number of sequences of up to `length` tokens in one call."""
-        return max(1, MAX_SCORES // (self._numbers_a_token * length))
+        return max(1, MAX_SCORES // (self._numbers_per_token * length))
 
-    def tokens(self, context: Any, numbers: Sequence[int], longest: int) -> TokensInBlocks:
+    def tokens_in_blocks(self, context: Any, numbers: Sequence[int], longest: int) -> TokensInBlocks:
         """Return the cache of sequences of the step. Padding on the left repeats a sequence's own last token."""
         count, size, device = context.num_single_token, context.storage.block_size, context.storage.device
         lengths = torch.tensor([context.own.seq_lens[number] for number in numbers], device=device)[:, None]
@@ -422,48 +422,53 @@ class OwnForward:
             places.append((torch.stack(tables).long().gather(1, blocks), slots))
         return TokensInBlocks(context.storage, self._numbers, places, indices.clamp_min(0))
 
-    def _tell(self, rows: list[list[int]]) -> None:
-        for tell in self.watch:
-            tell(rows)
+    def _notify_watchers(self, rows: list[list[int]]) -> None:
+        for watcher in self.row_watchers:
+            watcher(rows)
 
-    def _let_go(self) -> None:
+    def _release_tensors(self) -> None:
         """Release the tensors that the cache read for the last call."""
         for layer in self._cache.layers if self._cache is not None else ():
             if isinstance(layer, _LayerInBlocks):
-                layer.let_go()
+                layer.release_tensors()
             if isinstance(layer, LinearAttentionCacheLayerMixin):
-                _forget(layer)
+                _reset_recurrent_layer(layer)
 
-    def _largest(self, ids: torch.Tensor, num_rows: int, longest: int) -> torch.Tensor:
+    def _run_largest_calls(self, ids: torch.Tensor, num_rows: int, longest: int) -> torch.Tensor:
         """Run calls as large as any call of a step can be, to measure their memory, without blocks.
 
         One call has as many tokens as fit at the end of a sequence of `longest`, one as many as fit of `ids` alone, and
         one is a batch of decodes.
         """
-        most = self.piece(longest)
+        most = self.max_piece_tokens(longest)
         logits = []
-        for count, past in {(min(len(ids), most), max(0, longest - most)), (min(len(ids), self.piece(len(ids))), 0)}:
+        for count, past in {
+            (min(len(ids), most), max(0, longest - most)),
+            (min(len(ids), self.max_piece_tokens(len(ids))), 0),
+        }:
             kept = range(max(0, count - num_rows), count)
-            found = self._call(ids[None, :count], self._begin(_Zeros(past), ids.device), kept)
+            found = self._call(ids[None, :count], self._cache_for_call(_ZeroCache(past), ids.device), kept)
             logits += [found[0]] if found is not None else []
-        if self.takes_batches and (together := min(len(ids), self.most_together(longest))) > 1:
-            self._call(ids[:together, None], self._begin(_Zeros(longest - 1), ids.device), ())
+        if self.supports_batches and (groups := min(len(ids), self.max_batched_decodes(longest))) > 1:
+            self._call(ids[:groups, None], self._cache_for_call(_ZeroCache(longest - 1), ids.device), ())
         self._cache = None
         return torch.cat([logits[0]] * -(-num_rows // len(logits[0])))[:num_rows] if logits else ids.new_zeros(0)
 
     @property
-    def how(self) -> str:
+    def batching_description(self) -> str:
         """User-visible description of which requests run together."""
-        return "prompts one after the other, decodes together" if self.takes_batches else "one request after the other"
+        return (
+            "prompts one after the other, decodes together" if self.supports_batches else "one request after the other"
+        )
 
     @property
     def has_indexer(self) -> bool:
         """Whether layers select among the previous tokens."""
         return any(part.name == INDEX for layer in self.layers for part in layer.parts)
 
-    def piece(self, length: int) -> int:
+    def max_piece_tokens(self, length: int) -> int:
         """Return the maximum number of tokens of one call if the sequence has up to `length` tokens in total."""
-        return max(LEAST_TOKENS, MAX_SCORES // (self._num_heads * max(1, length)))
+        return max(MIN_PIECE_TOKENS, MAX_SCORES // (self._num_heads * max(1, length)))
 
     @contextmanager
     def new_cache(self) -> Iterator[None]:
@@ -473,7 +478,7 @@ class OwnForward:
         self._cache = None
 
     def _pieces(self, start: int, end: int, past: int, cuts: Sequence[int]) -> list[tuple[int, int]]:
-        most, pieces = self.piece(past + end - start), list[tuple[int, int]]()
+        most, pieces = self.max_piece_tokens(past + end - start), list[tuple[int, int]]()
         ends = sorted({end, *(row for row in cuts if start < row < end)})
         for last in ends:
             first = pieces[-1][1] if pieces else start
@@ -496,36 +501,36 @@ class OwnForward:
         logits: torch.Tensor = self._module(**given).logits
         return logits if is_all else logits[:, torch.tensor(rows, device=ids.device)]
 
-    def _begin(self, tokens: SequenceCache, device: torch.device) -> Any:
+    def _cache_for_call(self, tokens: SequenceCache, device: torch.device) -> Any:
         """Return the model's cache, reset for a call."""
         if self._cache is None:
             self._cache = DynamicCache(config=self._module.config)
             self._cache.layers = [
-                _keeping_nothing(number, layer, self._position_dims.get(number, 0))
+                _storing_in_blocks(number, layer, self._position_dims.get(number, 0))
                 for number, layer in enumerate(self._cache.layers)
             ]
-            opened: list[Any] = []
+            holders: list[Any] = []
             for layer in self._cache.layers:
-                layer.opened = opened
+                layer.holders = holders
         for number, layer in enumerate(self._cache.layers):
             if isinstance(layer, _LayerInBlocks):
-                layer.begin(number, tokens, device)
+                layer.start_call(number, tokens, device)
             if isinstance(layer, LinearAttentionCacheLayerMixin):
-                _forget(layer)
+                _reset_recurrent_layer(layer)
         return self._cache
 
     @torch.inference_mode()
-    def seen(self) -> tuple[tuple[OwnLayer, ...], list[LayerState], list[int]]:
+    def record_layers(self) -> tuple[tuple[OwnLayer, ...], list[LayerState], list[int]]:
         """Run a few tokens and record what the cache layers store.
 
         Returns:
             Layers that store data per token, the states of recurrent layers, and the cache indices of the latter.
         """
-        seen = _Seen()
+        seen = _RecordingCache()
         device = next(self._module.parameters()).device
         ids = torch.arange(1, NUM_TOKENS + 1, device=device)
-        cache = self._begin(seen, device)
-        with _running(self._module, seen):
+        cache = self._cache_for_call(seen, device)
+        with _tracking_modules(self._module, seen):
             self._call(ids[None], cache, range(NUM_TOKENS))
         states, state_layers = [], []
         for number, layer in enumerate(cache.layers):
@@ -550,7 +555,7 @@ class OwnForward:
         )
         return layers, states, state_layers
 
-    def _set_eager(self) -> None:
+    def _use_eager_attention(self) -> None:
         if self._module.config._attn_implementation != "eager":
             self._module.set_attn_implementation("eager")
 
@@ -564,14 +569,14 @@ def own_forward(module: nn.Module) -> OwnForward | None:
     return found
 
 
-def run_by_own_code(module: nn.Module, why: str) -> OwnForward:
+def install_own_forward(module: nn.Module, why: str) -> OwnForward:
     """Switch `module` to its own code; `why` is the reason that ours cannot run. Raises like `OwnForward`."""
     made = OwnForward(module, why)
     setattr(module, _ATTRIBUTE, made)
     return made
 
 
-def undo(module: nn.Module) -> None:
+def remove_own_forward(module: nn.Module) -> None:
     """Stop running `module` by its own code, because its results turned out wrong."""
     if own_forward(module) is not None:
         delattr(module, _ATTRIBUTE)
@@ -583,19 +588,19 @@ def states_of(module: nn.Module) -> list[LayerState]:
     return recurrent_layers(module).states if own is None else own.states
 
 
-def takes_cache(module: Any) -> bool:
-    return _takes(module, "past_key_values")
+def accepts_cache(module: Any) -> bool:
+    return _has_keyword(module, "past_key_values")
 
 
-def _takes(module: Any, name: str) -> bool:
+def _has_keyword(module: Any, name: str) -> bool:
     """Whether `forward` of the module or of its base model has a keyword `name`."""
     parts = {id(part): part for part in (module, module.base_model)}.values()
     return any(name in inspect.signature(part.forward).parameters for part in parts)
 
 
-def _keeping_nothing(number: int, layer: Any, position_dims: int) -> Any:
+def _storing_in_blocks(number: int, layer: Any, position_dims: int) -> Any:
     """Return a copy of a cache layer that stores its data in blocks. Raises BadInput for unknown classes of layers."""
-    if type(layer) not in _KNOWN:
+    if type(layer) not in _SUPPORTED_LAYERS:
         raise BadInput(f"its layer {number} keeps what is not known here ({type(layer).__name__})")
     if not isinstance(layer, CacheLayerMixin):
         return layer
@@ -609,11 +614,11 @@ def _window(layer: Any) -> int:
     return int(layer.sliding_window) if getattr(layer, "is_sliding", False) else 0
 
 
-def _forget(layer: Any) -> None:
+def _reset_recurrent_layer(layer: Any) -> None:
     """Reset a recurrent cache layer to its initial state."""
-    opened = layer.opened
+    holders = layer.holders
     LinearAttentionCacheLayerMixin.__init__(layer, layer.number_of_states)
-    layer.opened = opened
+    layer.holders = holders
 
 
 def _state(layer: Any) -> Iterator[StatePart]:
@@ -623,7 +628,7 @@ def _state(layer: Any) -> Iterator[StatePart]:
                 yield StatePart(kind, index, tuple(tensor.shape[1:]), tensor.dtype)
 
 
-class StatesOfCall:
+class CallStates:
     """Moves recurrent states of a call's sequences from their slots into a cache and back."""
 
     def __init__(self, batch: StateBatch, numbers: Sequence[int]) -> None:
@@ -638,7 +643,7 @@ class StatesOfCall:
         """Rows of the batch before which a state is saved; calls must end there."""
         return [row for _, (row, _) in self._saves]
 
-    def put_in(self, cache: Any, layers: Sequence[int], states: Sequence[LayerState]) -> None:
+    def load_into(self, cache: Any, layers: Sequence[int], states: Sequence[LayerState]) -> None:
         for number, (layer, state) in enumerate(zip(layers, states, strict=True)):
             held = cache.layers[layer]
             for part, tensor in zip(state, self._storage.layer(number), strict=True):
@@ -651,7 +656,7 @@ class StatesOfCall:
                 else:
                     held.recurrent_states[index], held.is_recurrent_states_initialized[index] = value, True
 
-    def take_from(self, cache: Any, layers: Sequence[int], states: Sequence[LayerState], row: int) -> None:
+    def store_from(self, cache: Any, layers: Sequence[int], states: Sequence[LayerState], row: int) -> None:
         """Store the states after the tokens before `row`, or after the single token of each of several sequences."""
         saves = [(place, slot) for place, (at, slot) in self._saves if at == row or not self._is_alone]
         for number, (layer, state) in enumerate(zip(layers, states, strict=True)):
@@ -664,7 +669,7 @@ class StatesOfCall:
 
 
 @contextmanager
-def _running(model: nn.Module, seen: _Seen) -> Iterator[None]:
+def _tracking_modules(model: nn.Module, seen: _RecordingCache) -> Iterator[None]:
     """Track inside which modules of `model` run, as a stack, and which have been called."""
     handles = []
     for name, part in model.named_modules():

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import torch
 
 from kvscope_engine.json_file import read_json
-from kvscope_engine.model.device_memory.out_of_memory import is_no_memory
+from kvscope_engine.model.device_memory.out_of_memory import is_out_of_memory
 from kvscope_engine.model.loader.download.progress import ProgressCallback
 from kvscope_engine.model.loader.download.quiet import quiet_transformers
 from kvscope_engine.model.loader.text_part import loading_class, reading_config, take_text_part
@@ -76,7 +76,7 @@ def load_weights(
                 ignore_mismatched_sizes=True,
             )
     except Exception as error:  # an external file: transformers raises nearly anything
-        if is_no_memory(error):
+        if is_out_of_memory(error):
             raise MemoryError(str(error)) from error
         line = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadInput(f"the model in {str(folder)!r} cannot be loaded: {line:.200}") from error
@@ -144,7 +144,7 @@ def _check_safetensors(path: Path) -> None:
         with safe_open(path, framework="pt"):
             return
     except Exception as error:  # SafetensorError, or any error due to a broken header
-        if is_no_memory(error):
+        if is_out_of_memory(error):
             raise KvscopeError(f"no memory to read {path}: close other programs, or use a smaller model") from error
         if isinstance(error, OSError):
             raise BadInput(f"cannot read {path}: {error.strerror or error}") from error

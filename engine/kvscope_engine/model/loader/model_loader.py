@@ -98,7 +98,7 @@ def load_model(
     try:
         return _load(config, name, device, dtype, progress, rank, await_turn)
     except (torch.OutOfMemoryError, MemoryError) as error:
-        holders = CudaMemory(device).holders.words() if device.type == "cuda" else ""
+        holders = CudaMemory(device).holders.describe() if device.type == "cuda" else ""
         raise KvscopeError(
             f"no memory on {device} for model {name.text!r} in {dtype_name(dtype)}:"
             f" {start_remedy(holders, on_gpu=device.type == 'cuda')}"
@@ -273,7 +273,7 @@ def _check_gpu_memory(
     headroom = free if is_sized else min(free, allowed - (total - free) - memory.promised_bytes())
     share = plan.num_parameters // config.tensor_parallel_size
     on_host = round(config.cpu_offload_gb * GIB) if config.tensor_parallel_size == 1 else None
-    spare, holders = max(headroom, 0), memory.holders.words
+    spare, holders = max(headroom, 0), memory.holders.describe
     check_weights_fit(name.text, share, dtype.itemsize, spare, total, "the GPU", on_host, holders)
 
 

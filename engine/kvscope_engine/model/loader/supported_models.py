@@ -40,8 +40,8 @@ def blueprint(config: PretrainedConfig, name: str) -> Blueprint:
     Raises BadInput, naming model and architecture, if it is not supported.
     """
     from kvscope_engine.model.layers.attention.first_position import first_position
-    from kvscope_engine.model.layers.own_forward import takes_cache
-    from kvscope_engine.model.layers.recurrent.recurrent_layers import keeps_state
+    from kvscope_engine.model.layers.own_forward import accepts_cache
+    from kvscope_engine.model.layers.recurrent.recurrent_layers import is_recurrent_layer
 
     _check_config(config, name)
     skeleton = _skeleton(config, name)
@@ -53,8 +53,8 @@ def blueprint(config: PretrainedConfig, name: str) -> Blueprint:
         setattr(text_config(config), FIRST_POSITION, first)
     kinds = Counter(type(module) for module in skeleton.modules())
     num_attention = sum(count for kind, count in kinds.items() if uses_interface(kind))
-    has_states = any(keeps_state(kind) for kind in kinds)  # a trial run determines later how each layer is run
-    if num_attention < num_layers and not has_states and not takes_cache(skeleton):
+    has_states = any(is_recurrent_layer(kind) for kind in kinds)  # a trial run determines later how each layer is run
+    if num_attention < num_layers and not has_states and not accepts_cache(skeleton):
         raise BadInput(
             f"model {name!r} is not supported: {num_attention} of the {num_layers} layers of {architecture}"
             " attend through transformers' attention interface, it has no recurrent layers that are known, and takes no"

@@ -43,7 +43,7 @@ TaskTimes = dict[int, tuple[int, int]]
 
 
 class CpuThreads:
-    """Sets the number of threads at construction, and adapts it in `look` unless the user chose it."""
+    """Sets the number of threads at construction, and adapts it in `refresh` unless the user chose it."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class CpuThreads:
     def count(self) -> int:
         return self._count
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Remove a thread for each one that waits, or restore all. Call it often; it checks every `LOOK_S`."""
         if not self._is_free or (now := self._clock()) < self._next_look:
             return

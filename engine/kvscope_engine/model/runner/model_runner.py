@@ -7,19 +7,18 @@ scheduled or what happens to its tokens.
 sampling, one device-to-host copy. The next step may be launched before the previous result has arrived. Rows whose
 input token is still in flight read it on the device from the previous step's samples. If a row's grammar or penalties
 depend on such a token, the host must know it before it can sample: `launch` then ends with the logits, and
-`InFlight.sample` enqueues the rest. Everything runs on one stream in launch order, so a step reads and writes blocks
-after all steps before it.
+`InFlightStep.sample` enqueues the rest. Everything runs on one stream in launch order, so a step reads and writes
+blocks after all steps before it.
 """
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import accumulate, islice, takewhile
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -28,12 +27,13 @@ from numpy.typing import NDArray
 from kvscope_engine.model.batch_invariance.fixed_tiles import FixedTiles
 from kvscope_engine.model.cuda_graphs.capture_failures import CaptureFailures
 from kvscope_engine.model.cuda_graphs.decode_graphs import DecodeGraphs
-from kvscope_engine.model.cuda_graphs.graphs_together import GraphsTogether, Meeting
 from kvscope_engine.model.cuda_graphs.host_reads import HostReads
-from kvscope_engine.model.cuda_graphs.piecewise.mixed_graphs import MixedGraphs
-from kvscope_engine.model.device_memory.read_back import NUM_BUFFERS, Pinned, Rows, RowsBack, Wait, synchronize
+from kvscope_engine.model.cuda_graphs.piecewise.piecewise_graphs import PiecewiseGraphs
+from kvscope_engine.model.cuda_graphs.shared_graphs import RankSync, SharedGraphs
+from kvscope_engine.model.device_memory.read_back import RowReadBack, VectorReadBack, synchronize
 from kvscope_engine.model.device_memory.step_buffer import StepBuffer
 from kvscope_engine.model.input_batch.step_inputs import StepInputs, TableRows, build_inputs, sampled_places
+from kvscope_engine.model.input_batch.step_limits import StepLimits
 from kvscope_engine.model.input_batch.step_tensors import StepTensors, put_inputs, table_width
 from kvscope_engine.model.kv_cache.kv_storage import KVStorage
 from kvscope_engine.model.kv_cache.state_storage import StateStorage
@@ -47,18 +47,25 @@ from kvscope_engine.model.layers.lora.lora_adapters import LoraAdapters
 from kvscope_engine.model.layers.lora.lora_slots import LoraSlots, StepRows
 from kvscope_engine.model.layers.own_forward import OwnBatch, own_forward, states_of
 from kvscope_engine.model.layers.recurrent.recurrent_layers import StateBatch, StateDecodes, StateStep
-from kvscope_engine.model.layers.sampling.sampler import Sampler, SamplerOutput
+from kvscope_engine.model.layers.sampling.sampler import Sampler
 from kvscope_engine.model.layers.sampling.sampling_inputs import SamplingInputs
 from kvscope_engine.model.layers.weight_bytes import weights_bytes
 from kvscope_engine.model.platforms.host_allocator import keep_freed_memory
+from kvscope_engine.model.runner.in_flight_step import (
+    InFlightStep,
+    PendingMeasurements,
+    PendingSamples,
+    StepExecution,
+    StepTimer,
+)
 from kvscope_engine.model.runner.kernel_launches import Kind, Launches
-from kvscope_engine.model.runner.step_memory import StepLimits, logits_width, step_buffer_bytes
+from kvscope_engine.model.runner.runner_config import RunnerConfig
+from kvscope_engine.model.runner.step_memory import logits_width, step_buffer_bytes
 from kvscope_engine.model.runner.warm_up import idle_decodes, warm_up
 from kvscope_engine.model.verification.ready_to_run import make_ready_to_run
 from kvscope_engine.policy.request import Request
-from kvscope_engine.policy.step_plan import Scheduled, StepPlan, StepResult, keep_items
+from kvscope_engine.policy.step_plan import StepPlan, StepResult
 from kvscope_kernels import Ops, ops_for
-from kvscope_telemetry.messages.commands import TokenLogprobs
 from kvscope_telemetry.messages.sampling_params import MAX_LOGPROBS
 from kvscope_telemetry.messages.telemetry import Progress
 
@@ -69,7 +76,7 @@ if TYPE_CHECKING:
 class OtherRanks(Protocol):
     """Sends each step to the other ranks of tensor parallelism; implemented in `executor.leader`."""
 
-    def tell(
+    def send_step(
         self,
         inputs: StepInputs,
         copies: Sequence[tuple[int, int]],
@@ -83,37 +90,29 @@ class OtherRanks(Protocol):
             inputs: Arrays of the step.
             copies: Blocks to copy before the step, as (source, target) pairs.
             lora_slots: Adapter slot of each row, as in `StepRows`.
-            num_sampled: Number of tokens that the previous step sampled and that `share` sends first, if this step
-                awaits any.
+            num_sampled: Number of tokens that the previous step sampled and that `broadcast_tokens` sends first, if
+                this step awaits any.
             graph_size: Size of the CUDA graph that all ranks replay; 0 if none.
         """
 
-    def share(self, tokens: torch.Tensor) -> None:
+    def broadcast_tokens(self, tokens: torch.Tensor) -> None:
         """Broadcast the tokens sampled by the previous step. `tokens` is on the device."""
 
     def wait_for(self, event: torch.cuda.Event) -> None:
         """Wait until the device has reached `event`. Raises KvscopeError when a rank is lost."""
 
-    def done(self) -> None:
+    def report_step_done(self) -> None:
         """Report that this rank has run the step's layers."""
 
 
-class Measures(NamedTuple):
+class StepMeasurements(NamedTuple):
     """Accumulators of what is measured in a step; a field is None if it is not measured."""
 
     shares: AttentionScores | None = None
     skips: BlockSkips | None = None
 
 
-class Readings(NamedTuple):
-    """Measurements on their way to the host; a field is None if it was not measured or no layer recorded it."""
-
-    shares: Rows | None = None
-    skips: Rows | None = None
-
-
-NOTHING: Final = Measures()
-UNREAD: Final = Readings()
+NOT_MEASURED: Final = StepMeasurements()
 
 
 class ModelRunner:
@@ -126,38 +125,40 @@ class ModelRunner:
         self,
         loaded: LoadedModel,
         storage: KVStorage,
+        config: RunnerConfig,
         *,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        enforce_eager: bool = False,
-        piecewise_graphs: bool = False,
-        together: bool = False,
-        page_heat: int = 0,
-        sparse_decode: float | None = None,
-        others: OtherRanks | None = None,
-        ops: Ops | None = None,
-        notes: list[str] | None = None,
         states: StateStorage | None = None,
-        max_drafts: int = 0,
-        lora: LoraAdapters | None = None,
-        lora_slots: LoraSlots | None = None,
-        tiles: Sequence[int] = (),
-        fingerprints: bool = False,
+        lora: LoraAdapters | LoraSlots | None = None,
+        ops: Ops | None = None,
+        others: OtherRanks | None = None,
+        notes: list[str] | None = None,
     ) -> None:
+        """Prepare `loaded` and allocate the buffers of a step.
+
+        Args:
+            loaded: The model. Its layers are fused.
+            storage: KV cache of the attention layers.
+            config: Options of the runner.
+            states: States of recurrent layers, if the model has any.
+            lora: LoRA adapters; on a rank that follows, only their slots, which rank 0 fills.
+            ops: Attention and other operations; by default those of the device.
+            others: The other ranks of tensor parallelism, if this runner leads them.
+            notes: List that `notes` becomes.
+        """
         self._others = others
-        self._lora = lora
-        self._lora_slots = lora_slots if lora is None else lora.slots
+        self._lora = lora if isinstance(lora, LoraAdapters) else None
+        self._lora_slots = lora.slots if isinstance(lora, LoraAdapters) else lora
         self._storage = storage
         self._states = states
         assert (states is not None) == bool(states_of(loaded.module)), "recurrent layers need states"
         self._device = loaded.device
         self._ops = ops or ops_for(loaded.device.type)
-        self._measures_shares = page_heat > 0
+        self._measures_shares = config.page_heat > 0
         self.choice: PageChoice | None = None
         """Choice of blocks by decodes (sparse attention); None if they attend to all blocks."""
-        if sparse_decode is not None:
-            self.choice = PageChoice(sparse_decode, storage.block_size, self._ops, storage.bounds_tokens)
-        self._measured = MeasuredSteps(page_heat or (SKIP_STEPS if self.choice is not None else 0))
+        if config.sparse_decode is not None:
+            self.choice = PageChoice(config.sparse_decode, storage.block_size, self._ops, storage.bounds_tokens)
+        self._measured = MeasuredSteps(config.page_heat or (SKIP_STEPS if self.choice is not None else 0))
         if loaded.device.type == "cpu":
             keep_freed_memory()
         self.fused = make_ready_to_run(loaded.module, loaded.quantization)
@@ -168,69 +169,62 @@ class ModelRunner:
         self._module = loaded.module
         self._model = Forward(loaded.module)
         self._tiles: FixedTiles | None = None
-        if tiles:
-            self._tiles = FixedTiles(self._model, storage, self._ops, tiles[0], tiles[1:])
-        self._sums_logits = fingerprints
+        if config.tile_sizes:
+            size, *other_sizes = config.tile_sizes
+            self._tiles = FixedTiles(self._model, storage, self._ops, size, other_sizes)
+        self._sums_logits = config.fingerprints
         self._is_own = own_forward(loaded.module) is not None
         self._launches = Launches(loaded.device)
         self._vocab_size = logits_width(loaded)
         self._sampler = Sampler(loaded.eos_token_ids, loaded.info.vocab_size, self._ops)
-        limits = StepLimits(
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_request_tokens=min(loaded.max_model_len, storage.num_blocks * storage.block_size),
-            block_size=storage.block_size,
-            num_groups=storage.num_groups,
-            has_experts=any(isinstance(part, FusedExperts) for part in loaded.module.modules()),
-            max_drafts=max_drafts,
-        )
-        self._limits = limits
+        self._limits = limits = _step_limits(loaded, storage, config)
         max_blocks = min(limits.max_request_blocks, storage.num_blocks)
-        self._rows = TableRows(max_num_seqs, max_blocks, storage.num_groups)
+        self._rows = TableRows(limits.max_num_seqs, max_blocks, storage.num_groups)
         self._buffer = StepBuffer(loaded.device, step_buffer_bytes(limits, self._vocab_size))
         self._wait = synchronize if others is None else others.wait_for
-        self._read_back = ReadBack(loaded.device, max_num_seqs * (2 + 2 * MAX_LOGPROBS), self._wait)
-        num_shares = max_num_seqs * table_width(limits.max_request_tokens, storage.block_size) * storage.num_groups
-        self._shares_back, self._skips_back = (RowsBack(loaded.device, num_shares, self._wait) for _ in range(2))
-        self._graphs: DecodeGraphs | None = None
-        if loaded.device.type == "cuda" and not enforce_eager:
-            self._graphs = DecodeGraphs(
-                self._run_eagerly,
-                self._buffer,
-                self._device,
-                max_num_seqs=max_num_seqs,
-                max_tokens=limits.max_request_tokens,
-                block_size=storage.block_size,
-                num_groups=storage.num_groups,
-                measures=page_heat > 0 and self.choice is None,
-                is_by_length=self.choice is not None,
-                pad_state=states.pad_slot if states is not None else None,
-                max_drafts=max_drafts,
-                failures=CaptureFailures(self.notes.append),
-            )
-        self._together: GraphsTogether | None = None
-        """CUDA graphs shared by several ranks; None with a single rank or without graphs."""
-        if together:
-            if self.choice is not None:  # each rank would choose its own graph length
-                self._graphs = None
-            if self._graphs is not None:
-                self._together = GraphsTogether(self._graphs)
+        self._read_back = VectorReadBack(loaded.device, limits.max_num_seqs * (2 + 2 * MAX_LOGPROBS), self._wait)
+        table_blocks = table_width(limits.max_request_tokens, storage.block_size)
+        num_shares = limits.max_num_seqs * table_blocks * storage.num_groups
+        self._shares_back, self._skips_back = (RowReadBack(loaded.device, num_shares, self._wait) for _ in range(2))
         self._copies_made: deque[tuple[tuple[int, int], ...]] = deque(maxlen=2)
         """Block copies made for the last two plans.
 
         When a failed step is run again, its copies are not repeated: by then, their source blocks may belong to other
         requests.
         """
-        self._mixed: MixedGraphs | None = None
-        if self._graphs is not None and piecewise_graphs:
-            self._mixed = MixedGraphs(
-                self._model,
-                storage,
-                self._ops,
-                self._buffer,
-                max_num_batched_tokens=max_num_batched_tokens,
-                failures=CaptureFailures(self.notes.append),
-            )
+        self._graphs = self._make_decode_graphs(config)
+        self._piecewise_graphs = self._make_piecewise_graphs(config)
+        self._shared_graphs: SharedGraphs | None = None
+        """CUDA graphs shared by several ranks; None with a single rank or without graphs."""
+        if config.shares_graphs and self._graphs is not None:
+            self._shared_graphs = SharedGraphs(self._graphs)
+
+    def _make_decode_graphs(self, config: RunnerConfig) -> DecodeGraphs | None:
+        if self._device.type != "cuda" or config.enforce_eager:
+            return None
+        if config.shares_graphs and self.choice is not None:  # each rank would choose its own graph length
+            return None
+        return DecodeGraphs(
+            self._eager_logits,
+            self._buffer,
+            self._limits,
+            measures=self._measures_shares and self.choice is None,
+            is_by_length=self.choice is not None,
+            pad_state=self._states.pad_slot if self._states is not None else None,
+            failures=CaptureFailures(self.notes.append),
+        )
+
+    def _make_piecewise_graphs(self, config: RunnerConfig) -> PiecewiseGraphs | None:
+        if self._graphs is None or not config.piecewise_graphs:
+            return None
+        return PiecewiseGraphs(
+            self._model,
+            self._storage,
+            self._ops,
+            self._buffer,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            failures=CaptureFailures(self.notes.append),
+        )
 
     @torch.inference_mode()
     def warm_up(self, progress: Callable[[Progress], None]) -> None:
@@ -243,44 +237,44 @@ class ModelRunner:
         if self._states is not None:
             self._ops.copy_rows(self._states.rows, nothing)
         if self._graphs is not None and not self._is_own and (reads := self._host_reads()):
-            self._give_up_graphs(reads)
-        graphs = (self._graphs, self._mixed) if self._together is None else (None, None)
-        failure = warm_up(self._limits, self._warm_measuring, self._sampler, self._buffer, *graphs, progress)
+            self._disable_graphs(reads)
+        graphs = (self._graphs, self._piecewise_graphs) if self._shared_graphs is None else (None, None)
+        failure = warm_up(self._limits, self._warm_up_logits, self._sampler, self._buffer, *graphs, progress)
         torch.cuda.synchronize(self._device)
         if failure:
-            self._give_up_graphs(failure)
+            self._disable_graphs(failure)
 
     @property
-    def captures_together(self) -> bool:
-        """Whether all ranks must call `capture_together` if this rank does."""
-        return self._together is not None and not self._together.is_refused
+    def captures_shared_graphs(self) -> bool:
+        """Whether all ranks must call `capture_shared_graphs` if this rank does."""
+        return self._shared_graphs is not None and not self._shared_graphs.is_refused
 
     @torch.inference_mode()
-    def capture_together(self, meeting: Meeting) -> None:
+    def capture_shared_graphs(self, rank_sync: RankSync) -> None:
         """Capture CUDA graphs on all ranks at once, after the all-reduces are installed and before the first
         request."""
-        assert self._together is not None, "there are graphs of several ranks"
-        self.notes += self._together.capture_all(meeting)
+        assert self._shared_graphs is not None, "there are graphs of several ranks"
+        self.notes += self._shared_graphs.capture_all(rank_sync)
         torch.cuda.synchronize(self._device)
 
     @torch.inference_mode()
-    def while_idle(self) -> bool:
+    def do_idle_work(self) -> bool:
         """Do deferred work while no request is waiting and no step is in flight: capture at most one CUDA graph size
         again.
 
         Returns whether more work remains.
         """
-        if self._together is not None:
+        if self._shared_graphs is not None:
             return False
-        all_graphs = [graphs for graphs in (self._graphs, self._mixed) if graphs is not None]
-        any(graphs.try_again() for graphs in all_graphs)  # one size at most
+        all_graphs = [graphs for graphs in (self._graphs, self._piecewise_graphs) if graphs is not None]
+        any(graphs.capture_pending() for graphs in all_graphs)  # one size at most
         return any(graphs.is_waiting for graphs in all_graphs)
 
     def run(self, plan: StepPlan) -> StepResult:
         return self.launch(plan).result()
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan, after: InFlight | None = None) -> InFlight:
+    def launch(self, plan: StepPlan, after: InFlightStep | None = None) -> InFlightStep:
         """Enqueue a step on the device without waiting for anything.
 
         `after` is the step launched before this one, if its result has not been committed yet.
@@ -295,14 +289,14 @@ class ModelRunner:
         graphs, size = self._graphs_for(inputs, measures) if measures.skips is None and adapted is None else (None, 0)
         if self._others is not None:
             num_sampled = len(after.tokens) if after is not None and inputs.awaited is not None else 0
-            self._others.tell(inputs, copies, adapted.slots if adapted is not None else None, num_sampled, size)
+            self._others.send_step(inputs, copies, adapted.slots if adapted is not None else None, num_sampled, size)
         buffer = self._buffer
         buffer.begin()
-        tensors = put_inputs(inputs, buffer) if graphs is None else graphs.put(inputs, size)
-        is_late = after is not None and _follow_what_is_awaited(sampling, num_output_tokens)
+        tensors = put_inputs(inputs, buffer) if graphs is None else graphs.stage(inputs, size)
+        is_late = after is not None and _depend_on_awaited_tokens(sampling, num_output_tokens)
         options = None if is_late else self._sampler.inputs(sampling, buffer, self._vocab_size, num_output_tokens)
         pairs = buffer.put(np.array(copies, np.int64)) if copies else None
-        state_saves = buffer.put(_saves_after(plan)) if plan.state_saves and graphs is not None else None
+        state_saves = buffer.put(_state_saves(plan)) if plan.state_saves and graphs is not None else None
         awaited = buffer.put(inputs.awaited) if inputs.awaited is not None else None
         slots = buffer.put(adapted.slots) if adapted is not None else None
         buffer.send()
@@ -311,43 +305,46 @@ class ModelRunner:
             self._copies_made.append(copies)
         if awaited is not None and after is not None:
             if self._others is not None:
-                self._others.share(after.tokens)
+                self._others.broadcast_tokens(after.tokens)
             tensors.input_ids.index_copy_(0, awaited[0], after.tokens.index_select(0, awaited[1]))
         timer = StepTimer(self._device, self._wait)
-        states = _states_of(plan, self._states) if self._states is not None and graphs is None else None
+        states = _state_batch(plan, self._states) if self._states is not None and graphs is None else None
         own = own_batch(inputs) if self._is_own else None
         count = len(sampling)
-        kind = self._kind(inputs, count, graphs, size, is_measured=measures != NOTHING)
+        kind = self._launch_kind(inputs, count, graphs, size, is_measured=measures != NOT_MEASURED)
         with self._launches.counted(kind):
             if self._tiles is not None:
                 logits = self._tiles.logits(inputs)
             elif graphs is None:
-                with self._adapted(adapted, slots):
+                with self._lora_applied(adapted, slots):
                     logits = self._forward(tensors, count, measures, states, own)
-            elif isinstance(graphs, MixedGraphs):
+            elif isinstance(graphs, PiecewiseGraphs):
                 logits = graphs.replay(size, count, measures.shares)
             else:
                 logits = graphs.replay(size, count)
                 if self._states is not None and state_saves is not None:
                     self._ops.copy_rows(self._states.rows, state_saves)
         timer.stop()
-        readings = self._readings(measures, graphs, size, inputs)
+        measurements = self._start_read_back(measures, graphs, size, inputs)
         if self._others is not None:
-            self._others.done()
-        graph_size, graph_tokens = 0, size
-        if isinstance(graphs, DecodeGraphs):
-            graph_size, graph_tokens = graphs.num_requests, 0
+            self._others.report_step_done()
+        execution = StepExecution(
+            timer=timer,
+            measurements=measurements,
+            launches=self._launches.of(kind),
+            graph_size=graphs.num_requests if isinstance(graphs, DecodeGraphs) else 0,
+            graph_tokens=size if isinstance(graphs, PiecewiseGraphs) else 0,
+            logit_sums=logit_sums(logits) if self._sums_logits and logits is not None else (),  # before sampling
+        )
         if logits is None:
-            return InFlight(plan, timer, readings=readings, graph_tokens=graph_tokens, launches=self._launches.of(kind))
-        sums = logit_sums(logits) if self._sums_logits else ()  # before the sampler changes them
-        given = {"graph_size": graph_size, "graph_tokens": graph_tokens, "launches": self._launches.of(kind)}
+            return InFlightStep(plan, execution)
         if options is None:
-            later = partial(self._sample_later, logits, sampling, num_output_tokens)
-            return InFlight(plan, timer, None, later, readings, sums, **given)
-        return InFlight(plan, timer, self._sample(logits, options), None, readings, sums, **given)
+            sample_later = partial(self._sample_later, logits, sampling, num_output_tokens)
+            return InFlightStep(plan, execution, sample_later=sample_later)
+        return InFlightStep(plan, execution, self._sample(logits, options))
 
     @torch.inference_mode()
-    def follow(
+    def run_as_follower(
         self,
         inputs: StepInputs,
         copies: Sequence[tuple[int, int]],
@@ -362,7 +359,7 @@ class ModelRunner:
         """
         self._buffer.begin()
         graphs = self._graphs if graph_size else None
-        tensors = put_inputs(inputs, self._buffer) if graphs is None else graphs.put(inputs, graph_size)
+        tensors = put_inputs(inputs, self._buffer) if graphs is None else graphs.stage(inputs, graph_size)
         pairs = self._buffer.put(np.array(copies, np.int64)) if copies else None
         slots = self._buffer.put(lora_slots) if lora_slots is not None else None
         awaited = self._buffer.put(inputs.awaited) if inputs.awaited is not None else None
@@ -374,11 +371,11 @@ class ModelRunner:
         if graphs is not None:
             graphs.replay(graph_size, inputs.num_tokens)
             return
-        with self._adapted(StepRows(lora_slots) if lora_slots is not None else None, slots):
+        with self._lora_applied(StepRows(lora_slots) if lora_slots is not None else None, slots):
             self._model.fill(tensors.input_ids, tensors.positions, self._context(tensors))
 
     @torch.inference_mode()
-    def is_well(self) -> bool:
+    def is_device_usable(self) -> bool:
         """Whether the device still computes after a failed step.
 
         An illegal address or a failed assertion makes the CUDA context unusable. Always False with several ranks,
@@ -404,9 +401,9 @@ class ModelRunner:
 
         Graphs that several ranks run together are kept.
         """
-        if self._together is not None:
+        if self._shared_graphs is not None:
             return False
-        released = [graphs.release() for graphs in (self._graphs, self._mixed) if graphs is not None]
+        released = [graphs.release() for graphs in (self._graphs, self._piecewise_graphs) if graphs is not None]
         if any(released):
             self.notes.append("a step failed twice: CUDA graphs and their memory were given back, to be captured later")
             self.recover()
@@ -415,7 +412,7 @@ class ModelRunner:
     @property
     def has_graphs(self) -> bool:
         """Whether CUDA graphs exist, or will be captured again, that a single process can release."""
-        return self._graphs is not None and self._together is None
+        return self._graphs is not None and self._shared_graphs is None
 
     def keep_graphs(self, *, of_decodes: bool, of_prefills: bool) -> None:
         """Keep only the CUDA graphs of these kinds of steps, to save memory.
@@ -423,16 +420,16 @@ class ModelRunner:
         Memory of the other graphs is released, and they are not captured again until a call requests them. No step may
         be in flight. Does nothing with several ranks.
         """
-        if self._together is not None:
+        if self._shared_graphs is not None:
             return
-        for graphs, is_kept in ((self._graphs, of_decodes), (self._mixed, of_prefills)):
+        for graphs, is_kept in ((self._graphs, of_decodes), (self._piecewise_graphs, of_prefills)):
             if graphs is not None:
-                graphs.failures.hold(not is_kept)
+                graphs.failures.set_suspended(not is_kept)
                 if not is_kept and graphs.release():
                     self.recover()
 
     def close(self) -> None:
-        self._graphs = self._mixed = self._together = self._tiles = None
+        self._graphs = self._piecewise_graphs = self._shared_graphs = self._tiles = None
         del self._model, self._module
 
     def _sample(self, logits: torch.Tensor, options: SamplingInputs) -> PendingSamples:
@@ -449,41 +446,43 @@ class ModelRunner:
         self._buffer.send()
         return self._sample(logits, options)
 
-    def _adapted(self, rows: StepRows | None, slots: torch.Tensor | None) -> AbstractContextManager[None]:
+    def _lora_applied(self, rows: StepRows | None, slots: torch.Tensor | None) -> AbstractContextManager[None]:
         """Return a context in which the model applies the LoRA adapters of `rows`; without adapters, an empty
         context."""
         if self._lora_slots is None or rows is None or slots is None:
             return nullcontext()
         return self._lora_slots.applied(rows, slots)
 
-    def _kind(
+    def _launch_kind(
         self,
         inputs: StepInputs,
         count: int,
-        graphs: DecodeGraphs | MixedGraphs | None,
+        graphs: DecodeGraphs | PiecewiseGraphs | None,
         size: int,
         *,
         is_measured: bool,
     ) -> Kind | None:
-        pieces = graphs.num_graphs(size) if isinstance(graphs, MixedGraphs) else int(graphs is not None)
+        pieces = graphs.num_graphs(size) if isinstance(graphs, PiecewiseGraphs) else int(graphs is not None)
         in_graph = isinstance(graphs, DecodeGraphs)
         return self._launches.kind(inputs, count, in_graph=in_graph, num_pieces=pieces, is_measured=is_measured)
 
-    def _graphs_for(self, inputs: StepInputs, measures: Measures) -> tuple[DecodeGraphs | MixedGraphs | None, int]:
+    def _graphs_for(
+        self, inputs: StepInputs, measures: StepMeasurements
+    ) -> tuple[DecodeGraphs | PiecewiseGraphs | None, int]:
         """Return the graphs and the graph size that run a step, or (None, 0) if it runs eagerly. Captures graphs that
         were released.
 
         Decode graphs do not run drafted steps whose attention is measured: in a graph, the attention of drafted
         requests is not separate from that of the decodes.
         """
-        if self._together is not None:
-            shared = self._together.size_of(inputs)
+        if self._shared_graphs is not None:
+            shared = self._shared_graphs.size_of(inputs)
             return (None, 0) if shared is None else (self._graphs, shared)
         is_apart = inputs.is_drafted and measures.shares is not None
         if self._graphs is not None and not is_apart and (size := self._graphs.size_of(inputs)) is not None:
             return self._graphs, size
-        if self._mixed is not None and (size := self._mixed.size_of(inputs)) is not None:
-            return self._mixed, size
+        if self._piecewise_graphs is not None and (size := self._piecewise_graphs.size_of(inputs)) is not None:
+            return self._piecewise_graphs, size
         return None, 0
 
     def _host_reads(self) -> str:
@@ -492,20 +491,20 @@ class ModelRunner:
         tensors = idle_decodes(self._limits, self._buffer)
         self._buffer.send()
         with HostReads(self._module, self._device) as reads:
-            self._run_eagerly(tensors, None)
-        return reads.words
+            self._eager_logits(tensors, None)
+        return reads.description
 
-    def _give_up_graphs(self, failure: str) -> None:
-        self._graphs = self._mixed = None
-        if self._together is not None:  # other ranks may capture and must learn that this one does not
-            self._together.refuse(failure)
+    def _disable_graphs(self, failure: str) -> None:
+        self._graphs = self._piecewise_graphs = None
+        if self._shared_graphs is not None:  # other ranks may capture and must learn that this one does not
+            self._shared_graphs.refuse(failure)
         self.notes.append(f"CUDA graphs could not be captured, steps run without them (slower): {failure}")
 
     def _forward(
         self,
         tensors: StepTensors,
         num_samples: int,
-        measures: Measures,
+        measures: StepMeasurements,
         states: StateBatch | None,
         own: OwnBatch | None,
     ) -> torch.Tensor | None:
@@ -516,12 +515,12 @@ class ModelRunner:
             return None
         return self._model.logits(tensors.input_ids, tensors.positions, context, tensors.sample_rows)
 
-    def _readings(
-        self, measures: Measures, graphs: DecodeGraphs | MixedGraphs | None, size: int, inputs: StepInputs
-    ) -> Readings:
+    def _start_read_back(
+        self, measures: StepMeasurements, graphs: DecodeGraphs | PiecewiseGraphs | None, size: int, inputs: StepInputs
+    ) -> PendingMeasurements:
         """Start copying measurements to the host, before the tokens."""
         shares, skips = measures
-        return Readings(
+        return PendingMeasurements(
             None
             if shares is None
             else graphs.shares_of(size, inputs, self._shares_back)
@@ -530,16 +529,16 @@ class ModelRunner:
             None if skips is None else skips.start(self._skips_back),
         )
 
-    def _run_eagerly(self, tensors: StepTensors, shares: AttentionScores | None) -> torch.Tensor:
+    def _eager_logits(self, tensors: StepTensors, shares: AttentionScores | None) -> torch.Tensor:
         """Return the logits of all rows. Each call uses a new context, because tensors shared by layers must be created
         in the graph that reads them."""
         states = None
         if self._states is not None and tensors.state_slots is not None:
             states = StateDecodes(self._states, tensors.state_slots)
-        context = self._context(tensors, Measures(shares), states)
+        context = self._context(tensors, StepMeasurements(shares), states)
         return self._model.logits(tensors.input_ids, tensors.positions, context)
 
-    def _warm_measuring(self, tensors: StepTensors) -> torch.Tensor:
+    def _warm_up_logits(self, tensors: StepTensors) -> torch.Tensor:
         """Return the logits of all rows of a warm-up step, and run the step a second time with measurement if service
         measures such steps.
 
@@ -556,16 +555,16 @@ class ModelRunner:
             measures.shares.start(self._shares_back)
         return self._model.logits(tensors.input_ids, tensors.positions, self._context(tensors))
 
-    def _measures(self, *, is_due: bool) -> Measures:
+    def _measures(self, *, is_due: bool) -> StepMeasurements:
         if not is_due:
-            return NOTHING
+            return NOT_MEASURED
         shares = AttentionScores() if self._measures_shares else None
-        return Measures(shares, BlockSkips() if self.choice is not None else None)
+        return StepMeasurements(shares, BlockSkips() if self.choice is not None else None)
 
     def _context(
         self,
         tensors: StepTensors,
-        measures: Measures = NOTHING,
+        measures: StepMeasurements = NOT_MEASURED,
         states: StateStep | None = None,
         own: OwnBatch | None = None,
     ) -> PagedContext:
@@ -584,7 +583,19 @@ class ModelRunner:
         )
 
 
-def _follow_what_is_awaited(requests: Sequence[Request], num_output_tokens: Sequence[int]) -> bool:
+def _step_limits(loaded: LoadedModel, storage: KVStorage, config: RunnerConfig) -> StepLimits:
+    return StepLimits(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_request_tokens=min(loaded.max_model_len, storage.num_blocks * storage.block_size),
+        block_size=storage.block_size,
+        num_groups=storage.num_groups,
+        has_experts=any(isinstance(part, FusedExperts) for part in loaded.module.modules()),
+        max_drafts=config.max_drafts,
+    )
+
+
+def _depend_on_awaited_tokens(requests: Sequence[Request], num_output_tokens: Sequence[int]) -> bool:
     """Whether sampling any row depends on a token that is still in flight (its grammar or penalties follow its
     tokens)."""
     return any(
@@ -597,13 +608,13 @@ def own_batch(inputs: StepInputs) -> OwnBatch:
     return OwnBatch(inputs.query_start.tolist(), inputs.seq_lens.tolist(), inputs.sample_rows.tolist())
 
 
-def _saves_after(plan: StepPlan) -> NDArray[np.int64]:
+def _state_saves(plan: StepPlan) -> NDArray[np.int64]:
     """Return (source slot, target slot) pairs, shape (n, 2), of a decode-only step. Each saves the state after the
     request's token."""
     return np.array([(save.request.state_slot, save.slot) for save in plan.state_saves], np.int64)
 
 
-def _states_of(plan: StepPlan, storage: StateStorage) -> StateBatch:
+def _state_batch(plan: StepPlan, storage: StateStorage) -> StateBatch:
     starts = [0, *accumulate(item.num_tokens for item in plan.scheduled)]
     places = {item.request.number: number for number, item in enumerate(plan.scheduled)}
     saves: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -612,220 +623,12 @@ def _states_of(plan: StepPlan, storage: StateStorage) -> StateBatch:
         row = starts[number] + save.num_tokens - plan.scheduled[number].start
         saves[number].append((row, save.slot))
     slots = [item.request.state_slot for item in plan.scheduled]
-    goes_on = [item.start > 0 for item in plan.scheduled]
+    has_initial_state = [item.start > 0 for item in plan.scheduled]
     in_prompt = [item.start < item.request.num_prompt_tokens for item in plan.scheduled]
-    return StateBatch(storage, slots, goes_on, starts, saves, in_prompt)
-
-
-class InFlight:
-    """A step enqueued on the device: its sampled tokens there, for the next step, and its results once they arrive.
-
-    Made by `ModelRunner.launch`. Only `result` waits. `drawn` is None if nothing is sampled, or if only `later` can
-    sample.
-    """
-
-    def __init__(
-        self,
-        plan: StepPlan,
-        timer: StepTimer,
-        drawn: PendingSamples | None = None,
-        later: Callable[[], PendingSamples] | None = None,
-        readings: Readings = UNREAD,
-        logit_sums: Sequence[int] = (),
-        *,
-        graph_size: int = 0,
-        launches: int = 0,
-        graph_tokens: int = 0,
-    ) -> None:
-        self._plan = plan
-        self._timer = timer
-        self._drawn = drawn
-        self._later = later
-        self._is_left: list[bool] = []
-        self._readings = readings
-        self._logit_sums = logit_sums
-        self._graph_size = graph_size
-        self._launches = launches
-        self._graph_tokens = graph_tokens
-
-    @property
-    def tokens(self) -> torch.Tensor:
-        """Sampled tokens on the device, (rows that sample,) int64."""
-        assert self._drawn is not None, "this step samples nothing yet that could be waited for"
-        return self._drawn.sampled.tokens
-
-    def rows(self) -> dict[int, int]:
-        """Return the row of each request in `tokens`, keyed by request number."""
-        sampling = (item.request.number for item in self._plan.scheduled if item.samples)
-        return {number: row for row, number in enumerate(sampling)}
-
-    def sample(self) -> StepPlan:
-        """Enqueue the sampling that `launch` deferred, once the previous step has been committed. Returns the remaining
-        plan.
-
-        Requests whose grammar mask is not ready, and finished requests, are removed from the plan. Their rows are
-        sampled anyway and dropped.
-        """
-        if self._later is not None:
-            later, self._later = self._later, None
-            requests = [item.request for item in self._plan.scheduled if item.samples]
-            is_left = {request: not (request.awaits_grammar_mask or request.is_finished) for request in requests}
-            self._is_left = [is_left.get(item.request, True) for item in self._plan.scheduled]
-            self._drawn = later()
-        return keep_items(self._plan, _nothing_said(self._plan), self._is_left)[0] if self._is_left else self._plan
-
-    def result(self) -> StepResult:
-        """Wait for the step and return the results of the requests that `sample` left in the plan."""
-        self.sample()
-        result = self._result()
-        return keep_items(self._plan, result, self._is_left)[1] if self._is_left else result
-
-    def _result(self) -> StepResult:
-        scheduled, asked_ns = self._plan.scheduled, time.monotonic_ns()
-        numbers = self._drawn.landing.numbers() if self._drawn is not None else []
-        shares, skips = self._readings  # copied before the tokens, or concurrently
-        rows, skipped = (shares() if shares is not None else None), (skips() if skips is not None else None)
-        if self._drawn is None:
-            forward_ns = self._timer.elapsed_ns()
-            wait_ns = time.monotonic_ns() - asked_ns
-            return StepResult(
-                token_ids=((),) * len(scheduled),
-                forward_ns=forward_ns,
-                block_shares=rows,
-                graph_tokens=self._graph_tokens,
-                wait_ns=wait_ns,
-                block_skips=skipped,
-                launches=self._launches,
-            )
-        wait_ns = time.monotonic_ns() - asked_ns
-        token_ids, logprobs = self._drawn.sampled.read(numbers)
-        return StepResult(
-            token_ids=(said := _spread(scheduled, token_ids)),
-            logprobs=_spread_logprobs(scheduled, said, logprobs),
-            forward_ns=self._timer.elapsed_ns(),
-            block_shares=rows,
-            graph_size=self._graph_size,
-            graph_tokens=self._graph_tokens,
-            wait_ns=wait_ns,
-            block_skips=skipped,
-            launches=self._launches,
-            logit_sums=_spread_sums(scheduled, said, self._logit_sums),
-        )
-
-
-class PendingSamples(NamedTuple):
-    sampled: SamplerOutput
-    landing: Landing
-
-
-def _nothing_said(plan: StepPlan) -> StepResult:
-    return StepResult(((),) * len(plan.scheduled))
-
-
-class StepTimer:
-    """Measures the time of a forward pass: with the host's clock on a CPU, with non-blocking events on a GPU."""
-
-    def __init__(self, device: torch.device, wait: Wait) -> None:
-        self._wait = wait
-        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
-        if device.type == "cuda":
-            self._events = (_timing_event(), _timing_event())
-            self._events[0].record()
-        self._started_ns = self._stopped_ns = time.monotonic_ns()
-
-    def stop(self) -> None:
-        """Record the end of the forward pass, after it was enqueued."""
-        if self._events is not None:
-            self._events[1].record()
-        self._stopped_ns = time.monotonic_ns()
-
-    def elapsed_ns(self) -> int:
-        """Wait for the pass and return its duration in nanoseconds."""
-        if self._events is None:
-            return self._stopped_ns - self._started_ns
-        self._wait(self._events[1])
-        return int(self._events[0].elapsed_time(self._events[1]) * 1e6)
-
-
-def _timing_event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
-def _spread(scheduled: Sequence[Scheduled], token_ids: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    tokens = iter(token_ids)
-    return tuple(_said(item.drafts, tokens) if item.samples else () for item in scheduled)
-
-
-def _said(drafts: tuple[int, ...], tokens: Iterator[int]) -> tuple[int, ...]:
-    """Return an item's sampled tokens up to and including the first that differs from its draft.
-
-    Later tokens were computed from a rejected draft token. Each accepted token equals the one sampled without drafts,
-    since each position has its own random number.
-    """
-    sampled = tuple(islice(tokens, 1 + len(drafts)))
-    num_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(drafts, sampled, strict=False)))
-    return sampled[: num_right + 1]
-
-
-def _spread_logprobs(
-    scheduled: Sequence[Scheduled], token_ids: Sequence[tuple[int, ...]], logprobs: Sequence[TokenLogprobs | None]
-) -> tuple[tuple[TokenLogprobs, ...], ...]:
-    """Group `logprobs` by scheduled item. Empty if no request wants log-probabilities."""
-    if not logprobs:
-        return ()
-    sampled = iter(logprobs)
-    entries = (islice(sampled, 1 + len(item.drafts)) if item.samples else () for item in scheduled)
-    found = (tuple(of_item)[: len(tokens)] for of_item, tokens in zip(entries, token_ids, strict=True))
-    return tuple(tuple(entry for entry in of_item if entry is not None) for of_item in found)
+    return StateBatch(storage, slots, has_initial_state, starts, saves, in_prompt)
 
 
 def logit_sums(logits: torch.Tensor) -> list[int]:
     """Return a checksum of each row: the bits of its numbers, summed as integers modulo 2^64."""
     bits = logits.view(torch.int32 if logits.dtype == torch.float32 else torch.int16)
     return [total % (1 << 64) for total in bits.sum(-1, dtype=torch.int64).tolist()]
-
-
-def _spread_sums(
-    scheduled: Sequence[Scheduled], token_ids: Sequence[tuple[int, ...]], sums: Sequence[int]
-) -> tuple[tuple[int, ...], ...]:
-    """Group `sums` by scheduled item, without those after a rejected draft token. Empty if no sums were computed."""
-    if not sums:
-        return ()
-    rows = iter(sums)
-    of_items = (tuple(islice(rows, 1 + len(item.drafts))) if item.samples else () for item in scheduled)
-    return tuple(row[: len(tokens)] for row, tokens in zip(of_items, token_ids, strict=True))
-
-
-class Landing:
-    """Numbers that have arrived on the host or are on their way."""
-
-    def __init__(self, numbers: Any, event: torch.cuda.Event | None = None, wait: Wait = synchronize) -> None:
-        self._numbers = numbers
-        self._event = event
-        self._wait = wait
-
-    def numbers(self) -> list[Any]:
-        """Wait for the numbers and return them as Python objects. This is where a step waits for the device."""
-        if self._event is not None:
-            self._wait(self._event)
-        landed: list[Any] = self._numbers.tolist()
-        return landed
-
-
-class ReadBack:
-    """Copies one vector of int64 or float64 per step to pinned host memory, asynchronously.
-
-    Two buffers alternate: the numbers of one step are read while those of the next arrive.
-    """
-
-    def __init__(self, device: torch.device, num_numbers: int, wait: Wait = synchronize) -> None:
-        self._is_host = device.type == "cpu"
-        self._wait = wait
-        self._buffers = [] if self._is_host else [Pinned(num_numbers, wait) for _ in range(NUM_BUFFERS)]
-
-    def start(self, vector: torch.Tensor) -> Landing:
-        """Start copying `vector` to the host. The result of the call before the last must have been read."""
-        if self._is_host:
-            return Landing(vector)
-        self._buffers.reverse()
-        return Landing(*self._buffers[0].start(vector), self._wait)

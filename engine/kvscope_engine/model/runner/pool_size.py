@@ -12,7 +12,7 @@ import torch
 
 from kvscope_engine.model.cpu_offload.streaming import streamed_weights
 from kvscope_engine.model.device_memory.device_memory import CudaMemory, DeviceMemory
-from kvscope_engine.model.device_memory.memory_plan import PIECEWISE_SHARE, MemoryPlan, with_room_for_blocks
+from kvscope_engine.model.device_memory.memory_plan import PIECEWISE_SHARE, MemoryPlan, drop_large_piecewise_graphs
 from kvscope_engine.model.kv_cache.kv_offload.tier_builder import STAGING_BYTES
 from kvscope_engine.model.kv_cache.kv_storage import MIB, block_bytes, storage_dtype
 from kvscope_engine.model.kv_cache.state_storage import state_bytes
@@ -78,7 +78,7 @@ def pool_size(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory | 
         return PoolSize(_checked(num_blocks, one_block, free, loaded.device, "--kv-memory"), memory=memory)
     if memory is not None:
         plan = plan_memory(config, loaded, memory, one_block, len(groups))
-        plan.check(loaded.info.name, str(loaded.device), memory.holders.told)
+        plan.check(loaded.info.name, str(loaded.device), memory.holders.describe_with_bytes)
         return PoolSize(plan.kv // one_block, plan, memory=memory)
     headroom = int(min(MAX_DEFAULT_CPU_BYTES, DEFAULT_CPU_SHARE * free))
     if headroom < one_block:
@@ -121,7 +121,7 @@ def _size_with_states(
                 )
         elif memory is not None:
             plan = plan_memory(config, loaded, memory, one_block + (MIN_SLOTS + pad) * one_state, num_groups)
-            plan.check(loaded.info.name, str(loaded.device), memory.holders.told)
+            plan.check(loaded.info.name, str(loaded.device), memory.holders.describe_with_bytes)
             room = plan.kv
         else:
             room = int(min(MAX_DEFAULT_CPU_BYTES, DEFAULT_CPU_SHARE * free))
@@ -145,7 +145,7 @@ def plan_memory(
     Graphs of steps with prefills are left out if they would take too much of the KV cache. `one_block`: bytes of one
     block.
     """
-    memory.release_unused()
+    memory.empty_cache()
     profile = step_profile(config, loaded, memory)
     held, streamed = memory.held_bytes(), streamed_weights(loaded.module)
     processors = Processors(memory.num_multiprocessors, memory.compute_capability)
@@ -162,7 +162,7 @@ def plan_memory(
         kv_min=one_block,
         host_weights=streamed.num_bytes if streamed is not None else 0,
     )
-    return with_room_for_blocks(plan, 1.0 if config.piecewise_graphs else PIECEWISE_SHARE)
+    return drop_large_piecewise_graphs(plan, 1.0 if config.piecewise_graphs else PIECEWISE_SHARE)
 
 
 def _checked(num_blocks: int, one_block: int, free: int, device: torch.device, option: str) -> int:

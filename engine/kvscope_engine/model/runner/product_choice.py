@@ -15,12 +15,12 @@ from torch import nn
 from kvscope_engine.model.layers.fused.float32_head import Float32Head
 from kvscope_engine.model.layers.fused.packed_linear import FusedLinear
 from kvscope_kernels.launch import compute_capability
-from kvscope_kernels.linear.choice import Clock, beside_torch, by_graphs
-from kvscope_kernels.linear.skinny_linear import NEVER, can_take, untried
+from kvscope_kernels.linear.choice import Clock, time_by_graphs, times_against_torch
+from kvscope_kernels.linear.skinny_linear import NEVER, supports_product, untried
 
 
 @torch.inference_mode()
-def choose_products(module: nn.Module, tell: Callable[[str], object], clock: Clock = by_graphs) -> str:
+def choose_products(module: nn.Module, tell: Callable[[str], object], clock: Clock = time_by_graphs) -> str:
     """Time each weight shape and set the chosen implementation on every layer.
 
     `tell` is called with a description of each trial. Returns a one-line summary; empty if there was nothing to choose.
@@ -33,10 +33,10 @@ def choose_products(module: nn.Module, tell: Callable[[str], object], clock: Clo
     words = []
     for (outputs, inputs, dtype), parts in shapes.items():
         tell(f"timing products with {outputs:,} x {inputs:,} weights")
-        beside = beside_torch([part.weight for part in parts], dtype, clock)
+        times = times_against_torch([part.weight for part in parts], dtype, clock)
         for part in parts:
-            part.few = beside.few
-        words.append(f"{outputs} x {inputs} {_taken(beside.one)} and {_taken(beside.several)}")
+            part.few_rows = times.few_rows
+        words.append(f"{outputs} x {inputs} {_taken(times.single)} and {_taken(times.several)}")
     if not words:
         return ""
     return f"products of one row and of 2 to 16, our kernels' time over cuBLAS's: {'; '.join(words)}"
@@ -49,7 +49,7 @@ def is_timed_at_load(device: torch.device) -> bool:
 
 def _is_open(weight: torch.Tensor) -> bool:
     """Whether a kernel can compute this product and it is unknown whether it is faster."""
-    return can_take(weight) and is_timed_at_load(weight.device)
+    return supports_product(weight) and is_timed_at_load(weight.device)
 
 
 def _taken(ratio: float) -> str:

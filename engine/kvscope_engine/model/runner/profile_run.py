@@ -45,20 +45,20 @@ def step_profile(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory
         activations = _peak(memory, lambda: forward.fill(ids, positions, NoAttention(longest)))
         whole = _peak(memory, lambda: _sample(forward.logits(ids, positions, NoAttention(longest), rows)))
     except torch.OutOfMemoryError as error:
-        names = memory.holders.words()
+        names = memory.holders.describe()
         raise KvscopeError(
             f"no memory for a step of {tokens} tokens on {loaded.device}{f' beside {names}' if names else ''}: give a"
             " smaller --max-num-batched-tokens"
         ) from error
     finally:
-        memory.release_unused()
+        memory.empty_cache()
     return StepProfile(activations, max(0, whole - activations))
 
 
 @torch.inference_mode()
 def _peak(memory: DeviceMemory, run: Callable[[], object]) -> int:
     before = memory.held_bytes()
-    memory.restart_peak()
+    memory.reset_peak()
     run()
     return memory.peak_bytes() - before
 

@@ -11,15 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from kvscope_engine.model.cuda_graphs.decode_graphs import captured_sizes, most_rows
-from kvscope_engine.model.cuda_graphs.piecewise.mixed_graphs import mixed_sizes
+from kvscope_engine.model.cuda_graphs.decode_graphs import captured_sizes, max_logits_rows
+from kvscope_engine.model.cuda_graphs.piecewise.piecewise_graphs import piecewise_sizes
 from kvscope_engine.model.device_memory.memory_plan import StepReserves
+from kvscope_engine.model.input_batch.step_limits import StepLimits
 from kvscope_engine.model.input_batch.step_tensors import inputs_bytes, table_width
-from kvscope_engine.model.layers.attention.mla.latent_runs import MOST_TOGETHER, expanded_bytes
+from kvscope_engine.model.layers.attention.mla.latent_runs import MAX_GROUPED_REQUESTS, expanded_bytes
 from kvscope_engine.model.layers.attention.mla.latents import Latents
 from kvscope_engine.model.verification.hook_check import LayerCall, check_hook
 from kvscope_kernels.attention_scores.block_scores import MAX_PARTIAL_BYTES
-from kvscope_kernels.decode.bounds import MAX_CUT_QUERIES, most_cut_runs, num_places, part_bounds, partial_bytes
+from kvscope_kernels.decode.bounds import MAX_CUT_QUERIES, block_sum_capacity, max_cut_runs, part_bounds, partial_bytes
 from kvscope_kernels.launch import decode_tiles, latent_tiles, prefill_tiles
 from kvscope_telemetry.engine_config import EngineConfig
 
@@ -54,27 +55,6 @@ tables."""
 SAMPLING_BYTES_A_LOGIT: Final = 16
 """Bytes that sampling with every option holds at once per logit, 4 each: raw logits if log-probabilities are requested,
 the processed logits, the candidates searched for the largest ones, and a row padded to whole chunks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepLimits:
-    """Sizes of the largest step that service can run."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_request_tokens: int
-    """Maximum number of tokens of one request: the capacity of the pool, at most the model's maximum length."""
-    block_size: int
-    num_groups: int = 1
-    max_drafts: int = 0
-    """Maximum number of draft tokens per request. A step with drafts samples at most max(1 + max_drafts, max_num_seqs)
-    rows."""
-    has_experts: bool = False
-    """Whether kernels are launched whose tiles grow with the number of tokens in a step (mixture of experts)."""
-
-    @property
-    def max_request_blocks(self) -> int:
-        return -(-self.max_request_tokens // self.block_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +179,7 @@ def latent_bytes(limits: StepLimits, heads: HeadShape) -> int:
     latents = heads.latents
     if latents is None:
         return 0
-    together = max(limits.max_num_seqs, MOST_TOGETHER)
+    together = max(limits.max_num_seqs, MAX_GROUPED_REQUESTS)
     moved = together * heads.num_heads * (latents.stored_dim + 2 * latents.latent_dim)
     return max(moved * heads.element_bytes, expanded_bytes(latents, limits.max_request_tokens, heads.element_bytes))
 
@@ -217,7 +197,7 @@ def step_buffer_bytes(limits: StepLimits, vocab_size: int) -> int:
 def graph_tensor_bytes(limits: StepLimits, vocab_size: int) -> int:
     """Return the bytes of the logits tensor that all graphs write and of the block tables that they all read."""
     columns = limits.num_groups * table_width(limits.max_request_tokens, limits.block_size)
-    logits = most_rows(limits.max_num_seqs, limits.max_drafts) * vocab_size
+    logits = max_logits_rows(limits.max_num_seqs, limits.max_drafts) * vocab_size
     return FLOAT32_BYTES * (captured_sizes(limits.max_num_seqs)[-1] * columns + logits)
 
 
@@ -228,7 +208,7 @@ def piecewise_bytes(limits: StepLimits, heads: HeadShape) -> int:
     """
     return (
         PIECES_BYTES
-        + 3 * FLOAT32_BYTES * mixed_sizes(limits.max_num_batched_tokens)[-1] * heads.num_heads * heads.query_dim
+        + 3 * FLOAT32_BYTES * piecewise_sizes(limits.max_num_batched_tokens)[-1] * heads.num_heads * heads.query_dim
     )
 
 
@@ -256,7 +236,7 @@ def shares_bytes(config: EngineConfig, limits: StepLimits, heads: HeadShape, pro
     num_seqs, longest = limits.max_num_seqs, limits.max_request_tokens
     pieces_each = limits.block_size // math.gcd(limits.block_size, SMALLEST_TILE_TOKENS)
     places = sum(
-        num_places(num_seqs, visible, limits.block_size, heads.num_heads, pieces_each)
+        block_sum_capacity(num_seqs, visible, limits.block_size, heads.num_heads, pieces_each)
         for visible in heads.visible(longest)
     )
     value_dim = heads.head_dim if heads.latents is None else heads.latents.latent_dim
@@ -311,14 +291,14 @@ def _run_partials(max_queries: int, limits: StepLimits, heads: HeadShape, proces
         num_rows = max_queries * heads.num_heads
         rows = latent_tiles(num_rows, heads.element_bytes, processors.capability, is_quantized=heads.is_quantized)
         cut = (processors.num_multiprocessors, rows.num_warps)
-        size = min(most_cut_runs(max_queries, length, -(-num_rows // rows.tile_m), *cut), limits.max_num_seqs)
+        size = min(max_cut_runs(max_queries, length, -(-num_rows // rows.tile_m), *cut), limits.max_num_seqs)
         return _latent_partials(size, num_rows, length, heads, processors)
     dims = heads.head_dim, heads.head_dim, group, heads.element_bytes
     tiles = prefill_tiles(*dims, max_queries, processors.capability, is_quantized=heads.is_quantized)
     programs_each = heads.num_kv_heads * -(-max_queries // (tiles.tile_m // group))
     num_bytes = 0
     for visible in heads.visible(length, max_queries):
-        most = most_cut_runs(max_queries, visible, programs_each, processors.num_multiprocessors, tiles.num_warps)
+        most = max_cut_runs(max_queries, visible, programs_each, processors.num_multiprocessors, tiles.num_warps)
         shape = programs_each, tiles.tile_n, processors.num_multiprocessors, tiles.num_warps
         bounds = part_bounds(min(most, limits.max_num_seqs), visible, *shape)
         num_bytes += partial_bytes(bounds, max_queries * heads.num_heads, heads.head_dim)

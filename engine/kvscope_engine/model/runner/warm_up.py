@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 
 from kvscope_engine.model.cuda_graphs.decode_graphs import DecodeGraphs
-from kvscope_engine.model.cuda_graphs.piecewise.mixed_graphs import MixedGraphs
+from kvscope_engine.model.cuda_graphs.piecewise.piecewise_graphs import PiecewiseGraphs
 from kvscope_engine.model.device_memory.step_buffer import StepBuffer
+from kvscope_engine.model.input_batch.step_limits import StepLimits
 from kvscope_engine.model.input_batch.step_tensors import StepTensors, table_width
 from kvscope_engine.model.layers.attention.paged_attention import DecodeBatch, PrefillBatch
 from kvscope_engine.model.layers.sampling.sampler import Sampler
-from kvscope_engine.model.runner.step_memory import StepLimits
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 from kvscope_telemetry.messages.telemetry import Progress
@@ -44,7 +44,7 @@ def warm_up(
     sampler: Sampler,
     buffer: StepBuffer,
     graphs: DecodeGraphs | None,
-    mixed: MixedGraphs | None,
+    mixed: PiecewiseGraphs | None,
     progress: Callable[[Progress], None],
 ) -> str:
     """Run all warm-up steps and capture graphs. Returns why graphs cannot be captured; empty if they were or none are

@@ -153,8 +153,8 @@ def _check_states(step: CheckStep, states: StateStorage) -> StateBatch:
     slots = [piece.sequence.table[0] for piece in step.pieces]
     sizes = [piece.end - piece.start for piece in step.pieces]
     starts = [sum(sizes[:index]) for index in range(len(sizes) + 1)]
-    goes_on = [piece.start > 0 for piece in step.pieces]
-    return StateBatch(states, slots, goes_on, starts, in_prompt=[True] * len(slots))
+    has_initial_state = [piece.start > 0 for piece in step.pieces]
+    return StateBatch(states, slots, has_initial_state, starts, in_prompt=[True] * len(slots))
 
 
 def far_positions(config: Any) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ from kvscope_engine.model.verification.check_script import (
     check_sequences,
     check_steps,
 )
-from kvscope_engine.model.verification.layer_trace import LayerPlace, LayerTap, Rows, Trace, decoder_layer_of
+from kvscope_engine.model.verification.layer_trace import LayerLocation, LayerTap, Rows, Trace, decoder_layer_of
 from kvscope_kernels import ops_for
 from kvscope_kernels.rotate_write import Rotation
 from kvscope_telemetry.errors import BadInput
@@ -53,7 +53,7 @@ LAYER_SLACK: Final = 3.0
 """Factor for a whole layer, applied to three tokens in four: the others may have been routed to another expert."""
 RECURRENT_SLACK: Final = 4.0
 """Factor for recurrent layers, which sum over all previous tokens, in another order if in chunks: 0.021 in bfloat16."""
-JOINED_SLACK: Final = 3.0
+FUSED_SLACK: Final = 3.0
 """Factor for fused layers, which round elsewhere; attention with sharp scores amplifies that."""
 NUM_NUDGES: Final = 4
 NUDGE_SLACK: Final = 3.0
@@ -74,16 +74,18 @@ class DiffersError(BadInput):
     """
 
 
-def check_equals_eager(module: nn.Module, layers: Sequence[LayerShape], places: Sequence[LayerPlace]) -> Trace | None:
+def check_equals_eager(
+    module: nn.Module, layers: Sequence[LayerShape], locations: Sequence[LayerLocation]
+) -> Trace | None:
     """Compare paged with eager attention. Raises DiffersError naming the first layer that differs.
 
     Returns the trace of all layers for later comparisons, or None if sliding windows were shortened for the check.
     """
     sequences = check_sequences(module.config, next(module.parameters()).device)
-    places = [*places, *_recurrent_places(module)]
+    locations = [*locations, *_recurrent_locations(module)]
     with short_windows(module) as is_shortened:
-        eager = _eager_trace(module, sequences, places)
-        paged = paged_trace(module, layers, places, forced=eager)
+        eager = _eager_trace(module, sequences, locations)
+        paged = paged_trace(module, layers, locations, forced=eager)
     fault = first_fault(paged, eager)
     if fault:
         raise DiffersError(f"paged attention does not give what eager attention gives ({fault})")
@@ -91,7 +93,7 @@ def check_equals_eager(module: nn.Module, layers: Sequence[LayerShape], places: 
 
 
 def paged_trace(
-    module: nn.Module, layers: Sequence[LayerShape], places: Sequence[LayerPlace], forced: Trace | None = None
+    module: nn.Module, layers: Sequence[LayerShape], locations: Sequence[LayerLocation], forced: Trace | None = None
 ) -> Trace:
     """Run the script on our attention. Each layer gets the input that it had in `forced`."""
     parameter = next(module.parameters())
@@ -105,10 +107,10 @@ def paged_trace(
     if states is not None:
         for tensor in states.slot_tensors:
             tensor.fill_(UNWRITTEN)
-        places = [place for place in places if not place.is_recurrent] + _recurrent_places(module)
+        locations = [location for location in locations if not location.is_recurrent] + _recurrent_locations(module)
     tap = LayerTap(_num_rows(sequences), forced)
     ops = ops_for(device.type)
-    with torch.inference_mode(), tap.attached(module, places):
+    with torch.inference_mode(), tap.attached(module, locations):
         for step in check_steps(sequences):
             tap.rows = [step.rows]
             context = _WatchedContext(check_context(step, storage, ops, states), tap)
@@ -175,7 +177,7 @@ class _WatchedContext(AttentionContext):
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         out = self._context.attend(layer, query, key, value, options)
-        self._tap.keep(self._tap.trace.heads, layer, out[None])
+        self._tap.record(self._tap.trace.heads, layer, out[None])
         return out
 
     def attend_fused(
@@ -186,7 +188,7 @@ class _WatchedContext(AttentionContext):
         options: AttentionOptions,
     ) -> torch.Tensor:
         out = self._context.attend_fused(layer, heads, rotation, options)
-        self._tap.keep(self._tap.trace.heads, layer, out[None])
+        self._tap.record(self._tap.trace.heads, layer, out[None])
         return out
 
 
@@ -198,7 +200,7 @@ def _is_small(apart: Difference, bound: float, token_slack: float) -> bool:
     return apart.three_quarters <= LAYER_SLACK * bound
 
 
-def _eager_trace(module: nn.Module, sequences: Sequence[CheckSequence], places: Sequence[LayerPlace]) -> Trace:
+def _eager_trace(module: nn.Module, sequences: Sequence[CheckSequence], locations: Sequence[LayerLocation]) -> Trace:
     """Run whole sequences with eager attention.
 
     The first sequence runs without positions: what the model does then is the reference. The others run as one batch,
@@ -209,7 +211,7 @@ def _eager_trace(module: nn.Module, sequences: Sequence[CheckSequence], places: 
     if has_attention := recurrent_layers(module).has_attention:
         module.set_attn_implementation("eager")  # type: ignore[operator]
     try:
-        with torch.inference_mode(), tap.attached(module, places):
+        with torch.inference_mode(), tap.attached(module, locations):
             tap.rows = [first.rows]
             _keep_logits(tap, module(input_ids=first.ids[None], use_cache=False).logits)
             for batch in [others] if given_positions(module) is None else [[sequence] for sequence in others]:
@@ -224,9 +226,9 @@ def _eager_trace(module: nn.Module, sequences: Sequence[CheckSequence], places: 
     return tap.trace
 
 
-def _recurrent_places(module: nn.Module) -> list[LayerPlace]:
+def _recurrent_locations(module: nn.Module) -> list[LayerLocation]:
     return [
-        LayerPlace(layer.number, decoder_layer_of(layer.name), layer.name, is_recurrent=True)
+        LayerLocation(layer.number, decoder_layer_of(layer.name), layer.name, is_recurrent=True)
         for layer in recurrent_layers(module).layers
     ]
 
@@ -239,7 +241,7 @@ def _keep_logits(tap: LayerTap, logits: torch.Tensor) -> None:
     """
     logits = logits.masked_fill(logits <= torch.finfo(logits.dtype).min, 0)
     kept: Rows = {} if tap.trace.logits is None else {0: tap.trace.logits}
-    tap.keep(kept, 0, logits)
+    tap.record(kept, 0, logits)
     tap.trace.logits = kept[0]
 
 

@@ -19,7 +19,7 @@ from torch import nn
 
 from kvscope_engine.model.cpu_offload.resident_layer import bring_layer_of
 from kvscope_engine.model.layers.attention.given_positions import counts_positions
-from kvscope_engine.model.layers.attention.mla.latents import held_latents
+from kvscope_engine.model.layers.attention.mla.latents import latents_of
 from kvscope_engine.model.layers.attention.paged_attention import layer_of
 from kvscope_engine.model.layers.fused.compiled_layer import compile_layers
 from kvscope_engine.model.layers.fused.fused_attention import attention_candidates
@@ -31,8 +31,8 @@ from kvscope_engine.model.layers.fused.packed_linear import can_pack, pack_fused
 from kvscope_engine.model.layers.fused.round_linears import round_linears
 from kvscope_engine.model.layers.own_forward import OwnForward, own_forward
 from kvscope_engine.model.layers.recurrent.recurrent_layers import recurrent_layers
-from kvscope_engine.model.verification.eager_check import JOINED_SLACK, NUM_NUDGES, first_fault, paged_trace
-from kvscope_engine.model.verification.hook_check import check_hook, take_plain_trace
+from kvscope_engine.model.verification.eager_check import FUSED_SLACK, NUM_NUDGES, first_fault, paged_trace
+from kvscope_engine.model.verification.hook_check import check_hook, pop_plain_trace
 from kvscope_engine.model.verification.layer_trace import Trace, nudged
 from kvscope_engine.model.verification.trial import Trial, run_trial
 from kvscope_telemetry.errors import BadInput
@@ -42,7 +42,7 @@ _FAILURES: Final = (RuntimeError, TypeError, ValueError, AttributeError, LookupE
 
 
 @dataclass(frozen=True, slots=True)
-class Fused:
+class FusedCounts:
     """Number of replaced parts, and whether linear layers run on packed weights."""
 
     attentions: int
@@ -61,7 +61,7 @@ class Fused:
     """Number of these whose weights have 4 bits, as in the checkpoint."""
 
 
-def fuse_model(module: nn.Module, quantization: str = "none") -> Fused:
+def fuse_model(module: nn.Module, quantization: str = "none") -> FusedCounts:
     """Replace the parts that have equivalent fused ones, in place. Further calls return the first result.
 
     With a `quantization` other than "none", weights are rounded last, after all checks (`round_linears`).
@@ -69,7 +69,7 @@ def fuse_model(module: nn.Module, quantization: str = "none") -> Fused:
     Raises BadInput, naming the architecture, if its attention is not supported (`hook_check`), or if the fused model
     gives other results than before.
     """
-    found: Fused | None = getattr(module, "kvscope_fused_model", None)
+    found: FusedCounts | None = getattr(module, "kvscope_fused_model", None)
     if found is None:
         check_hook(module)
         own = own_forward(module)
@@ -78,20 +78,20 @@ def fuse_model(module: nn.Module, quantization: str = "none") -> Fused:
     return found
 
 
-def _fuse(module: nn.Module, quantization: str) -> Fused:
+def _fuse(module: nn.Module, quantization: str) -> FusedCounts:
     parameter = next(module.parameters())
     dtype, device = parameter.dtype, parameter.device
     packed = quantization == "none" and can_pack(dtype, device)
     del parameter
-    plain = take_plain_trace(module) or whole_trace(module)
+    plain = pop_plain_trace(module) or whole_trace(module)
     trial = run_trial(module)
     with torch.no_grad():
-        attentions = _each(module, lambda part: _fuse_attention(part, trial, packed))
-        _each(module, _split_latents)
-        mlps = _each(module, lambda part: _fuse_mlp(part, trial, packed))
-        experts = _each(module, lambda part: _fuse_experts(part, trial))
-        norms = _each(module, lambda part: _fuse_norm(part, trial))
-        layers = _each(module, lambda part: _fuse_layer(part, trial))
+        attentions = _fuse_each(module, lambda part: _fuse_attention(part, trial, packed))
+        _fuse_each(module, _split_latents)
+        mlps = _fuse_each(module, lambda part: _fuse_mlp(part, trial, packed))
+        experts = _fuse_each(module, lambda part: _fuse_experts(part, trial))
+        norms = _fuse_each(module, lambda part: _fuse_norm(part, trial))
+        layers = _fuse_each(module, lambda part: _fuse_layer(part, trial))
         chain_layers(module)
         if packed:
             pack_linears(module, trial.calls)
@@ -109,27 +109,27 @@ def _fuse(module: nn.Module, quantization: str) -> Fused:
         pack_fused(module)
         pack_linears(module, trial.calls)
     compile_layers(module)
-    return Fused(
+    return FusedCounts(
         attentions, mlps, norms, layers, packed, float32_residual, bits[8], bits[4], experts, _num_packed(module)
     )
 
 
-def _round_own(module: nn.Module, own: OwnForward, quantization: str) -> Fused:
+def _round_own(module: nn.Module, own: OwnForward, quantization: str) -> FusedCounts:
     """Quantize the linear layers of a model that is run by its own code; its other parts stay."""
     bits = Counter[int]() if quantization == "none" else round_linears(module, own.called, quantization)
     if bits:
         try:
-            own.seen()
+            own.record_layers()
         except _FAILURES as error:
             line = f"{type(error).__name__}: {' '.join(str(error).split()):.160}"
             raise BadInput(
                 f"quantization={quantization!r} is not accepted with {type(module).__name__}, which is run by"
                 f" transformers' own code ({line})"
             ) from error
-    return Fused(0, 0, 0, 0, packed=False, float32_residual=False, int8=bits[8], int4=bits[4])
+    return FusedCounts(0, 0, 0, 0, packed=False, float32_residual=False, int8=bits[8], int4=bits[4])
 
 
-def _each(module: nn.Module, fuse: Callable[[nn.Module], bool]) -> int:
+def _fuse_each(module: nn.Module, fuse: Callable[[nn.Module], bool]) -> int:
     """Call `fuse` on each module and count the True results.
 
     Weak references: modules released with their parent must be freed, with their weights.
@@ -154,7 +154,7 @@ def _fuse_attention(part: nn.Module, trial: Trial, packed: bool) -> bool:
 
 
 def _split_latents(part: nn.Module) -> bool:
-    latents = held_latents(part)
+    latents = latents_of(part)
     if latents is None:
         return False
     latents.split()
@@ -221,18 +221,18 @@ def _keep_residual_in_float32(module: nn.Module, plain: Trace) -> bool:
 
 def whole_trace(module: nn.Module, forced: Trace | None = None) -> Trace:
     calls = check_hook(module)
-    return paged_trace(module, [call.shape for call in calls], [call.place for call in calls], forced)
+    return paged_trace(module, [call.shape for call in calls], [call.location for call in calls], forced)
 
 
 def fault_of(module: nn.Module, plain: Trace) -> str:
     """Return how the model differs from the trace of the original, as text, or ""."""
     dtype = next(module.parameters()).dtype
     try:
-        joined = whole_trace(module, plain)
-        fault = first_fault(joined, plain, JOINED_SLACK)
+        fused_trace = whole_trace(module, plain)
+        fault = first_fault(fused_trace, plain, FUSED_SLACK)
         if fault and dtype in LOW_PRECISION:
             moved = [whole_trace(module, nudged(plain, dtype, seed)) for seed in range(NUM_NUDGES)]
-            fault = first_fault(joined, plain, JOINED_SLACK, moved)
+            fault = first_fault(fused_trace, plain, FUSED_SLACK, moved)
         return fault
     except torch.OutOfMemoryError:
         raise

@@ -19,20 +19,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kvscope_engine.model.hf_config import num_query_heads, position_limit
 from kvscope_engine.model.kv_cache.kv_storage import LayerShape
 from kvscope_engine.model.layers.attention.first_position import count_from_first
-from kvscope_engine.model.layers.attention.given_positions import give_positions, given_positions
-from kvscope_engine.model.layers.attention.mla.latent_modules import expand_latents, hold_latents
+from kvscope_engine.model.layers.attention.given_positions import given_positions, install_position_cache
+from kvscope_engine.model.layers.attention.mla.latent_modules import store_expanded, store_latents
 from kvscope_engine.model.layers.attention.paged_attention import (
     ATTENTION_NAME,
     AttentionContext,
     AttentionOptions,
     register_attention,
 )
-from kvscope_engine.model.layers.attention.query_bias import tell_by_distance, tells_by_distance
+from kvscope_engine.model.layers.attention.query_bias import has_distance_bias, use_distance_bias
 from kvscope_engine.model.layers.attention_interface import uses_interface
-from kvscope_engine.model.layers.own_forward import run_by_own_code, takes_cache, undo
+from kvscope_engine.model.layers.own_forward import accepts_cache, install_own_forward, remove_own_forward
 from kvscope_engine.model.layers.recurrent.recurrent_layers import RecurrentLayers, recurrent_layers
 from kvscope_engine.model.verification.eager_check import DiffersError, check_equals_eager
-from kvscope_engine.model.verification.layer_trace import LayerPlace, Trace, decoder_layer_of, number_of
+from kvscope_engine.model.verification.layer_trace import LayerLocation, Trace, decoder_layer_of, number_of
 from kvscope_engine.model.verification.own_check import check_own_forward
 from kvscope_engine.model.verification.recurrent_check import StateTrial
 from kvscope_telemetry.errors import BadInput
@@ -77,7 +77,7 @@ class LayerCall:
     shape: LayerShape
     num_query_heads: int
     options: AttentionOptions
-    place: LayerPlace
+    location: LayerLocation
 
 
 class _NotPassedOnError(BadInput):
@@ -89,7 +89,7 @@ class _CountsTokensError(BadInput):
 
 
 @dataclass(slots=True)
-class _Recording(AttentionContext):
+class _RecordingContext(AttentionContext):
     """Attention context that records calls and returns zeros."""
 
     calls: list[LayerCall] = field(default_factory=list)
@@ -106,8 +106,8 @@ class _Recording(AttentionContext):
         if key.shape[0] != query.shape[0] or value.shape[0] != query.shape[0]:
             raise BadInput("its layers attend to other tokens than their own (cross attention)")
         shape = replace(_shape(query, key, value, options), shares_with=self._source())
-        place = LayerPlace(layer, decoder_layer_of(self.caller), self.caller)
-        self.calls.append(LayerCall(layer, shape, int(query.shape[1]), options, place))
+        location = LayerLocation(layer, decoder_layer_of(self.caller), self.caller)
+        self.calls.append(LayerCall(layer, shape, int(query.shape[1]), options, location))
         return query.new_zeros(query.shape[0], query.shape[1], options.value_dim(value))
 
     def _source(self) -> int | None:
@@ -141,7 +141,7 @@ def check_hook(module: nn.Module) -> tuple[LayerCall, ...]:
         except torch.OutOfMemoryError:
             raise
         except DiffersError as error:
-            raise _refusal(module, _words(error)) from error
+            raise _refusal(module, _reason_text(error)) from error
         except _FAILURES as error:
             found = _checked_own(module, error)
         module.kvscope_layer_calls = found  # type: ignore[assignment]
@@ -156,22 +156,24 @@ def _checked_own(module: nn.Module, error: Exception) -> tuple[LayerCall, ...]:
     used.
     """
     try:
-        calls = own_calls(module, _words(error))
+        calls = own_calls(module, _reason_text(error))
         check_own_forward(module)
     except torch.OutOfMemoryError:
         raise
     except _FAILURES as own_error:
-        undo(module)
-        raise _refusal(module, f"{_words(error)}; by transformers' own code: {_words(own_error)}") from error
+        remove_own_forward(module)
+        raise _refusal(
+            module, f"{_reason_text(error)}; by transformers' own code: {_reason_text(own_error)}"
+        ) from error
     return calls
 
 
-def _refusal(module: nn.Module, words: str) -> BadInput:
+def _refusal(module: nn.Module, reason: str) -> BadInput:
     """Return the reason why the model is not run: a damaged weight, or its architecture."""
     weight = bad_weight(module)
     if weight is not None:
         return BadInput(f"the model is damaged: its weight {weight}")
-    return BadInput(f"model architecture {type(module).__name__} is not supported: {words:.400}")
+    return BadInput(f"model architecture {type(module).__name__} is not supported: {reason:.400}")
 
 
 def own_calls(module: nn.Module, why: str) -> tuple[LayerCall, ...]:
@@ -179,10 +181,10 @@ def own_calls(module: nn.Module, why: str) -> tuple[LayerCall, ...]:
 
     Raises BadInput, or any error of the model, if that is impossible.
     """
-    if getattr(module.config, "is_encoder_decoder", False) or not takes_cache(module):
+    if getattr(module.config, "is_encoder_decoder", False) or not accepts_cache(module):
         raise BadInput("it takes no cache of transformers")
-    expand_latents(module)
-    own, dtype = run_by_own_code(module, why), next(module.parameters()).dtype
+    store_expanded(module)
+    own, dtype = install_own_forward(module, why), next(module.parameters()).dtype
     heads = num_query_heads(module.config.get_text_config(decoder=True))  # type: ignore[operator, union-attr]
     return tuple(
         LayerCall(
@@ -190,18 +192,18 @@ def own_calls(module: nn.Module, why: str) -> tuple[LayerCall, ...]:
             layer.shape(dtype),
             heads,
             AttentionOptions(scale=1.0, sliding_window=layer.window or None),
-            LayerPlace(number, decoder_layer_of(layer.module), layer.module),
+            LayerLocation(number, decoder_layer_of(layer.module), layer.module),
         )
         for number, layer in enumerate(own.layers)
     )
 
 
-def _words(error: Exception) -> str:
+def _reason_text(error: Exception) -> str:
     line = " ".join(str(error).split())
     return line if isinstance(error, BadInput) else f"a trial run failed ({type(error).__name__}: {line:.160})"
 
 
-def take_plain_trace(module: nn.Module) -> Trace | None:
+def pop_plain_trace(module: nn.Module) -> Trace | None:
     """Return, once, the trace of layer outputs recorded by the check, for the caller that changes the model next, or
     None.
     """
@@ -217,7 +219,7 @@ def _checked_with_latents(module: nn.Module) -> tuple[tuple[LayerCall, ...], Tra
     except torch.OutOfMemoryError:
         raise
     except _FAILURES as error:
-        if not expand_latents(module):
+        if not store_expanded(module):
             raise
         found = _checked(module, with_latents=False)
         module.kvscope_why_expanded = " ".join(str(error).split())  # type: ignore[assignment]
@@ -225,13 +227,13 @@ def _checked_with_latents(module: nn.Module) -> tuple[tuple[LayerCall, ...], Tra
 
 
 def _checked(module: nn.Module, *, with_latents: bool = True) -> tuple[tuple[LayerCall, ...], Trace | None]:
-    calls, trial = _seen(module, with_latents=with_latents)
-    trial.try_all(recurrent_layers(module))
-    shapes, places = [call.shape for call in calls], [call.place for call in calls]
-    return calls, check_equals_eager(module, shapes, places)
+    calls, trial = _recorded_calls(module, with_latents=with_latents)
+    trial.check_layers(recurrent_layers(module))
+    shapes, locations = [call.shape for call in calls], [call.location for call in calls]
+    return calls, check_equals_eager(module, shapes, locations)
 
 
-def seen_calls(module: nn.Module, *, with_latents: bool = True) -> tuple[LayerCall, ...]:
+def record_calls(module: nn.Module, *, with_latents: bool = True) -> tuple[LayerCall, ...]:
     """Return how each layer calls our attention, from a run of a few tokens; works for tensors without data too.
 
     Afterwards, layers that can store latents do so, and the states of recurrent layers are known (`recurrent_layers`).
@@ -239,16 +241,16 @@ def seen_calls(module: nn.Module, *, with_latents: bool = True) -> tuple[LayerCa
     Raises BadInput, or any error of the model, if it is not supported.
     """
     try:
-        return _seen(module, with_latents=with_latents)[0]
+        return _recorded_calls(module, with_latents=with_latents)[0]
     except _FAILURES as error:
         try:
-            return own_calls(module, _words(error))
+            return own_calls(module, _reason_text(error))
         except _FAILURES as own_error:
-            undo(module)
-            raise BadInput(f"{_words(error)}; by transformers' own code: {_words(own_error)}") from error
+            remove_own_forward(module)
+            raise BadInput(f"{_reason_text(error)}; by transformers' own code: {_reason_text(own_error)}") from error
 
 
-def _seen(module: nn.Module, *, with_latents: bool) -> tuple[tuple[LayerCall, ...], StateTrial]:
+def _recorded_calls(module: nn.Module, *, with_latents: bool) -> tuple[tuple[LayerCall, ...], StateTrial]:
     config: Any = module.config
     if getattr(config, "is_encoder_decoder", False):
         raise BadInput("it is an encoder-decoder, only decoders are")
@@ -256,8 +258,8 @@ def _seen(module: nn.Module, *, with_latents: bool) -> tuple[tuple[LayerCall, ..
     recurrent = recurrent_layers(module)
     _check_layer_types(text_config, recurrent)
     if with_latents:
-        hold_latents(module, ATTENTION_NAME)
-    tell_by_distance(module, ATTENTION_NAME)
+        store_latents(module, ATTENTION_NAME)
+    use_distance_bias(module, ATTENTION_NAME)
     count_from_first(module)
     recording = _record_helped(module)
     if recurrent.layers:
@@ -283,7 +285,7 @@ def _numbered(module: nn.Module, calls: list[LayerCall]) -> list[LayerCall]:
 
     Attention reads the index from its module (`paged_attention.layer_of`).
     """
-    names = [call.place.attention for call in calls]
+    names = [call.location.attention for call in calls]
     attending = [name for name, part in module.named_modules() if uses_interface(type(part))]
     if sorted(names) != sorted(attending):
         raise BadInput(
@@ -292,32 +294,32 @@ def _numbered(module: nn.Module, calls: list[LayerCall]) -> list[LayerCall]:
         )
     numbered = []
     for number, call in enumerate(calls):
-        module.get_submodule(call.place.attention).kvscope_layer = number  # type: ignore[assignment]
-        place = replace(call.place, layer=number_of(call.place.decoder_layer))
+        module.get_submodule(call.location.attention).kvscope_layer = number  # type: ignore[assignment]
+        location = replace(call.location, layer=number_of(call.location.decoder_layer))
         own = replace(call.shape, shares_with=None)  # it would refer to the old numbers
-        numbered.append(replace(call, layer=number, place=place, shape=own))
+        numbered.append(replace(call, layer=number, location=location, shape=own))
     return numbered
 
 
-def _record_helped(module: nn.Module) -> _Recording:
+def _record_helped(module: nn.Module) -> _RecordingContext:
     """Record the calls; if necessary, with keywords passed on or positions supplied by hooks."""
     try:
         return _record(module)
     except _NotPassedOnError:
-        pass_on(module)
+        pass_keywords_on(module)
     except _CountsTokensError:
         if given_positions(module) is not None:
             raise
-        give_positions(module)
+        install_position_cache(module)
     return _record(module)
 
 
-def _record(module: nn.Module) -> _Recording:
+def _record(module: nn.Module) -> _RecordingContext:
     _set_attention(module)
-    recording = _Recording()
+    recording = _RecordingContext()
     device = next(module.parameters()).device
     positions = torch.arange(NUM_TOKENS, device=device)[None]
-    with torch.inference_mode(), _watched_hook(module, recording):
+    with torch.inference_mode(), _recording_hook(module, recording):
         module(input_ids=positions + 1, position_ids=positions, use_cache=False, paged=recording)
     return recording
 
@@ -333,7 +335,7 @@ def _set_attention(module: nn.Module) -> None:
 
 
 @contextmanager
-def _watched_hook(model: nn.Module, recording: _Recording) -> Iterator[None]:
+def _recording_hook(model: nn.Module, recording: _RecordingContext) -> Iterator[None]:
     """Register inside an attention hook that refuses keywords that would change attention and are not supported."""
     from transformers import AttentionInterface
 
@@ -367,7 +369,7 @@ def _watched_hook(model: nn.Module, recording: _Recording) -> Iterator[None]:
 class _CountingWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses attention that counts its tokens itself, which gives wrong positions in a batch of several sequences.
 
-    Attention that asks a cache for the number of previous tokens is accepted if `GivenPositions` answers.
+    Attention that asks a cache for the number of previous tokens is accepted if `PositionCache` answers.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -382,8 +384,8 @@ class _CountingWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         Call it from inside the attention module's forward.
         """
-        num_counts, num_asked = self._before.get(id(attention), self._so_far)
-        if self._num_counts != num_counts and self._so_far[1] == num_asked:
+        num_counts, num_asked = self._before.get(id(attention), self._counts)
+        if self._num_counts != num_counts and self._counts[1] == num_asked:
             raise _CountsTokensError(
                 "its attention counts its tokens itself, which are no positions where sequences share a batch"
             )
@@ -398,10 +400,10 @@ class _CountingWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def _enter(self, part: nn.Module, _: Any) -> None:
-        self._before[id(part)] = self._so_far
+        self._before[id(part)] = self._counts
 
     @property
-    def _so_far(self) -> tuple[int, int]:
+    def _counts(self) -> tuple[int, int]:
         return self._num_counts, 0 if self._given is None else self._given.num_asked
 
 
@@ -413,7 +415,7 @@ def _refuse_unknown(module: nn.Module, mask: Any, kwargs: dict[str, Any]) -> Non
     if kwargs.get("is_causal", getattr(module, "is_causal", True)) is False:
         raise BadInput("its attention looks ahead (not causal)")
     known = _SERVED_KEYWORDS | _HARMLESS_KEYWORDS | {"is_causal"}
-    known |= {"position_bias", "sinks"} if tells_by_distance(module) else frozenset()
+    known |= {"position_bias", "sinks"} if has_distance_bias(module) else frozenset()
     unknown = sorted(name for name, value in kwargs.items() if name not in known and value is not None)
     if unknown:
         raise BadInput(f"its attention asks for {', '.join(unknown)}, which is not done")
@@ -431,8 +433,8 @@ def _check_once_a_layer(calls: list[LayerCall], num_layers: int) -> None:
 def _check_windows(calls: list[LayerCall], text_config: Any) -> None:
     """Check that no window or chunk length is lost because the model would apply it in the mask only."""
     limit, types = position_limit(text_config), getattr(text_config, "layer_types", None)
-    kinds = [types[call.place.layer] for call in calls if call.place.layer < len(types)] if types else []
-    for words, size, of_kind, is_chunked in (
+    kinds = [types[call.location.layer] for call in calls if call.location.layer < len(types)] if types else []
+    for reason, size, of_kind, is_chunked in (
         ("sliding window", "sliding_window", ("sliding_attention", "hybrid_sliding"), False),
         ("chunk of attention", "attention_chunk_size", ("chunked_attention",), True),
     ):
@@ -442,7 +444,7 @@ def _check_windows(calls: list[LayerCall], text_config: Any) -> None:
         has_it = [call.options.sliding_window is not None and call.options.is_chunked == is_chunked for call in calls]
         is_lost = [kind in of_kind and not has for kind, has in zip(kinds, has_it, strict=False)]
         if any(is_lost) or (length is not None and not types and not any(has_it)):
-            raise BadInput(f"its {words} ({length}) is not passed to the attention function")
+            raise BadInput(f"its {reason} ({length}) is not passed to the attention function")
 
 
 def _heads(tensor: torch.Tensor) -> str:
@@ -462,7 +464,7 @@ def bad_weight(module: nn.Module) -> str | None:
     return None
 
 
-def pass_on(module: nn.Module) -> None:
+def pass_keywords_on(module: nn.Module) -> None:
     """Pass the keyword of each layer in `module` on to its attention, for layers that do not do so themselves.
 
     Registers hooks on each layer and its attention. The layer holds the context only while it runs. Attention modules
@@ -475,16 +477,16 @@ def pass_on(module: nn.Module) -> None:
 
 
 def _bridge(layer: nn.Module, attention: nn.Module) -> None:
-    held: dict[str, Any] = {}
+    passed_on: dict[str, Any] = {}
 
     def keep(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        held.update((name, kwargs[name]) for name in (KEYWORD,) if name in kwargs)
+        passed_on.update((name, kwargs[name]) for name in (KEYWORD,) if name in kwargs)
 
     def give(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        return args, held | kwargs
+        return args, passed_on | kwargs
 
     def drop(*_: Any) -> None:
-        held.clear()
+        passed_on.clear()
 
     layer.register_forward_pre_hook(keep, with_kwargs=True)
     attention.register_forward_pre_hook(give, with_kwargs=True)

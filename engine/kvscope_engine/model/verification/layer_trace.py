@@ -19,7 +19,7 @@ Rows = dict[int, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class LayerPlace:
+class LayerLocation:
     """Location of a layer: the names of the decoder layer and of its attention."""
 
     layer: int
@@ -53,7 +53,7 @@ class LayerTap:
         self._num_rows = num_rows
         self._forced = forced
 
-    def keep(self, into: Rows, layer: int, values: torch.Tensor) -> None:
+    def record(self, into: Rows, layer: int, values: torch.Tensor) -> None:
         """Record `values`, (sequences, tokens, ...), of the current batch."""
         if layer not in into:
             into[layer] = values.new_zeros(self._num_rows, *values.shape[2:])
@@ -61,33 +61,35 @@ class LayerTap:
             into[layer][rows] = kept[: len(rows)]
 
     @contextmanager
-    def attached(self, module: nn.Module, places: Sequence[LayerPlace]) -> Iterator[None]:
+    def attached(self, module: nn.Module, locations: Sequence[LayerLocation]) -> Iterator[None]:
         with ExitStack() as stack:
-            for place in places:
-                for handle in self._hooks(module, place):
+            for location in locations:
+                for handle in self._hooks(module, location):
                     stack.callback(handle.remove)
             yield
 
-    def _hooks(self, module: nn.Module, place: LayerPlace) -> Iterator[Any]:
-        layer = number_of(place.decoder_layer) if place.is_recurrent else place.layer
+    def _hooks(self, module: nn.Module, location: LayerLocation) -> Iterator[Any]:
+        layer = number_of(location.decoder_layer) if location.is_recurrent else location.layer
 
         def before(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return self._given(layer, args, kwargs)
+            return self._replaced_input(layer, args, kwargs)
 
         def after(part: nn.Module, args: Any, output: Any) -> None:
             result = output[0] if isinstance(output, tuple) else output
             if self._fits(result):
-                self.keep(self.trace.recurrent if place.is_recurrent else self.trace.attended, place.layer, result)
+                self.record(
+                    self.trace.recurrent if location.is_recurrent else self.trace.attended, location.layer, result
+                )
 
-        yield module.get_submodule(place.attention).register_forward_hook(after)
-        if place.decoder_layer != place.attention:
-            yield module.get_submodule(place.decoder_layer).register_forward_pre_hook(before, with_kwargs=True)
+        yield module.get_submodule(location.attention).register_forward_hook(after)
+        if location.decoder_layer != location.attention:
+            yield module.get_submodule(location.decoder_layer).register_forward_pre_hook(before, with_kwargs=True)
 
-    def _given(self, layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _replaced_input(self, layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         values: Any = args[0] if args else kwargs.get("hidden_states")
         if not self._fits(values):
             return None
-        self.keep(self.trace.inputs, layer, values)
+        self.record(self.trace.inputs, layer, values)
         forced = None if self._forced is None else self._forced.inputs.get(layer)
         if forced is None:
             return None

@@ -29,13 +29,13 @@ from kvscope_engine.model.verification.check_script import (
     check_sequences,
 )
 from kvscope_engine.model.verification.eager_check import BOUNDS, LAYER_SLACK, LENGTHS, LOW_BOUND, short_windows
-from kvscope_engine.model.verification.layer_trace import LayerPlace, LayerTap, Trace, decoder_layer_of
+from kvscope_engine.model.verification.layer_trace import LayerLocation, LayerTap, Trace, decoder_layer_of
 from kvscope_kernels import ops_for
 from kvscope_telemetry.errors import BadInput
 
 CHOICES: Final = ("index_topk",)
 """Config attributes with the number of tokens that an indexer selects."""
-MOST_OFF: Final = 0.5
+MAX_OVERALL_DIFFERENCE: Final = 0.5
 """Bound on the difference of all tokens together, if three in four are within the normal bound.
 
 In 16 bits, one bit changes how indexers select among equal scores, as it changes routing to experts. Another sequence's
@@ -49,42 +49,42 @@ def check_own_forward(module: nn.Module) -> None:
     own = own_forward(module)
     assert own is not None, "it is run by its own code"
     device = next(module.parameters()).device
-    sequences = tuple(_from_the_start(each) for each in check_sequences(module.config, device))
-    places = _places(own)
+    sequences = tuple(_with_positions_from_zero(each) for each in check_sequences(module.config, device))
+    locations = _layer_locations(own)
     config: Any = module.config
     chosen = min(getattr(config.get_text_config(decoder=True), name, math.inf) for name in CHOICES)
     is_exact = next(module.parameters()).dtype in BOUNDS and chosen >= max(each.length for each in sequences)
     for lengths, of_all in ((LENGTHS, is_exact), ((*LENGTHS, *CHOICES), False))[: 1 + own.has_indexer]:
         with short_windows(module, lengths), own.new_cache():
-            whole = _whole_trace(module, sequences, places)
-            paged = _paged_trace(module, own, sequences, places, whole)
+            whole = _whole_trace(module, sequences, locations)
+            paged = _paged_trace(module, own, sequences, locations, whole)
             fault = _fault(paged, whole, of_all)
             if fault:
                 raise BadInput(f"it does not give piece by piece what it gives at once ({fault})")
-            if not own.takes_batches and lengths == LENGTHS:
-                own.takes_batches = _takes_batches(module, own, sequences, places, whole)
+            if not own.supports_batches and lengths == LENGTHS:
+                own.supports_batches = _supports_batches(module, own, sequences, locations, whole)
 
 
-def _takes_batches(
+def _supports_batches(
     module: nn.Module,
     own: OwnForward,
     sequences: Sequence[CheckSequence],
-    places: Sequence[LayerPlace],
+    locations: Sequence[LayerLocation],
     whole: Trace,
 ) -> bool:
     """Whether decodes of several sequences, padded on the left, give correct results in one call."""
-    own.takes_batches = True
+    own.supports_batches = True
     rows = [piece.sequence.first_row + piece.start for step in _steps(sequences)[-2:] for piece in step.pieces]
     singles = [row for row in rows if row != sequences[0].first_row + sequences[0].length - 3]
     try:
-        return not _fault(_paged_trace(module, own, sequences, places, whole), whole, True, singles)
+        return not _fault(_paged_trace(module, own, sequences, locations, whole), whole, True, singles)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, AssertionError):
         return False
     finally:
-        own.takes_batches = False
+        own.supports_batches = False
 
 
-def _from_the_start(sequence: CheckSequence) -> CheckSequence:
+def _with_positions_from_zero(sequence: CheckSequence) -> CheckSequence:
     """Return the sequence with positions from 0: the model computes positions from its cache."""
     positions = torch.arange(sequence.length, device=sequence.ids.device)
     return CheckSequence(sequence.ids, positions, sequence.first_row, sequence.table)
@@ -113,20 +113,20 @@ def _last(sequence: CheckSequence, number: int) -> ScriptPiece:
     return ScriptPiece(sequence, sequence.length - number, sequence.length - number + 1)
 
 
-def _places(own: OwnForward) -> list[LayerPlace]:
+def _layer_locations(own: OwnForward) -> list[LayerLocation]:
     """Return the layers that run once per call, whose inputs can be replaced."""
     names = [layer.module for layer in own.layers]
     return [
-        LayerPlace(number, decoder_layer_of(name), name)
+        LayerLocation(number, decoder_layer_of(name), name)
         for number, name in enumerate(names)
         if name and names.count(name) == 1
     ]
 
 
-def _whole_trace(module: Any, sequences: Sequence[CheckSequence], places: Sequence[LayerPlace]) -> Trace:
+def _whole_trace(module: Any, sequences: Sequence[CheckSequence], locations: Sequence[LayerLocation]) -> Trace:
     tap = LayerTap(sum(sequence.length for sequence in sequences))
     logits = []
-    with tap.attached(module, places):
+    with tap.attached(module, locations):
         for sequence in sequences:
             tap.rows = [sequence.rows]
             logits.append(module(input_ids=sequence.ids[None], use_cache=False).logits[0])
@@ -138,7 +138,7 @@ def _paged_trace(
     module: nn.Module,
     own: OwnForward,
     sequences: Sequence[CheckSequence],
-    places: Sequence[LayerPlace],
+    locations: Sequence[LayerLocation],
     forced: Trace,
 ) -> Trace:
     parameter = next(module.parameters())
@@ -149,7 +149,7 @@ def _paged_trace(
     for tensor in (*storage.block_tensors, *(states.slot_tensors if states is not None else ())):
         tensor.fill_(UNWRITTEN)
     tap = LayerTap(sum(sequence.length for sequence in sequences), forced)
-    with tap.attached(module, places):
+    with tap.attached(module, locations):
         for step in _steps(sequences):
             context = check_context(step, storage, ops_for(device.type), states)
             ends = [0]
@@ -158,14 +158,14 @@ def _paged_trace(
             context.own = OwnBatch(ends, [piece.end for piece in step.pieces], range(ends[-1]))
             rows = step.rows
 
-            def tell(of_batch: list[list[int]], rows: list[int] = rows) -> None:
+            def set_rows(of_batch: list[list[int]], rows: list[int] = rows) -> None:
                 tap.rows = [[rows[row] for row in sequence] for sequence in of_batch]
 
-            own.watch.append(tell)
+            own.row_watchers.append(set_rows)
             try:
                 logits = own.run(step.gather("ids"), context, None)
             finally:
-                own.watch.clear()
+                own.row_watchers.clear()
             if tap.trace.logits is None:
                 assert forced.logits is not None, "it was run whole"
                 tap.trace.logits = torch.full_like(forced.logits, torch.nan)
@@ -185,7 +185,7 @@ def _fault(found: Trace, whole: Trace, of_all: bool, rows: list[int] | None = No
     assert whole.logits is not None, "a script computes logits"
     bound = LAYER_SLACK * BOUNDS.get(found.logits.dtype, LOW_BOUND)
     last = {max(whole.inputs, default=-1) + 1: whole.logits}
-    for words, here, there in (
+    for subject, here, there in (
         ("the attention of layer", found.attended, whole.attended),
         ("the input of layer", found.inputs, whole.inputs),
         ("the logits after layer", dict.fromkeys(last, found.logits), last),
@@ -195,6 +195,10 @@ def _fault(found: Trace, whole: Trace, of_all: bool, rows: list[int] | None = No
             apart = difference(here[layer][picked], there[layer][picked])
             is_strict = of_all and (here is found.attended or not found.attended)
             measured = apart.worst_row if is_strict else apart.three_quarters
-            if not (apart.is_number and measured <= bound and apart.overall <= (bound if is_strict else MOST_OFF)):
-                return f"{words} {layer}: {apart.overall:.3g} of its size, {apart.worst_row:.3g} of a token's"
+            if not (
+                apart.is_number
+                and measured <= bound
+                and apart.overall <= (bound if is_strict else MAX_OVERALL_DIFFERENCE)
+            ):
+                return f"{subject} {layer}: {apart.overall:.3g} of its size, {apart.worst_row:.3g} of a token's"
     return ""

@@ -11,11 +11,11 @@ from torch import nn
 
 from kvscope_engine.model.cpu_offload.streaming import start_streaming
 from kvscope_engine.model.layers.fused.float32_head import use_float32_logits
-from kvscope_engine.model.verification.fuse import Fused, fuse_model
+from kvscope_engine.model.verification.fuse import FusedCounts, fuse_model
 from kvscope_engine.model.verification.hook_check import check_hook
 
 
-def make_ready_to_run(module: nn.Module, quantization: str = "none") -> Fused:
+def make_ready_to_run(module: nn.Module, quantization: str = "none") -> FusedCounts:
     """Prepare `module`, in place.
 
     Further calls return the first result. Raises BadInput for unsupported architectures.

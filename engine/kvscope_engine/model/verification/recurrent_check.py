@@ -17,8 +17,8 @@ from kvscope_engine.model.layers.recurrent.recurrent_layers import (
     RecurrentLayer,
     RecurrentLayers,
     StateStep,
-    cut,
-    joined,
+    concatenate_outputs,
+    slice_tokens,
 )
 from kvscope_engine.model.tensor_agreement import difference
 from kvscope_telemetry.errors import BadInput
@@ -34,75 +34,75 @@ class StateTrial(StateStep):
     """Runs one short sequence without initial states, and records each layer's arguments and states."""
 
     def __init__(self) -> None:
-        self._given: dict[int, dict[str, Any]] = {}
+        self._arguments: dict[int, dict[str, Any]] = {}
 
-    def run(self, layer: RecurrentLayer, given: dict[str, Any]) -> Any:
-        if layer.number in self._given:
+    def run(self, layer: RecurrentLayer, arguments: dict[str, Any]) -> Any:
+        if layer.number in self._arguments:
             raise BadInput(f"its recurrent layer {layer.name} is run twice for a token")
-        self._given[layer.number] = given
-        output, after = layer.call(given, None, goes_on=False)
+        self._arguments[layer.number] = arguments
+        output, after = layer.call(arguments, None, has_initial_state=False)
         layer.state = tuple(
             StatePart(kind, index, tuple(tensor.shape[1:]), tensor.dtype) for (kind, index), tensor in after.items()
         )
         return output
 
     @torch.inference_mode()
-    def try_all(self, layers: RecurrentLayers) -> None:
+    def check_layers(self, layers: RecurrentLayers) -> None:
         """Determine what each layer supports; layers of one class are assumed equal.
 
         Raises BadInput if a layer was not called.
         """
         known: dict[tuple[type, object], tuple[bool, bool]] = {}
         for layer in layers.layers:
-            given = self._given.pop(layer.number, None)
-            if given is None:
+            arguments = self._arguments.pop(layer.number, None)
+            if arguments is None:
                 raise BadInput(f"its recurrent layer {layer.name} is left out")
             kind = (type(layer.module), layer.state)
             if kind not in known:
-                known[kind] = _takes_pieces(layer, given), _takes_batches(layer, given)
-            layer.takes_pieces, layer.takes_batches = known[kind]
+                known[kind] = _supports_pieces(layer, arguments), _supports_batches(layer, arguments)
+            layer.supports_pieces, layer.supports_batches = known[kind]
 
 
-def _takes_pieces(layer: RecurrentLayer, given: dict[str, Any]) -> bool:
+def _supports_pieces(layer: RecurrentLayer, arguments: dict[str, Any]) -> bool:
     """Whether several prompt tokens that continue from a state give the same result in one call as one by one."""
-    num_tokens = _num_tokens(given)
+    num_tokens = _num_tokens(arguments)
     at_once, one_by_one = _random_states(layer, 1), _random_states(layer, 1)
     try:
-        whole, _ = layer.call(cut(given, num_tokens, 0, NUM_PIECE_TOKENS), at_once, goes_on=True)
+        whole, _ = layer.call(slice_tokens(arguments, num_tokens, 0, NUM_PIECE_TOKENS), at_once, has_initial_state=True)
     except (RuntimeError, ValueError, TypeError, IndexError):
         return False
     singles = [
         layer.call_for_rows(
             slice(token, token + 1),
-            cut(given, num_tokens, token, token + 1),
+            slice_tokens(arguments, num_tokens, token, token + 1),
             one_by_one,
-            goes_on=True,
+            has_initial_state=True,
             is_in_prompt=True,
         )
         for token in range(NUM_PIECE_TOKENS)
     ]
-    found, wanted = (joined([whole]), *at_once), (joined(singles), *one_by_one)
+    found, wanted = (concatenate_outputs([whole]), *at_once), (concatenate_outputs(singles), *one_by_one)
     return _agree(found, wanted, _bound(layer))
 
 
-def _takes_batches(layer: RecurrentLayer, given: dict[str, Any]) -> bool:
-    num_tokens = _num_tokens(given)
+def _supports_batches(layer: RecurrentLayer, arguments: dict[str, Any]) -> bool:
+    num_tokens = _num_tokens(arguments)
     together, apart = _random_states(layer, 2), _random_states(layer, 2)
-    tokens = [cut(given, num_tokens, token, token + 1) for token in (0, 2)]
-    pair = {name: _stacked([token[name] for token in tokens]) for name in given}
+    tokens = [slice_tokens(arguments, num_tokens, token, token + 1) for token in (0, 2)]
+    pair = {name: _stacked([token[name] for token in tokens]) for name in arguments}
     try:
-        output, _ = layer.call(pair, together, goes_on=True)
+        output, _ = layer.call(pair, together, has_initial_state=True)
     except (RuntimeError, ValueError, TypeError, IndexError):
         return False
     singles = [
-        layer.call(token, [state[row : row + 1] for state in apart], goes_on=True)[0]
+        layer.call(token, [state[row : row + 1] for state in apart], has_initial_state=True)[0]
         for row, token in enumerate(tokens)
     ]
     return _agree((output, *together), (_stacked(singles), *apart), _bound(layer))
 
 
-def _num_tokens(given: dict[str, Any]) -> int:
-    first = next(iter(given.values()))
+def _num_tokens(arguments: dict[str, Any]) -> int:
+    first = next(iter(arguments.values()))
     return int(first.shape[1])
 
 

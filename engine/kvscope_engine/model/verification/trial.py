@@ -21,7 +21,7 @@ from kvscope_engine.model.layers.attention.paged_attention import AttentionConte
 from kvscope_engine.model.tensor_agreement import close
 from kvscope_engine.model.verification.check_script import far_positions
 
-UNSEEN: Final = frozenset(
+OPS_WITHOUT_EFFECT: Final = frozenset(
     {
         "aten::arange",
         "aten::ceil",
@@ -40,12 +40,12 @@ UNSEEN: Final = frozenset(
     }
 )
 POSITIONS: Final = (3, 17, 0, 90, 41)
-STRAIN: Final = {torch.float16: 8.0}
-DEFAULT_STRAIN: Final = 1000.0
+STRAIN_FACTORS: Final = {torch.float16: 8.0}
+DEFAULT_STRAIN_FACTOR: Final = 1000.0
 """Factor of the inputs in a second comparison, in which clamps that were without effect take effect."""
 
 
-class Disagreement(Exception):
+class ReplacementDiffers(Exception):
     """A replacement did something else than the original."""
 
 
@@ -86,7 +86,7 @@ class TrialContext(AttentionContext):
             self.layers[layer] = (given, options, output)
         expected, expected_options, output = self.layers[layer]
         if not (close(given, expected) and _same(options, expected_options)):
-            raise Disagreement(f"layer {layer} attends differently")
+            raise ReplacementDiffers(f"layer {layer} attends differently")
         return output
 
 
@@ -101,7 +101,7 @@ class Trial:
         """Whether `replacement` returns the output of `original` for its recorded input, and for larger numbers.
 
         With larger numbers it must also execute all operations of `original` that can have no effect in a trial
-        (`UnseenOps`), unless the effect of `original` on numbers is known otherwise (`has_known_bounds`).
+        (`UnseenOpRecorder`), unless the effect of `original` on numbers is known otherwise (`has_known_bounds`).
         """
         call = self.calls.get(original)
         strained = None if call is None else call.strained()
@@ -113,7 +113,7 @@ class Trial:
                 if not close(replacement(*call.args, **call.kwargs), call.output):
                     return False
                 return _agree_on(strained, original, replacement, has_known_bounds)
-        except (Disagreement, RuntimeError, TypeError, ValueError, AttributeError, IndexError):
+        except (ReplacementDiffers, RuntimeError, TypeError, ValueError, AttributeError, IndexError):
             return False
 
 
@@ -136,12 +136,12 @@ def _agree_on(
     has_known_bounds: bool,
 ) -> bool:
     args, kwargs = strained
-    with UnseenOps() as needed:
+    with UnseenOpRecorder() as needed:
         expected = original(*args, **kwargs)
     context = kwargs.get("paged")
     if context is not None:
         context.scratch.clear()
-    with UnseenOps() as done:
+    with UnseenOpRecorder() as done:
         actual = replacement(*args, **kwargs)
     return (has_known_bounds or needed.names <= done.names) and close(actual, expected)
 
@@ -170,7 +170,7 @@ def _is_float(value: Any) -> bool:
 
 
 def _larger(values: torch.Tensor) -> torch.Tensor:
-    return values * STRAIN.get(values.dtype, DEFAULT_STRAIN)
+    return values * STRAIN_FACTORS.get(values.dtype, DEFAULT_STRAIN_FACTOR)
 
 
 def _same(one: AttentionOptions, other: AttentionOptions) -> bool:
@@ -182,7 +182,7 @@ def _same(one: AttentionOptions, other: AttentionOptions) -> bool:
     )
 
 
-class UnseenOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class UnseenOpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records which operations that may have no effect on a few tokens run inside: clamping, rounding, counting.
 
     In-place variants count as the same operation. A replacement must execute them too.
@@ -194,6 +194,6 @@ class UnseenOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket._qualified_op_name.removesuffix("_")
-        if name in UNSEEN:
+        if name in OPS_WITHOUT_EFFECT:
             self.names.add(name)
         return func(*args, **(kwargs or {}))

@@ -22,7 +22,7 @@ from kvscope_kernels.attention_args import AttentionArgs
 from kvscope_kernels.attention_workload import AttentionWorkload, Pool, make_pool
 from kvscope_kernels.launch import DotTiles, decode_tiles
 from kvscope_kernels.tuning import tile_table
-from kvscope_kernels.tuning.tile_table import DECODE, own_table, table_words, tuned
+from kvscope_kernels.tuning.tile_table import DECODE, describe_own_table, own_table, tuned
 from kvscope_telemetry.errors import BadInput
 
 GPU = torch.device("cuda:0")
@@ -52,14 +52,14 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(kvscope_kernels, "ops_for", lambda _: ops)
     monkeypatch.setattr(calls, "pools_of", small)
     monkeypatch.setattr(samplers, "sampler_on", sampler)
-    start_segment()
+    restart_process()
     yield
-    start_segment()
+    restart_process()
 
 
-def start_segment() -> None:
+def restart_process() -> None:
     """As another start: what this process knew is forgotten."""
-    tile_table._of.cache_clear()
+    tile_table._tiles_of.cache_clear()
     tile_table._gpu_name.cache_clear()
 
 
@@ -72,14 +72,14 @@ def options(**changes: Any) -> Namespace:
 
 
 def test_what_was_found_is_what_the_next_start_takes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert table_words(GPU) == ""
+    assert describe_own_table(GPU) == ""
     heard: list[str] = []
     seconds = count()
     assert tune("cuda", options(), heard.append, lambda: float(next(seconds))) == 0
-    start_segment()
+    restart_process()
     assert taken("cuda:0").tile_n == 128
     assert taken("cuda:0").num_warps != 8, "what does not run is not taken"
-    assert table_words(GPU) == f"tiles of 8 shapes as tuned on this GPU, from {own_table()}"
+    assert describe_own_table(GPU) == f"tiles of 8 shapes as tuned on this GPU, from {own_table()}"
     assert heard[0] == "shape 1 of 8, paged_decode 32/8/128, tile 1 of 48"
     assert heard[-1].startswith("shape 8 of 8, paged_decode 64/8/64, tile 4")
     assert heard[-1].endswith(", about 1 min left")
@@ -87,9 +87,9 @@ def test_what_was_found_is_what_the_next_start_takes(capsys: pytest.CaptureFixtu
     assert "8 of 8 shapes gained more than 3 %" in said
     assert f"in {own_table()}, which engines read at their start. To undo it, delete that file." in said
     own_table().unlink()
-    start_segment()
+    restart_process()
     assert taken("cuda:0") == GIVEN
-    assert table_words(GPU) == ""
+    assert describe_own_table(GPU) == ""
 
 
 def test_no_gain_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,7 +98,7 @@ def test_no_gain_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert "0 of 16 shapes gained more than 3 %" in said
     assert "Engines go on with the tiles that they had." in said
     assert "split" in said, "short turns behind long contexts are shapes of their own"
-    assert table_words(GPU) == ""
+    assert describe_own_table(GPU) == ""
 
 
 def test_what_was_found_before_it_was_stopped_stays() -> None:
@@ -108,8 +108,8 @@ def test_what_was_found_before_it_was_stopped_stays() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         tune("cuda", options(), stop)
-    start_segment()
-    assert table_words(GPU).startswith("tiles of 2 shapes")
+    restart_process()
+    assert describe_own_table(GPU).startswith("tiles of 2 shapes")
 
 
 def test_another_file_is_written_where_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,7 @@ class CopyMark:
     def __init__(self, num_copies: int) -> None:
         self.num_copies = num_copies
 
-    def is_past(self) -> bool:
+    def has_passed(self) -> bool:
         raise AssertionError("nobody asks")
 
     def seconds_since(self, earlier: StreamMark) -> float:

@@ -16,6 +16,7 @@ from kvscope_engine.model.cuda_graphs import capture_failures
 from kvscope_engine.model.cuda_graphs.decode_graphs import DecodeGraphs, captured_lengths, captured_sizes
 from kvscope_engine.model.device_memory.step_buffer import StepBuffer
 from kvscope_engine.model.input_batch.step_inputs import StepInputs
+from kvscope_engine.model.input_batch.step_limits import StepLimits
 from kvscope_engine.model.input_batch.step_tensors import StepTensors, table_width
 
 BLOCK_SIZE, VOCABULARY = 16, 50
@@ -108,7 +109,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     cpu = torch.device("cpu")
     buffer = StepBuffer(cpu, 0)
-    made = DecodeGraphs(forward, buffer, cpu, max_num_seqs=20, max_tokens=1 << 17, block_size=BLOCK_SIZE)
+    limits = StepLimits(max_num_seqs=20, max_num_batched_tokens=512, max_request_tokens=1 << 17, block_size=BLOCK_SIZE)
+    made = DecodeGraphs(forward, buffer, limits)
     found = Recorded(made)
     return found
 
@@ -131,7 +133,7 @@ def test_all_sizes_are_captured_at_the_start_and_none_in_a_step(recorded: Record
     assert graphs.size_of(decodes(*[5] * 20)) == 20
     assert graphs.size_of(decodes(*[5] * 21)) is None, "nor larger than can run together"
     assert not graphs.is_waiting
-    assert not graphs.try_again()
+    assert not graphs.capture_pending()
     assert recorded.captured == [20, 16, 8, 4, 2, 1]
 
 
@@ -147,15 +149,15 @@ def test_where_launches_grow_with_lengths_there_are_graphs_of_several(recorded: 
     for longest, expected in ((30, 4096), (4097, 16384)):
         step = decodes(6, longest)
         assert graphs.size_of(step) == 2
-        tensors = graphs.put(step, 2)
+        tensors = graphs.stage(step, 2)
         assert tensors.decode is not None
         assert tensors.decode.max_seq_len == 1 << 17, "the longest serves until then"
         graphs.replay(2, 2)
         assert graphs.is_waiting
-        assert graphs.try_again()
+        assert graphs.capture_pending()
         assert recorded.lengths[-1] == expected
         assert graphs.size_of(step) == 2
-        tensors = graphs.put(step, 2)
+        tensors = graphs.stage(step, 2)
         assert tensors.decode is not None
         assert tensors.decode.max_seq_len == expected
         graphs.replay(2, 2)
@@ -175,12 +177,12 @@ def test_a_graph_that_was_given_back_is_captured_again_while_nobody_waits_or_in_
     recorded.captured.clear()
     assert graphs.release()
     assert graphs.size_of(step) is None
-    assert not graphs.try_again(), "there is no memory yet"
+    assert not graphs.capture_pending(), "there is no memory yet"
     now_s[0] += capture_failures.FIRST_PAUSE_S
     assert graphs.size_of(step) == 4, "of an engine that is never idle"
     assert recorded.captured == [4]
     while graphs.is_waiting:
-        assert graphs.try_again()
+        assert graphs.capture_pending()
     assert sorted(recorded.captured) == list(graphs.sizes)
 
 
@@ -196,12 +198,12 @@ def test_what_was_given_back_twice_comes_back_the_largest_first(
     now_s[0] += capture_failures.FIRST_PAUSE_S
     assert graphs.size_of(decodes(6, 700, 30)) == 4
     while graphs.is_waiting:
-        graphs.try_again()
+        graphs.capture_pending()
     graphs.release()
     now_s[0] += capture_failures.FIRST_PAUSE_S
     recorded.captured.clear()
     while graphs.is_waiting:
-        graphs.try_again()
+        graphs.capture_pending()
     assert recorded.captured == [20, 16, 8, 4, 2, 1]
 
 
@@ -280,7 +282,7 @@ def test_a_replay_reads_the_tables_of_its_step(recorded: Recorded) -> None:
     graphs.capture(graphs.largest)
     (table,) = graphs._tables
     table.fill_(-77)
-    tensors = graphs.put(decodes(*[6] * 18, 40), 20)
+    tensors = graphs.stage(decodes(*[6] * 18, 40), 20)
     assert tensors.decode is not None
     assert tensors.decode.max_seq_len == 1 << 17
     (read,) = tensors.decode.block_tables

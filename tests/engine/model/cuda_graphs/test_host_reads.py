@@ -30,7 +30,7 @@ def words_of(does: Callable[[torch.Tensor], Any]) -> str:
     module = nn.Sequential(nn.Identity(), nn.Sequential(Inner(does)))
     with HostReads(module, CPU) as reads:
         module(torch.arange(6.0))
-    return reads.words
+    return reads.description
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,6 @@ def test_experts_that_are_looked_up_are_found() -> None:
     module = auto.from_config(config, experts_implementation="eager").eval()
     with torch.inference_mode(), HostReads(module, CPU) as reads:
         module(torch.arange(5)[None])
-    assert "(model.layers.0.mlp.experts) waits for the GPU" in reads.words
+    assert "(model.layers.0.mlp.experts) waits for the GPU" in reads.description
     module.train()
     assert not module._forward_hooks

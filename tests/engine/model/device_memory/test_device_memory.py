@@ -23,7 +23,7 @@ from pathlib import Path
 from kvscope_engine.model.device_memory.gpu_register import GpuRegister
 register = GpuRegister(Path(sys.argv[1]))
 register.await_turn(["aaaa"], print)
-register.promise(3 << 30)
+register.publish(3 << 30)
 print(flush=True)
 input()
 """

@@ -13,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[3] / "telemetry" / "devices"))
 from fake_nvml import GIB, LOST, NOT_SUPPORTED, FakeGpu, FakeNvml, NVMLError
 
-from kvscope_engine.model.device_memory.gpu_holders import GpuHolder, GpuHolders, grown, holders_words
+from kvscope_engine.model.device_memory.gpu_holders import GpuHolder, GpuHolders, describe_holders, grown
 from kvscope_telemetry.devices.gpus import Gpus
 
 PID = 1 << 22
@@ -36,7 +36,7 @@ def test_others_on_the_same_gpu_are_named_largest_first() -> None:
         GpuHolder(PID + 1, f"worker{PID + 1}", 3 * GIB),
         GpuHolder(PID, f"worker{PID}", GIB),
     )
-    assert found.words() == f"worker{PID + 1} 3.0 GiB (pid {PID + 1}), worker{PID} 1.0 GiB (pid {PID})"
+    assert found.describe() == f"worker{PID + 1} 3.0 GiB (pid {PID + 1}), worker{PID} 1.0 GiB (pid {PID})"
 
 
 def test_who_they_are_is_known_without_torch() -> None:
@@ -48,7 +48,7 @@ def test_who_they_are_is_known_without_torch() -> None:
 
 
 def test_of_many_the_largest_are_named() -> None:
-    words = holders(shared(*((PID + number, GIB - number) for number in range(8)))).words()
+    words = holders(shared(*((PID + number, GIB - number) for number in range(8)))).describe()
     assert words.endswith(f"(pid {PID + 2}), and 5 more")
 
 
@@ -64,11 +64,11 @@ def test_what_the_driver_does_not_tell_is_nobody(how: str) -> None:
         nvml.gpus[1].processes = [(4711, 9 * GIB), (PID, GIB)]  # as a container's driver tells this process
     else:
         uuid = "cccc" if how == "another GPU" else ""
-    assert holders(nvml, uuid).words() == ""
+    assert holders(nvml, uuid).describe() == ""
 
 
 def test_sizes_that_are_not_told_are_left_out() -> None:
-    assert holders(shared((PID, None))).words() == f"worker{PID} (pid {PID})"
+    assert holders(shared((PID, None))).describe() == f"worker{PID} (pid {PID})"
 
 
 @pytest.mark.parametrize("draws", [0, 1])
@@ -87,7 +87,7 @@ def test_of_an_instance_of_mig_only_its_own_are_named() -> None:
     nvml = FakeNvml([FakeGpu("GPU-bbbb", processes=[(PID, 70 * GIB)])])
     nvml.instances.append(FakeGpu("MIG-dddd", processes=[(os.getpid(), GIB), (PID + 1, 2 * GIB)]))
     for uuid in ("dddd", "MIG-dddd"):
-        assert holders(nvml, uuid).words() == f"worker{PID + 1} 2.0 GiB (pid {PID + 1})"
+        assert holders(nvml, uuid).describe() == f"worker{PID + 1} 2.0 GiB (pid {PID + 1})"
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def engine_process() -> Iterator[int]:
 
 
 def test_another_engine_is_called_one(engine_process: int) -> None:
-    words = holders(shared((engine_process, 20 * GIB))).words()
+    words = holders(shared((engine_process, 20 * GIB))).describe()
     assert words == f"another kvscope engine 20.0 GiB (pid {engine_process})"
 
 
@@ -114,9 +114,9 @@ def test_those_that_took_more_are_told_apart_from_those_that_had_it() -> None:
         GpuHolder(4, "?", None),
     )
     before = {1: 5 * GIB, 3: GIB}
-    assert [holder.words for holder in grown(now, before)] == [
+    assert [holder.description for holder in grown(now, before)] == [
         "game 3.0 GiB (pid 2)",
         "browser 1.0 GiB (pid 3)",
         "? (pid 4)",
     ]
-    assert holders_words(grown(now[:1], before)) == ""
+    assert describe_holders(grown(now[:1], before)) == ""

@@ -26,7 +26,7 @@ for line in sys.stdin:
     elif line.strip() == "close":
         register.close()
     else:
-        register.promise(int(line))
+        register.publish(int(line))
     print("done", flush=True)
 """
 GPU = "aaaa-bbbb"
@@ -134,7 +134,7 @@ def test_what_an_engine_has_yet_to_take_is_known_as_long_as_it_lives(
 
 def test_what_this_engine_promised_is_in_its_own_plan(tmp_path: Path, register: GpuRegister) -> None:
     assert turn(register)[0]
-    register.promise(5 << 30)
+    register.publish(5 << 30)
     assert promised_bytes(GPU, tmp_path) == 0
     register.close()
     assert turn(register)[0], "another engine in this process"
@@ -145,7 +145,7 @@ def test_a_folder_that_cannot_be_written_to_is_done_without(tmp_path: Path) -> N
     tmp_path.chmod(0o500)
     register = GpuRegister(tmp_path / "gpus")
     assert turn(register) == (True, [])
-    register.promise(1)
+    register.publish(1)
     register.end_turn()
     register.close()
     assert promised_bytes(GPU, tmp_path / "gpus") == 0
@@ -186,7 +186,7 @@ def test_every_engine_of_a_user_finds_the_same_folder(monkeypatch: pytest.Monkey
 
 def test_a_forked_child_keeps_no_turn(register: GpuRegister, tmp_path: Path) -> None:
     assert turn(register)[0]
-    copy = os.dup(register._turns[0])  # as a child has it
+    copy = os.dup(register._turn_locks[0])  # as a child has it
     register.end_turn()
     try:
         second = GpuRegister(tmp_path)
@@ -200,6 +200,6 @@ def test_a_folder_that_is_a_file_is_done_without(tmp_path: Path) -> None:
     (tmp_path / "gpus").write_text("")
     register = GpuRegister(tmp_path / "gpus")
     assert turn(register) == (True, [])
-    register.promise(1)
+    register.publish(1)
     register.close()
     assert promised_bytes(GPU, tmp_path / "gpus") == 0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvscope_engine.model.device_memory.memory_watch import UP_AFTER_S, Level, MemoryWatch, StepCosts, step_costs
+from kvscope_engine.model.device_memory.memory_watch import RAISE_AFTER_S, Level, MemoryWatch, StepCosts, step_costs
 
 MIB = 1 << 20
 COSTS = StepCosts(
@@ -47,31 +47,31 @@ def test_tokens_go_before_graphs_and_graphs_of_prefills_before_those_of_decodes(
 )
 def test_what_others_took_is_what_steps_lack(watch: MemoryWatch, taken: int, level: Level) -> None:
     """MiB beyond what was left for others: there is always room for decodes, however much they took."""
-    assert watch.look(FOR_OTHERS + taken * MIB, 0.0) == bool(taken)
+    assert watch.update(FOR_OTHERS + taken * MIB, 0.0) == bool(taken)
     assert watch.level == level
     assert watch.is_lowered == bool(taken)
     assert watch.missing(FOR_OTHERS + taken * MIB) == taken * MIB
 
 
 def test_others_may_have_what_was_left_for_them(watch: MemoryWatch) -> None:
-    assert not any(watch.look(others * MIB, float(others)) for others in range(0, 501, 100))
+    assert not any(watch.update(others * MIB, float(others)) for others in range(0, 501, 100))
 
 
 def test_it_goes_up_once_there_was_room_for_some_time(watch: MemoryWatch) -> None:
-    watch.look(FOR_OTHERS + 600 * MIB, 0.0)
-    assert not watch.look(0, 10.0)
-    assert not watch.look(0, 10.0 + UP_AFTER_S - 1)
-    assert not watch.look(FOR_OTHERS + 600 * MIB, 10.0 + UP_AFTER_S - 0.5), "it was taken again"
-    assert not watch.look(0, 50.0)
-    assert watch.look(0, 50.0 + UP_AFTER_S)
+    watch.update(FOR_OTHERS + 600 * MIB, 0.0)
+    assert not watch.update(0, 10.0)
+    assert not watch.update(0, 10.0 + RAISE_AFTER_S - 1)
+    assert not watch.update(FOR_OTHERS + 600 * MIB, 10.0 + RAISE_AFTER_S - 0.5), "it was taken again"
+    assert not watch.update(0, 50.0)
+    assert watch.update(0, 50.0 + RAISE_AFTER_S)
     assert watch.level == Level(8192)
     assert not watch.is_lowered
 
 
 def test_it_goes_up_as_far_as_there_is_room(watch: MemoryWatch) -> None:
-    watch.look(FOR_OTHERS + 9999 * MIB, 0.0)
-    watch.look(FOR_OTHERS + 600 * MIB, 1.0)
-    assert watch.look(FOR_OTHERS + 600 * MIB, 1.0 + UP_AFTER_S)
+    watch.update(FOR_OTHERS + 9999 * MIB, 0.0)
+    watch.update(FOR_OTHERS + 600 * MIB, 1.0)
+    assert watch.update(FOR_OTHERS + 600 * MIB, 1.0 + RAISE_AFTER_S)
     assert watch.level == Level(2048)
 
 
@@ -81,7 +81,7 @@ def test_steps_never_take_more_than_there_is(looks: list[tuple[int, int]]) -> No
     for others, passed_s in looks:
         now_s += passed_s
         before = watch.level
-        assert watch.look(others * MIB, now_s) == (watch.level != before)
+        assert watch.update(others * MIB, now_s) == (watch.level != before)
         room = COSTS.needed(COSTS.levels[0]) - watch.missing(others * MIB)
         assert COSTS.needed(watch.level) <= room or watch.level == COSTS.levels[-1]
 
@@ -89,4 +89,4 @@ def test_steps_never_take_more_than_there_is(looks: list[tuple[int, int]]) -> No
 def test_without_a_plan_there_is_nothing_to_give_up() -> None:
     costs = step_costs(None, 512, 8, has_graphs=True)
     assert costs.levels == (Level(512),)
-    assert not MemoryWatch(costs, 0).look(1 << 40, 0.0)
+    assert not MemoryWatch(costs, 0).update(1 << 40, 0.0)

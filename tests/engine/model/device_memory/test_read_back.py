@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from kvscope_engine.model.device_memory import step_buffer
-from kvscope_engine.model.runner.model_runner import ReadBack
+from kvscope_engine.model.device_memory.read_back import VectorReadBack
 
 
 def test_on_a_cpu_they_are_there() -> None:
-    landing = ReadBack(torch.device("cpu"), 4).start(torch.tensor([3, 1]))
-    assert landing.numbers() == [3, 1]
+    landing = VectorReadBack(torch.device("cpu"), 4).start(torch.tensor([3, 1]))
+    assert landing.wait() == [3, 1]
 
 
 class Moment:
@@ -27,7 +27,7 @@ class Moment:
 
 
 @pytest.fixture
-def down(monkeypatch: pytest.MonkeyPatch) -> ReadBack:
+def down(monkeypatch: pytest.MonkeyPatch) -> VectorReadBack:
     """As on a GPU, with the host's own memory for the device's."""
 
     def memory(num_bytes: int) -> tuple[torch.Tensor, np.ndarray[tuple[int], np.dtype[np.uint8]]]:
@@ -37,21 +37,21 @@ def down(monkeypatch: pytest.MonkeyPatch) -> ReadBack:
     monkeypatch.setattr(step_buffer, "pinned_bytes", memory)
     monkeypatch.setattr(torch.cuda, "Event", Moment)
     monkeypatch.setattr(Moment, "waited", 0)
-    return ReadBack(torch.device("cuda"), 4)
+    return VectorReadBack(torch.device("cuda"), 4)
 
 
-def test_two_steps_come_down_side_by_side(down: ReadBack) -> None:
+def test_two_steps_come_down_side_by_side(down: VectorReadBack) -> None:
     first = down.start(torch.tensor([1, 2, 3]))
     second = down.start(torch.tensor([0.5, -1.0], dtype=torch.float64))
     assert Moment.waited == 0
-    assert first.numbers() == [1, 2, 3]
+    assert first.wait() == [1, 2, 3]
     third = down.start(torch.tensor([7]))
-    assert second.numbers() == [0.5, -1.0]
-    assert third.numbers() == [7]
+    assert second.wait() == [0.5, -1.0]
+    assert third.wait() == [7]
     assert Moment.waited == 3
 
 
-def test_more_numbers_than_were_thought_of_have_room(down: ReadBack) -> None:
+def test_more_numbers_than_were_thought_of_have_room(down: VectorReadBack) -> None:
     first = down.start(torch.arange(9))
-    assert down.start(torch.arange(100)).numbers() == list(range(100))
-    assert first.numbers() == list(range(9))
+    assert down.start(torch.arange(100)).wait() == list(range(100))
+    assert first.wait() == list(range(9))

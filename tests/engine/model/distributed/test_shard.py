@@ -14,11 +14,12 @@ import torch
 
 from kvscope_engine.model.distributed.rank import Rank
 from kvscope_engine.model.distributed.shard import check_fused
-from kvscope_engine.model.layers.fused.all_reduce import reduce_behind_layers
+from kvscope_engine.model.layers.fused.all_reduce import install_all_reduce
 from kvscope_engine.model.loaded_model import LoadedModel
 from kvscope_engine.model.loader.model_loader import load_model
 from kvscope_engine.model.runner.kv_cache_spec import storage_for_model
 from kvscope_engine.model.runner.model_runner import ModelRunner
+from kvscope_engine.model.runner.runner_config import RunnerConfig
 from kvscope_engine.model.verification.ready_to_run import make_ready_to_run
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
@@ -67,11 +68,11 @@ class Others:
     def __init__(self, count: int) -> None:
         self.queues: list[Queue[tuple[Any, ...] | None]] = [Queue() for _ in range(count)]
 
-    def tell(self, *step: Any) -> None:
+    def send_step(self, *step: Any) -> None:
         for queue in self.queues:
             queue.put(step)
 
-    def done(self) -> None:
+    def report_step_done(self) -> None:
         pass
 
 
@@ -96,7 +97,7 @@ def share(tmp_path: Path) -> Callable[..., LoadedModel]:
 
 def follow(runner: ModelRunner, queue: Queue[tuple[Any, ...] | None]) -> None:
     while (step := queue.get(timeout=WAIT_S)) is not None:
-        runner.follow(*step)
+        runner.run_as_follower(*step)
 
 
 def tokens_of(loaded: list[LoadedModel], planned: Any) -> list[list[int]]:
@@ -105,10 +106,11 @@ def tokens_of(loaded: list[LoadedModel], planned: Any) -> list[list[int]]:
     run = planned(loaded[0])
     run.runner._others = others
     runners = [
-        ModelRunner(one, storage_for_model(one, 64, 4), max_num_seqs=8, max_num_batched_tokens=64) for one in loaded[1:]
+        ModelRunner(one, storage_for_model(one, 64, 4), RunnerConfig(max_num_seqs=8, max_num_batched_tokens=64))
+        for one in loaded[1:]
     ]
     for rank, one in enumerate(loaded):
-        reduce_behind_layers(one.module, sums.of(rank))
+        install_all_reduce(one.module, sums.of(rank))
     for prompt in PROMPTS:
         run.add(prompt, 12)
     with ThreadPoolExecutor(len(loaded)) as pool:

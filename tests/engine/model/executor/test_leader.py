@@ -98,7 +98,7 @@ def test_two_processes_say_what_one_says_and_end_with_a_reason(model: str, make_
 
     ranks = engine.components.leader
     assert ranks is not None
-    (joined,) = ranks.joined
+    (joined,) = ranks.joined_ranks
     memory = engine.memory()
     assert joined.kv_bytes == memory.kv_bytes
     assert [one.rank for one in memory.ranks] == [0, 1]

@@ -15,7 +15,7 @@ import pytest
 
 from kvscope_engine import Engine
 from kvscope_engine.model.executor import leader
-from kvscope_engine.model.executor.leader import SILENT_S, STUCK_S, RankSigns
+from kvscope_engine.model.executor.leader import MAX_BEHIND_S, MAX_SILENCE_S, RankLiveness
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
@@ -60,7 +60,7 @@ def test_rank_that_stays_suspended_is_named_and_killed_after_the_limit(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its connection stays open, and no sum comes back from it."""
-    monkeypatch.setattr(leader, "SUSPENDED_S", 1.0)
+    monkeypatch.setattr(leader, "MAX_SUSPENDED_S", 1.0)
     engine, child = two_ranks(make_engine)
     begin(engine)
     engine.step()
@@ -74,14 +74,14 @@ def test_rank_that_stays_suspended_is_named_and_killed_after_the_limit(
 
 
 def test_silence_of_a_suspended_rank_is_not_counted() -> None:
-    signs = RankSigns()
+    signs = RankLiveness()
     for _ in range(8):
-        assert not signs.passed(1.0, 1, is_suspended=True), "suspended for longer than a running rank may be silent"
-    assert not signs.passed(SILENT_S - 0.5, 1), "it has time to report once it runs again"
-    signs.heard()
-    for _ in range(round(leader.SUSPENDED_S) - 1):
-        assert not signs.passed(1.0, 1, is_suspended=True)
-    assert signs.passed(1.0, 1, is_suspended=True) == "has been suspended for 300 s"
+        assert not signs.advance(1.0, 1, is_suspended=True), "suspended for longer than a running rank may be silent"
+    assert not signs.advance(MAX_SILENCE_S - 0.5, 1), "it has time to report once it runs again"
+    signs.record_message()
+    for _ in range(round(leader.MAX_SUSPENDED_S) - 1):
+        assert not signs.advance(1.0, 1, is_suspended=True)
+    assert signs.advance(1.0, 1, is_suspended=True) == "has been suspended for 300 s"
 
 
 def test_a_rank_without_memory_is_named(make_engine: Make) -> None:
@@ -102,7 +102,7 @@ def test_a_gpu_that_waits_for_a_lost_rank_is_not_waited_for_and_signals_are_hear
     heard: list[float] = []
     before = signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(time.monotonic()))
     lost = threading.Event()
-    engine.components.leader.when_lost(lost.set)
+    engine.components.leader.call_when_lost(lost.set)
     signals = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
     kills = threading.Timer(0.6, child.kill)
     try:
@@ -125,21 +125,24 @@ def test_a_gpu_that_waits_for_a_lost_rank_is_not_waited_for_and_signals_are_hear
 
 def test_who_lives_is_waited_for_unless_only_it_is_behind() -> None:
     """A suspended or slow rank 0, and a step that takes all ranks long, are nobody's fault."""
-    signs = RankSigns()
+    signs = RankLiveness()
     for second in range(200):
-        signs.heard()
+        signs.record_message()
         signs.num_points = second
-        assert not signs.passed(1.0, second + 1), "it is behind, and moves"
+        assert not signs.advance(1.0, second + 1), "it is behind, and moves"
     signs.num_points = 500
     for _ in range(200):
-        signs.heard()
-        assert not signs.passed(1.0, 500), "all are at the same point"
+        signs.record_message()
+        assert not signs.advance(1.0, 500), "all are at the same point"
     why = ""
-    for _ in range(round(STUCK_S) + 1):
-        signs.heard()
-        why = why or signs.passed(1.0, 501)
+    for _ in range(round(MAX_BEHIND_S) + 1):
+        signs.record_message()
+        why = why or signs.advance(1.0, 501)
     assert why == "has been stuck in a step for 60 s"
-    assert [bool(RankSigns().passed(seconds, 0)) for seconds in (SILENT_S - 0.5, SILENT_S)] == [False, True]
+    assert [bool(RankLiveness().advance(seconds, 0)) for seconds in (MAX_SILENCE_S - 0.5, MAX_SILENCE_S)] == [
+        False,
+        True,
+    ]
 
 
 def test_a_rank_that_comes_back_is_forgiven(make_engine: Make) -> None:

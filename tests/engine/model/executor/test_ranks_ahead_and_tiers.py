@@ -97,7 +97,7 @@ def test_blocks_go_down_and_come_back_on_all_ranks(
     assert stats.saved_bytes > 0
     assert stats.offloaded_bytes > 0
     assert stats.saved_bytes % BLOCK_BYTES == 0
-    assert stats.host_asked_bytes == before.host_asked_bytes
+    assert stats.host_requested_bytes == before.host_requested_bytes
 
     engine.reset_prefix_cache()
     mover, ranks = engine.components.mover, engine.components.leader

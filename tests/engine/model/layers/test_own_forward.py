@@ -133,13 +133,13 @@ def test_lost_keys_of_an_indexer_are_noticed(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_another_sequences_state_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = own_module.StatesOfCall.__init__
+    made = own_module.CallStates.__init__
 
     def all_in_one(self: Any, batch: Any, numbers: Any) -> None:
         made(self, batch, numbers)
         self._slots = torch.ones_like(self._slots)
 
-    monkeypatch.setattr(own_module.StatesOfCall, "__init__", all_in_one)
+    monkeypatch.setattr(own_module.CallStates, "__init__", all_in_one)
     with pytest.raises(BadInput, match="it does not give piece by piece"):
         check_hook(model_of("qwen4_exp_text"))
 
@@ -150,25 +150,25 @@ def test_decodes_run_together_where_a_model_is_right_with_that(monkeypatch: pyte
         check_hook(module)
         own = own_forward(module)
         assert own is not None
-        assert own.takes_batches is is_right, model_type
-    tokens = OwnForward.tokens
+        assert own.supports_batches is is_right, model_type
+    tokens = OwnForward.tokens_in_blocks
 
     def unpadded(self: OwnForward, context: Any, numbers: Any, longest: int) -> Any:
         found = tokens(self, context, numbers, longest)
         return replace(found, places=[(blocks.roll(1, 0), slots.roll(1, 0)) for blocks, slots in found.places])
 
-    monkeypatch.setattr(OwnForward, "tokens", unpadded)
+    monkeypatch.setattr(OwnForward, "tokens_in_blocks", unpadded)
     module = model_of("falcon")
     check_hook(module)
     own = own_forward(module)
     assert own is not None
-    assert not own.takes_batches, "another's tokens are noticed, and each is run alone, which is right"
+    assert not own.supports_batches, "another's tokens are noticed, and each is run alone, which is right"
 
 
 def test_more_decodes_than_one_call_has_room_for(engine_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = [random.Random(seed).choices(range(3, 90), k=4 + 3 * seed) for seed in range(7)]
     wanted = tokens_of(engine_of("deepseek_v32"), asked)
-    monkeypatch.setattr(OwnForward, "most_together", lambda self, length: 3)
+    monkeypatch.setattr(OwnForward, "max_batched_decodes", lambda self, length: 3)
     assert tokens_of(engine_of("deepseek_v32"), asked) == wanted
 
 
@@ -187,7 +187,7 @@ def test_long_prompts_in_small_pieces_say_the_same(
 ) -> None:
     wanted = tokens_of(engine_of(model_type), prompts())
     monkeypatch.setattr(own_module, "MAX_SCORES", 1)
-    monkeypatch.setattr(own_module, "LEAST_TOKENS", 3)
+    monkeypatch.setattr(own_module, "MIN_PIECE_TOKENS", 3)
     assert tokens_of(engine_of(model_type), prompts()) == wanted
 
 
@@ -209,7 +209,7 @@ def test_all_that_a_call_makes_is_where_the_model_is(model_type: str, together: 
     calls = own_calls(module, "it is to be seen")
     own = own_forward(module)
     assert own is not None
-    own.takes_batches = together
+    own.supports_batches = together
     device = torch.device("meta")
     storage = KVStorage(16, 4, [call.shape for call in calls], torch.bfloat16, device)
     tables = (torch.zeros(3, 4, dtype=torch.int32, device=device),)

@@ -35,7 +35,7 @@ class Machine:
                 ran, waited = self.times[task]
                 self.times[task] = (ran + int(step_s * share * 1e9), waited + int(step_s * (1 - share) * 1e9))
             self.now += step_s
-            threads.look()
+            threads.refresh()
 
 
 def test_without_neighbours_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_an_idle_engine_concludes_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     threads = machine.threads()
     for _ in range(100):
         machine.now += 1.0
-        threads.look()
+        threads.refresh()
     assert machine.history == [2]
 
 

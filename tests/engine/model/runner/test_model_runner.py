@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kvscope_engine.model.loaded_model import LoadedModel
-from kvscope_engine.model.verification.fuse import Fused
+from kvscope_engine.model.verification.fuse import FusedCounts
 from kvscope_kernels.copy_rows import copy_rows_torch
 
 MODELS = ("llama", "qwen3", "mistral", "gemma2", "gpt_oss")
@@ -82,11 +82,15 @@ def test_what_is_fused(tiny_loaded: Load, planned: Any) -> None:
     assert (
         found["llama"]
         == found["mistral"]
-        == Fused(attentions=2, mlps=2, norms=5, layers=2, packed=packed, float32_residual=False)
+        == FusedCounts(attentions=2, mlps=2, norms=5, layers=2, packed=packed, float32_residual=False)
     )
-    assert found["qwen3"] == Fused(attentions=2, mlps=2, norms=5, layers=2, packed=packed, float32_residual=False)
-    assert found["gemma2"] == Fused(attentions=2, mlps=2, norms=9, layers=0, packed=packed, float32_residual=False)
-    assert found["gpt_oss"] == Fused(attentions=2, mlps=0, norms=5, layers=0, packed=packed, float32_residual=False)
+    assert found["qwen3"] == FusedCounts(attentions=2, mlps=2, norms=5, layers=2, packed=packed, float32_residual=False)
+    assert found["gemma2"] == FusedCounts(
+        attentions=2, mlps=2, norms=9, layers=0, packed=packed, float32_residual=False
+    )
+    assert found["gpt_oss"] == FusedCounts(
+        attentions=2, mlps=0, norms=5, layers=0, packed=packed, float32_residual=False
+    )
 
 
 def test_logprobs_are_those_of_the_model(tiny_loaded: Load, planned: Any) -> None:

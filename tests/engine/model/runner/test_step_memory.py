@@ -13,12 +13,12 @@ import torch
 from kvscope_engine.model.cuda_graphs.decode_graphs import captured_sizes
 from kvscope_engine.model.device_memory.step_buffer import ALIGNMENT, StepBuffer
 from kvscope_engine.model.input_batch.step_inputs import StepInputs
+from kvscope_engine.model.input_batch.step_limits import StepLimits
 from kvscope_engine.model.input_batch.step_tensors import put_inputs
 from kvscope_engine.model.runner.step_memory import (
     PIECES_BYTES,
     HeadShape,
     Processors,
-    StepLimits,
     graph_tensor_bytes,
     shares_bytes,
     split_partials_bytes,
@@ -91,7 +91,7 @@ def partials_of_a_launch(
             paged_prefill_attention.paged_prefill_attention(args, QueryRuns(starts, num_queries, plans=plans))
     if is_measured:
         return sum(room.of_pieces.nbytes + room.lse.nbytes for room in plans._sums.values())
-    return sum(room.partial.nbytes + room.lse.nbytes for room in plans._rooms.values())
+    return sum(room.partial.nbytes + room.lse.nbytes for room in plans._split_buffers.values())
 
 
 @pytest.mark.parametrize(("max_num_seqs", "max_request_tokens"), [(1, 100), (8, 4096), (70, 1 << 17)])

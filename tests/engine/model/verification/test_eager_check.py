@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from kvscope_engine.model.layers.attention.given_positions import GivenPositions
+from kvscope_engine.model.layers.attention.given_positions import PositionCache
 from kvscope_engine.model.verification import eager_check
 from kvscope_engine.model.verification.check_script import check_block_size, check_sequences, check_steps
 from kvscope_engine.model.verification.hook_check import check_hook
@@ -148,12 +148,12 @@ def test_chunks_and_a_temperature_are_served(dtype: torch.dtype) -> None:
 
 def test_a_temperature_of_wrong_positions_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Places in the batch, as transformers itself would count them there."""
-    monkeypatch.setattr(GivenPositions, "get_seq_length", count_from_the_batch)
+    monkeypatch.setattr(PositionCache, "get_seq_length", count_from_the_batch)
     with pytest.raises(BadInput, match="does not give what eager attention gives"):
         check_hook(llama4(attn_scale=0.5))
 
 
-def count_from_the_batch(given: GivenPositions, _: int = 0) -> int:
+def count_from_the_batch(given: PositionCache, _: int = 0) -> int:
     given.num_asked += 1
     return 0
 

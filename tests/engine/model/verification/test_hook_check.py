@@ -45,7 +45,7 @@ def why_not_ours(module: nn.Module) -> str:
     except BadInput as error:
         return str(error)
     own = own_forward(module)
-    return own.why if own is not None else ""
+    return own.reason if own is not None else ""
 
 
 def test_how_each_layer_calls_is_found(tiny_loaded: Callable[..., LoadedModel]) -> None:

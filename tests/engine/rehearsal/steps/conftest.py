@@ -28,11 +28,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kvscope_engine.model.device_memory import step_buffer
 from kvscope_engine.model.kv_cache.kv_storage import KVStorage, LayerShape
 from kvscope_engine.model.kv_cache.state_storage import StatePart, StateStorage
-from kvscope_engine.model.layers.attention.mla.latent_modules import hold_latents
-from kvscope_engine.model.layers.attention.mla.latents import held_latents
+from kvscope_engine.model.layers.attention.mla.latent_modules import store_latents
+from kvscope_engine.model.layers.attention.mla.latents import latents_of
 from kvscope_engine.model.layers.attention.paged_attention import ATTENTION_NAME, AttentionOptions, register_attention
 from kvscope_engine.model.layers.fused import fused_experts, fused_mlp
-from kvscope_engine.model.layers.fused.all_reduce import AllReduce, reduce_behind_layers
+from kvscope_engine.model.layers.fused.all_reduce import AllReduce, install_all_reduce
 from kvscope_engine.model.layers.fused.float32_head import use_float32_logits
 from kvscope_engine.model.layers.fused.fused_attention import attention_candidates
 from kvscope_engine.model.layers.fused.fused_experts import experts_candidate
@@ -42,6 +42,7 @@ from kvscope_engine.model.layers.fused.fused_norm import norm_candidates
 from kvscope_engine.model.layers.recurrent.recurrent_layers import recurrent_layers
 from kvscope_engine.model.runner import model_runner
 from kvscope_engine.model.runner.model_runner import ModelRunner, OtherRanks
+from kvscope_engine.model.runner.runner_config import RunnerConfig
 from kvscope_engine.model.verification.fuse import replace_part
 from kvscope_kernels import Ops
 from kvscope_kernels.fused_moe.expert_weights import Gate
@@ -334,8 +335,8 @@ def make_runner(
     monkeypatch.setattr(model_runner, "weights_bytes", lambda _: 0)
     monkeypatch.setattr(fused_mlp, "activation_kind_of", lambda *_: SILU)
     monkeypatch.setattr(fused_experts, "gate_of", lambda *_: Gate(SILU) if fuses_experts else None)
-    hold_latents(module, ATTENTION_NAME)
-    held = [latents for part in module.modules() if (latents := held_latents(part)) is not None]
+    store_latents(module, ATTENTION_NAME)
+    held = [latents for part in module.modules() if (latents := latents_of(part)) is not None]
     states = _states(module, 2 * max_num_seqs + 1)
     layers = [LayerShape(1, each.stored_dim, latent_dim=each.latent_dim) for each in held] or [
         LayerShape(2, 64, bounds_dtype=torch.bfloat16 if sparse_decode is not None and index >= 2 else None)
@@ -354,20 +355,22 @@ def make_runner(
     made = ModelRunner(
         loaded,
         storage,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=512,
-        enforce_eager=enforce_eager,
-        piecewise_graphs=piecewise_graphs,
-        page_heat=page_heat,
-        sparse_decode=sparse_decode,
-        together=together,
-        others=others,
-        ops=ops,
+        RunnerConfig(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=512,
+            max_drafts=max_drafts,
+            enforce_eager=enforce_eager,
+            piecewise_graphs=piecewise_graphs,
+            shares_graphs=together,
+            page_heat=page_heat,
+            sparse_decode=sparse_decode,
+        ),
         states=states,
-        max_drafts=max_drafts,
+        ops=ops,
+        others=others,
     )
     if all_reduce is not None:
-        reduce_behind_layers(module, all_reduce)
+        install_all_reduce(module, all_reduce)
     joined(module)
     return made
 
@@ -384,7 +387,7 @@ def _states(module: torch.nn.Module, num_slots: int) -> StateStorage | None:
             conv,
             StatePart("recurrent", 0, (part.num_v_heads, part.head_k_dim, part.head_v_dim), torch.float32),
         )
-        layer.takes_pieces = layer.takes_batches = True
+        layer.supports_pieces = layer.supports_batches = True
     for part in module.modules():
         if hasattr(part, "layer_idx") and hasattr(part, "q_proj"):
             part.kvscope_layer = 0  # type: ignore[assignment]
@@ -395,7 +398,7 @@ def join_unproven(module: torch.nn.Module, quantization: str) -> None:
     """As at load, in the same order, each part by the first form that has the parts of a Llama or a Qwen3."""
     use_float32_logits(module)
     for part in list(module.modules()):
-        if hasattr(part, "q_proj") and held_latents(part) is None and not _is_gated(part):
+        if hasattr(part, "q_proj") and latents_of(part) is None and not _is_gated(part):
             options = AttentionOptions(float(part.scaling))  # type: ignore[arg-type]
             replace_part(part, next(attention_candidates(part, options, False)))
         elif mlp := mlp_candidate(part, False):

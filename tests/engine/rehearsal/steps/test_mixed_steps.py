@@ -10,7 +10,7 @@ import torch
 
 from kvscope_engine.model.cuda_graphs import capture_failures
 from kvscope_engine.model.cuda_graphs.decode_graphs import captured_sizes
-from kvscope_engine.model.cuda_graphs.piecewise.mixed_graphs import SIZES
+from kvscope_engine.model.cuda_graphs.piecewise.piecewise_graphs import SIZES
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.step_plan import Scheduled, StepPlan
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
@@ -193,7 +193,7 @@ def test_a_model_that_cannot_be_cut_is_told_of_once(fake_gpu: Any) -> None:
     assert runner.notes == ["no CUDA graph for steps with prefills, which run slower: AttributeError: no such part"]
     assert runner.run(mixed(0, 9)).graph_tokens == 0
     fake_gpu.capture_error.append(AssertionError("it is never tried again"))
-    runner.while_idle()
+    runner.do_idle_work()
 
 
 def test_what_had_no_memory_is_tried_again_where_nobody_waits(fake_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,17 +207,17 @@ def test_what_had_no_memory_is_tried_again_where_nobody_waits(fake_gpu: Any, mon
     notes = list(runner.notes)
     assert [note.split(" tokens")[0].split()[-1] for note in notes] == ["512", "256"]
     for _ in range(3):
-        runner.while_idle()
+        runner.do_idle_work()
         assert runner.run(mixed(0, 300)).graph_tokens == 0, "too early"
     now_s += capture_failures.FIRST_PAUSE_S
     assert runner.run(mixed(0, 300)).graph_tokens == 0, "not in a step"
     fake_gpu.capture_error.append(no_memory)
-    runner.while_idle()
+    runner.do_idle_work()
     assert runner.run(mixed(0, 200)).graph_tokens == 0, "there was no memory for the larger one yet"
-    runner.while_idle()
+    runner.do_idle_work()
     assert [runner.run(mixed(0, count)).graph_tokens for count in (200, 300)] == [256, 0]
-    now_s += capture_failures.LONGEST_PAUSE_S
-    runner.while_idle()
+    now_s += capture_failures.MAX_PAUSE_S
+    runner.do_idle_work()
     assert [runner.run(mixed(0, count)).graph_tokens for count in (200, 300)] == [256, 512]
     again = [f"steps with prefills of {size} tokens have a CUDA graph again" for size in (256, 512)]
     assert runner.notes == notes + again
@@ -235,7 +235,7 @@ def test_without_memory_for_any_size_all_are_captured_once_there_is_some(
     assert len(fake_gpu.pools) == 1 + len(SIZES), "one of decodes, and those that nobody has"
     now_s += capture_failures.FIRST_PAUSE_S
     for _ in SIZES:
-        runner.while_idle()
+        runner.do_idle_work()
     assert [runner.run(mixed(0, size)).graph_tokens for size in SIZES] == list(SIZES)
     assert len(fake_gpu.pools) == 2 + len(SIZES), "all share one"
 
@@ -267,7 +267,7 @@ def test_what_was_given_back_comes_back_the_largest_first(fake_gpu: Any, monkeyp
     now_s += capture_failures.FIRST_PAUSE_S
     order: list[int] = []
     while len(order) < len(SIZES):
-        assert runner.while_idle() or len(order) == len(SIZES) - 1
+        assert runner.do_idle_work() or len(order) == len(SIZES) - 1
         order += [size for size in SIZES if size not in order and runner.run(mixed(0, size)).graph_tokens == size]
     assert order == list(SIZES[::-1])
 
@@ -279,7 +279,7 @@ def test_a_model_that_cuda_refuses_is_tried_once(fake_gpu: Any) -> None:
     runner.warm_up(lambda _: None)
     (note,) = runner.notes
     assert note.endswith("slower: RuntimeError: CUDA error: operation not permitted when stream is capturing")
-    assert not runner.while_idle(), "nothing is to be tried again"
+    assert not runner.do_idle_work(), "nothing is to be tried again"
     assert [runner.run(mixed(0, size)).graph_tokens for size in SIZES] == [0] * len(SIZES)
 
 
@@ -287,7 +287,7 @@ def test_an_idle_engine_without_such_graphs_does_nothing(fake_gpu: Any) -> None:
     runner = fake_gpu.make_runner()
     runner.warm_up(lambda _: None)
     fake_gpu.seen.clear()
-    runner.while_idle()
+    runner.do_idle_work()
     assert (fake_gpu.seen.uploads, fake_gpu.seen.launches.total()) == (0, 0)
 
 

@@ -384,7 +384,7 @@ def test_a_capture_of_steps_with_drafts_that_fails_costs_its_own_size_alone(
     plan = StepPlan(tuple(drafted(number, 30, 5) for number in range(4)), 0)
     assert runner.run(plan).graph_size == 16
     now_s += capture_failures.FIRST_PAUSE_S
-    runner.while_idle()
+    runner.do_idle_work()
     assert runner.run(plan).graph_size == 8
     assert runner.notes == [note, "steps with drafts of 8 tokens and 8 requests have a CUDA graph again"]
 
@@ -401,7 +401,7 @@ def test_where_cuda_refuses_the_largest_with_drafts_the_others_are_not_tried(fak
         == f"no CUDA graph for steps with drafts of 8 tokens and 8 requests, which run slower: RuntimeError: {refused}"
     )
     assert len(fake_gpu.held) == 5
-    assert not runner.while_idle(), "nothing is to be tried again"
+    assert not runner.do_idle_work(), "nothing is to be tried again"
     assert runner.run(StepPlan((drafted(1, 30, 5),), 0)).graph_size == 0
     assert runner.run(alike(4)).graph_size == 4
 
@@ -492,10 +492,10 @@ def test_a_capture_that_fails_costs_its_own_size_alone(
     (note,) = runner.notes
     assert note.startswith("no CUDA graph for batches of 8, which run slower: ")
     assert note.endswith("; it will be retried later")
-    runner.while_idle()
+    runner.do_idle_work()
     assert runner.run(alike(8)).graph_size == 16, "too early"
     now_s += capture_failures.FIRST_PAUSE_S
-    runner.while_idle()
+    runner.do_idle_work()
     uploads = fake_gpu.seen.uploads
     assert runner.run(alike(8)).graph_size == 8
     assert fake_gpu.seen.uploads == uploads + 1, "it was captured before"
@@ -515,14 +515,14 @@ def test_pauses_grow_and_stay_below_a_minute(
     fake_gpu.capture_error[:] = [error] * 100
     for _ in range(600):
         now_s += 1.0
-        runner.while_idle()
+        runner.do_idle_work()
     num_tries = 1 + 100 - len(fake_gpu.capture_error)
     is_memory = error is not ERRORS[-1]
     assert (20 < num_tries < 30) if is_memory else num_tries == capture_failures.MAX_TRIES
     fake_gpu.capture_error.clear()
     for _ in range(60):
         now_s += 1.0
-        runner.while_idle()
+        runner.do_idle_work()
     assert runner.run(alike(8)).graph_size == (8 if is_memory else 16)
 
 
@@ -539,7 +539,7 @@ def test_graphs_that_gave_their_memory_back_are_captured_again(
     assert [runner.run(alike(count)).graph_size for count in (4, 16)] == [0, 0]
     now_s += 60
     for _ in range(10):
-        runner.while_idle()
+        runner.do_idle_work()
     uploads = fake_gpu.seen.uploads
     assert [runner.run(alike(count)).graph_size for count in (4, 16)] == [4, 16]
     assert fake_gpu.seen.uploads == uploads + 2
@@ -651,7 +651,7 @@ def test_graphs_that_others_have_the_memory_of_are_not_captured_until_it_is_free
         nonlocal now_s
         for _ in range(60):
             now_s += 1.0
-            runner.while_idle()
+            runner.do_idle_work()
         found = []
         for plan in plans:
             fake_gpu.seen.clear()
@@ -666,7 +666,7 @@ def test_graphs_that_others_have_the_memory_of_are_not_captured_until_it_is_free
     assert graphs_of(alike(4), prompt) == [1, 0]
     runner.keep_graphs(of_decodes=False, of_prefills=False)
     assert graphs_of(alike(4), prompt, alike(4)) == [0, 0, 0]
-    assert not runner.while_idle(), "there is nothing to come back for"
+    assert not runner.do_idle_work(), "there is nothing to come back for"
     runner.keep_graphs(of_decodes=True, of_prefills=True)
     assert graphs_of(alike(4), prompt) == [decodes, prefills]
     assert runner.notes == notes

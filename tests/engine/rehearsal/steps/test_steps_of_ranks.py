@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from tests.engine.rehearsal.steps.test_expert_steps import QWEN3
 
-from kvscope_engine.model.cuda_graphs.graphs_together import ELSEWHERE
+from kvscope_engine.model.cuda_graphs.shared_graphs import FAILED_ON_OTHER_RANK
 from kvscope_engine.model.executor.rank_messages import Step, decode_to_rank, encode, inputs_of, step_of
 from kvscope_engine.model.input_batch.step_inputs import StepInputs
 from kvscope_engine.model.runner.model_runner import ModelRunner
@@ -37,7 +37,7 @@ class Follower:
         self.num_shared: list[int] = []
         self._inputs: Any = None
 
-    def tell(
+    def send_step(
         self,
         inputs: StepInputs,
         copies: Sequence[tuple[int, int]],
@@ -51,18 +51,18 @@ class Follower:
         if step.num_sampled == 0:
             self._run(None)
 
-    def share(self, tokens: torch.Tensor) -> None:
+    def broadcast_tokens(self, tokens: torch.Tensor) -> None:
         assert tokens.shape == (self.steps[-1].num_sampled,)
         self._run(tokens)
 
     def wait_for(self, event: Any) -> None:
         event.synchronize()
 
-    def done(self) -> None: ...
+    def report_step_done(self) -> None: ...
 
     def _run(self, sampled: torch.Tensor | None) -> None:
         step = self.steps[-1]
-        self.runner.follow(*inputs_of(step), sampled, step.graph_size)
+        self.runner.run_as_follower(*inputs_of(step), sampled, step.graph_size)
 
 
 class Agreement:
@@ -121,7 +121,7 @@ def ranks(fake_gpu: Any, sums: list[int]) -> tuple[ModelRunner, Follower]:
     runner = fake_gpu.make_runner(together=True, others=follower, all_reduce=all_reduce)
     for each in (runner, follower.runner):
         each.warm_up(lambda _: None)
-        assert each.captures_together
+        assert each.captures_shared_graphs
     return runner, follower
 
 
@@ -132,7 +132,7 @@ def test_all_sizes_are_captured_at_the_start_and_replayed_by_both(
     for each in (runner, follower.runner):
         meeting = Agreement()
         sums.clear()
-        each.capture_together(meeting)
+        each.capture_shared_graphs(meeting)
         assert meeting.ours == [True] * len(SIZES)
         assert each.notes == []
         passes = [size for size in reversed(SIZES) for _ in range(2)]
@@ -158,16 +158,16 @@ def test_a_capture_that_fails_on_one_rank_costs_its_size_on_both(
     failing, other = (runner, follower.runner) if is_ours else (follower.runner, runner)
     before = Agreement()
     fake_gpu.capture_error[:] = [None, None, error, None]  # of 1, 2, 4 and 8: the last one is raised first
-    failing.capture_together(before)
+    failing.capture_shared_graphs(before)
     assert before.ours == [True, False, True, True]
-    other.capture_together(Agreement(*before.ours))
+    other.capture_shared_graphs(Agreement(*before.ours))
     assert len(failing.notes) == len(other.notes) == 1
     assert "batches of 4" in failing.notes[0]
     assert str(error) in failing.notes[0]
-    assert other.notes == [f"no CUDA graph for batches of 4, which run slower: {ELSEWHERE}"]
+    assert other.notes == [f"no CUDA graph for batches of 4, which run slower: {FAILED_ON_OTHER_RANK}"]
     for _ in range(3):
         runner.run(decodes(3))
-        runner.while_idle()
+        runner.do_idle_work()
         assert follower.steps[-1].graph_size == 8
     runner.run(decodes(2))
     assert follower.steps[-1].graph_size == 2
@@ -178,8 +178,10 @@ def test_without_any_graph_both_run_eagerly_and_say_why(
 ) -> None:
     runner, follower = ranks
     for each in (runner, follower.runner):
-        each.capture_together(Agreement(*(False,) * len(SIZES)))
-    assert runner.notes == [f"CUDA graphs could not be captured, steps run without them (slower): {ELSEWHERE}"]
+        each.capture_shared_graphs(Agreement(*(False,) * len(SIZES)))
+    assert runner.notes == [
+        f"CUDA graphs could not be captured, steps run without them (slower): {FAILED_ON_OTHER_RANK}"
+    ]
     sums.clear()
     assert runner.run(decodes(2)).graph_size == 0
     assert follower.steps[-1].graph_size == 0
@@ -201,17 +203,17 @@ def test_graphs_that_a_rank_cannot_hold_are_given_up_on_all(
 
     follower = Follower(made(not is_ours))
     runner = made(is_ours, others=follower)
-    assert runner.captures_together is not is_ours
-    assert runner.captures_together or runner.notes[0].startswith("CUDA graphs could not be captured")
-    if runner.captures_together:
+    assert runner.captures_shared_graphs is not is_ours
+    assert runner.captures_shared_graphs or runner.notes[0].startswith("CUDA graphs could not be captured")
+    if runner.captures_shared_graphs:
         theirs = Agreement()
-        follower.runner.capture_together(theirs)
+        follower.runner.capture_shared_graphs(theirs)
         assert theirs.ours == [False] * len(SIZES)
-        runner.capture_together(Agreement(*theirs.ours))
+        runner.capture_shared_graphs(Agreement(*theirs.ours))
     assert runner.run(decodes(2)).graph_size == 0
     assert follower.steps[-1].graph_size == 0
     assert fake_gpu.seen.replays == 0
-    assert not runner.while_idle()
+    assert not runner.do_idle_work()
 
 
 def test_a_step_that_runs_ahead_is_told_before_its_tokens_are_known(
@@ -220,7 +222,7 @@ def test_a_step_that_runs_ahead_is_told_before_its_tokens_are_known(
     """They go from device to device: nothing is read back in between, and nobody waits."""
     runner, follower = ranks
     for each in (runner, follower.runner):
-        each.capture_together(Agreement())
+        each.capture_shared_graphs(Agreement())
     plan = decodes(3)
     first = runner.launch(plan)
     fake_gpu.seen.clear()

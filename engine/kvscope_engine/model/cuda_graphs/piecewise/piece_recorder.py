@@ -30,14 +30,14 @@ class Crossings:
 
     def __init__(self, num_rows: int) -> None:
         self._num_rows = num_rows
-        self._held: dict[tuple[object, ...], torch.Tensor] = {}
+        self._buffers: dict[tuple[object, ...], torch.Tensor] = {}
 
     def rows(self, name: str, like: torch.Tensor) -> torch.Tensor:
         """Return a tensor of the shape of `like`, (T, ...), in permanent memory."""
         key = (name, like.shape[1:], like.dtype)
-        if key not in self._held:
-            self._held[key] = like.new_zeros(self._num_rows, *like.shape[1:])
-        return self._held[key][: len(like)]
+        if key not in self._buffers:
+            self._buffers[key] = like.new_zeros(self._num_rows, *like.shape[1:])
+        return self._buffers[key][: len(like)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +79,11 @@ class CutContext(PagedContext):
 class PieceRecorder:
     """Captures one run of the model. Nothing is computed while capturing; results exist only after a replay."""
 
-    def __init__(self, crossings: Crossings, pool: Any, stream: Any) -> None:
+    def __init__(self, static_buffers: Crossings, pool: Any, stream: Any) -> None:
         """Create a recorder. All recorders that share `pool` must use one `stream`: libraries keep memory for each
         stream."""
         self.pieces = Pieces()
-        self._crossings = crossings
+        self._crossings = static_buffers
         self._pool = pool
         self._stream = stream
         self._is_capturing = False
@@ -95,13 +95,13 @@ class PieceRecorder:
         with torch.cuda.stream(self._stream):
             self._is_capturing = True
             try:
-                self._begin()
+                self._begin_capture()
                 run(self._cut)
             except BaseException:
                 with suppress(RuntimeError):  # this error only repeats that the capture failed
-                    self._end()
+                    self._end_capture()
                 raise
-            self._end()
+            self._end_capture()
         return self.pieces
 
     def _cut(self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions) -> torch.Tensor:
@@ -110,15 +110,15 @@ class PieceRecorder:
         cut = AttentionCut(rows("query", query), rows("attended", attended), kv, options)
         cut.query.copy_(query)
         if self._is_capturing:
-            self._end()
+            self._end_capture()
             self.pieces.cuts.append(cut)
-            self._begin()
+            self._begin_capture()
         return cut.attended
 
-    def _begin(self) -> None:
+    def _begin_capture(self) -> None:
         self.pieces.graphs.append(torch.cuda.CUDAGraph())
         # "thread_local" lets copy threads continue.
         self.pieces.graphs[-1].capture_begin(pool=self._pool, capture_error_mode="thread_local")
 
-    def _end(self) -> None:
+    def _end_capture(self) -> None:
         self.pieces.graphs[-1].capture_end()

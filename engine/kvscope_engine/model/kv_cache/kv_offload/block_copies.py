@@ -17,27 +17,27 @@ import torch
 from kvscope_engine.model.kv_cache.kv_offload.block_layout import BlockLayout
 from kvscope_engine.model.kv_cache.kv_offload.copy_speed import CopySpeed
 
-Words: TypeAlias = npt.NDArray[Any]
+WordRows: TypeAlias = npt.NDArray[Any]
 """Array of (num_rows, words per row)."""
 Ids: TypeAlias = npt.NDArray[np.intp]
 
 
-class Copies(Protocol):
-    """Copies between blocks of the pool and slots in host memory, which are rows of the host tier (`places`).
+class BlockCopier(Protocol):
+    """Copies between blocks of the pool and slots in host memory, which are rows of the host tier (`slots`).
 
-    Copies take effect on the device in call order. The host must call `settle` before it accesses a slot itself.
+    Copies take effect on the device in call order. The host must call `await_copies` before it accesses a slot itself.
     """
 
     saving: CopySpeed
     loading: CopySpeed
 
-    def save(self, blocks: Sequence[int], places: Sequence[int]) -> None:
-        """Copy `blocks` of the pool to the host slots `places`."""
+    def save(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
+        """Copy `blocks` of the pool to the host slots `slots`."""
 
-    def load(self, places: Sequence[int], blocks: Sequence[int]) -> None:
-        """Copy the host slots `places` to `blocks` of the pool."""
+    def load(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
+        """Copy the host slots `slots` to `blocks` of the pool."""
 
-    def settle(self, places: Sequence[int]) -> None:
+    def await_copies(self, slots: Sequence[int]) -> None:
         """Wait until no copy from or to these slots is pending or in progress."""
 
     def flush(self) -> None:
@@ -50,32 +50,32 @@ class Copies(Protocol):
         """Complete all copies and release the memory."""
 
 
-class PlainCopies:
-    """Synchronous copies, complete when a call returns. With `words` None, blocks have no bytes."""
+class HostBlockCopier:
+    """Synchronous copies, complete when a call returns. With `layout` None, blocks have no bytes."""
 
-    def __init__(self, words: BlockLayout | None, rows: torch.Tensor) -> None:
+    def __init__(self, layout: BlockLayout | None, rows: torch.Tensor) -> None:
         self._parts = []
-        if words is not None:
-            places = words.places(rows)
-            self._parts = [(part.blocks.numpy(), places[:, part.columns].numpy()) for part in words.parts]
+        if layout is not None:
+            slots = layout.slots(rows)
+            self._parts = [(part.blocks.numpy(), slots[:, part.columns].numpy()) for part in layout.parts]
         self.saving = CopySpeed()
         self.loading = CopySpeed()
 
-    def save(self, blocks: Sequence[int], places: Sequence[int]) -> None:
+    def save(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
         started = time.perf_counter()
-        sources, targets = np.asarray(blocks, np.intp), np.asarray(places, np.intp)
+        sources, targets = np.asarray(blocks, np.intp), np.asarray(slots, np.intp)
         for pool, host in self._parts:
             _copy(pool, sources, host, targets)
-        self.saving.add(len(blocks), time.perf_counter() - started)
+        self.saving.record_copy(len(blocks), time.perf_counter() - started)
 
-    def load(self, places: Sequence[int], blocks: Sequence[int]) -> None:
+    def load(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         started = time.perf_counter()
-        sources, targets = np.asarray(places, np.intp), np.asarray(blocks, np.intp)
+        sources, targets = np.asarray(slots, np.intp), np.asarray(blocks, np.intp)
         for pool, host in self._parts:
             _copy(host, sources, pool, targets)
-        self.loading.add(len(blocks), time.perf_counter() - started)
+        self.loading.record_copy(len(blocks), time.perf_counter() - started)
 
-    def settle(self, places: Sequence[int]) -> None:
+    def await_copies(self, slots: Sequence[int]) -> None:
         """Do nothing: no copy is ever in progress."""
 
     def flush(self) -> None:
@@ -88,7 +88,7 @@ class PlainCopies:
         self._parts.clear()
 
 
-def _copy(source: Words, sources: Ids, target: Words, targets: Ids) -> None:
+def _copy(source: WordRows, sources: Ids, target: WordRows, targets: Ids) -> None:
     """Copy all rows at once through a temporary copy; one by one if memory for that is missing."""
     try:
         target[targets] = source[sources]

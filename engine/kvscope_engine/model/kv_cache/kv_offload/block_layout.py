@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 import torch
 
-_WORDS: Final = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+_WORD_DTYPES: Final = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 class BlockTensors(Protocol):
@@ -39,7 +39,7 @@ class BlockLayout:
         rows = [tensor.view(tensor.shape[0], -1).view(torch.uint8) for tensor in storage.block_tensors]
         self.num_blocks = rows[0].shape[0]
         self.block_bytes = sum(row.shape[1] for row in rows)
-        self.dtype = _WORDS[math.gcd(8, *(row.shape[1] for row in rows))]
+        self.dtype = _WORD_DTYPES[math.gcd(8, *(row.shape[1] for row in rows))]
         self.device = rows[0].device
         self.parts: list[TensorColumns] = []
         start = 0
@@ -48,7 +48,7 @@ class BlockLayout:
             self.parts.append(TensorColumns(words, slice(start, start + words.shape[1])))
             start += words.shape[1]
 
-    def places(self, rows: torch.Tensor) -> torch.Tensor:
+    def slots(self, rows: torch.Tensor) -> torch.Tensor:
         """View rows of bytes, (num_places, block_bytes), as words."""
         return rows.view(self.dtype)
 

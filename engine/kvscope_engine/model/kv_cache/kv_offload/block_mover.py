@@ -1,8 +1,8 @@
 """Moves the bytes of blocks between the pool, host memory and disk; implements `policy.tiers.mover_protocol.TierMover`.
 
 Owns the order between copies: a host slot that the device still copies from or to is settled before the disk tier
-accesses it. Must not know what a slot holds. Slots of host memory and of the disk file are called `places` and
-`disk_places` in signatures.
+accesses it. Must not know what a slot holds. Slots of host memory and of the disk file are called `slots` and
+`disk_slots` in signatures.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from kvscope_engine.model.device_memory.host_slab import HostSlab, torch_pinned_bytes
 from kvscope_engine.model.distributed.rank import Rank
-from kvscope_engine.model.kv_cache.kv_offload.block_copies import Copies
+from kvscope_engine.model.kv_cache.kv_offload.block_copies import BlockCopier
 from kvscope_engine.model.kv_cache.kv_offload.disk_tier import DiskTier
 from kvscope_engine.model.kv_cache.kv_offload.tier_stats import TierStats
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
@@ -30,7 +30,7 @@ class OtherMovers(Protocol):
 
     rank: Rank
 
-    def move(
+    def move_blocks(
         self,
         how: MoveKind,
         sources: Sequence[int] = (),
@@ -38,9 +38,9 @@ class OtherMovers(Protocol):
     ) -> None:
         """Start the same move on the other ranks."""
 
-    def moved(self, whole: Sequence[bool]) -> list[bool]:
-        """Return, per block, whether the last `offload`, `rise` or `drain` succeeded on all ranks; `whole` is this
-        rank's result."""
+    def moved_on_all_ranks(self, whole: Sequence[bool]) -> list[bool]:
+        """Return, per block, whether the last `offload`, `load_from_disk` or `drain` succeeded on all ranks; `whole`
+        is this rank's result."""
 
 
 class BlockMover:
@@ -52,7 +52,7 @@ class BlockMover:
 
     def __init__(
         self,
-        copies: Copies,
+        copier: BlockCopier,
         slab: HostSlab,
         disk: DiskTier | None,
         salt: bytes | None,
@@ -60,7 +60,7 @@ class BlockMover:
         others: OtherMovers | None = None,
     ) -> None:
         self._others = others
-        self._copies = copies
+        self._copier = copier
         self._slab = slab
         self._disk = disk
         self._rows = slab.rows.numpy()
@@ -72,8 +72,8 @@ class BlockMover:
         """Salt from which the prefixes in a persistent file must be hashed; None if any salt is fine."""
         self.note = note
         """One line about options that could not be applied as requested; empty if there are none."""
-        self.num_host_places, self._block_bytes = self._rows.shape
-        self.num_disk_places = disk.num_places if disk is not None else 0
+        self.num_host_slots, self._block_bytes = self._rows.shape
+        self.num_disk_slots = disk.num_slots if disk is not None else 0
 
     @property
     def has_disk(self) -> bool:
@@ -104,50 +104,48 @@ class BlockMover:
         """Return the disk slots that hold prefixes of an earlier run, with these prefixes."""
         return self._disk.recovered() if self._disk is not None else []
 
-    def save(self, blocks: Sequence[int], places: Sequence[int]) -> None:
+    def save(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
         """Copy blocks of the pool to host slots."""
         with self._moving():
             if self._others is not None and blocks:
-                self._others.move("save", blocks, places)
-            self._copies.save(blocks, places)
+                self._others.move_blocks("save", blocks, slots)
+            self._copier.save(blocks, slots)
 
-    def load(self, places: Sequence[int], blocks: Sequence[int]) -> None:
+    def load(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """Copy host slots to blocks of the pool."""
         with self._moving():
             if self._others is not None and blocks:
-                self._others.move("load", places, blocks)
-            self._copies.load(places, blocks)
+                self._others.move_blocks("load", slots, blocks)
+            self._copier.load(slots, blocks)
 
-    def offload(
-        self, places: Sequence[int], disk_places: Sequence[int], prefixes: Sequence[Prefix | None]
-    ) -> list[bool]:
+    def offload(self, slots: Sequence[int], disk_slots: Sequence[int], prefixes: Sequence[Prefix | None]) -> list[bool]:
         """Write host slots to disk slots. Returns which were accepted on all ranks."""
         with self._moving():
             if self._disk is None:
-                return [False] * len(places)
+                return [False] * len(slots)
             if self._others is not None:
-                self._others.move("offload", places, disk_places)
-            self._copies.settle(places)
-            there = self._disk.offload([self._rows[place] for place in places], disk_places, prefixes)
-            return there if self._others is None else self._others.moved(there)
+                self._others.move_blocks("offload", slots, disk_slots)
+            self._copier.await_copies(slots)
+            there = self._disk.offload([self._rows[slot] for slot in slots], disk_slots, prefixes)
+            return there if self._others is None else self._others.moved_on_all_ranks(there)
 
-    def load_from_disk(self, disk_places: Sequence[int], places: Sequence[int]) -> list[bool]:
+    def load_from_disk(self, disk_slots: Sequence[int], slots: Sequence[int]) -> list[bool]:
         """Read disk slots into host slots. Returns which were intact; the others are lost."""
         with self._moving():
             if self._disk is None:
-                return [False] * len(places)
+                return [False] * len(slots)
             if self._others is not None:
-                self._others.move("load_from_disk", disk_places, places)
-            self._copies.settle(places)
-            whole = self._disk.load_from_disk(disk_places, [self._rows[place] for place in places])
-            return whole if self._others is None else self._others.moved(whole)
+                self._others.move_blocks("load_from_disk", disk_slots, slots)
+            self._copier.await_copies(slots)
+            whole = self._disk.load_from_disk(disk_slots, [self._rows[slot] for slot in slots])
+            return whole if self._others is None else self._others.moved_on_all_ranks(whole)
 
     def flush(self) -> None:
         """Enqueue all pending copies on the device, so that whatever runs next may overwrite the blocks."""
         with self._moving():
             if self._others is not None:
-                self._others.move("flush")
-            self._copies.flush()
+                self._others.move_blocks("flush")
+            self._copier.flush()
 
     def drain(self) -> bool:
         """Wait until everything offloaded has been written. Returns whether it was. Used only for measurements."""
@@ -155,26 +153,26 @@ class BlockMover:
         if self._disk is None:
             return True
         if self._others is not None:
-            self._others.move("drain")
+            self._others.move_blocks("drain")
         is_drained = self._disk.drain()
-        return is_drained if self._others is None else all(self._others.moved((is_drained,)))
+        return is_drained if self._others is None else all(self._others.moved_on_all_ranks((is_drained,)))
 
     def swap_seconds(self, num_blocks: int) -> float:
         """Return the estimated seconds for copying `num_blocks` blocks to host memory and back."""
-        self._copies.measure()
-        return num_blocks * (self._copies.saving.seconds_per_block + self._copies.loading.seconds_per_block)
+        self._copier.measure()
+        return num_blocks * (self._copier.saving.seconds_per_block + self._copier.loading.seconds_per_block)
 
     def load_seconds(self, num_blocks: int, num_from_disk: int) -> float:
         """Return the estimated seconds for loading `num_blocks` blocks into the pool, `num_from_disk` of them from
         disk."""
-        self._copies.measure()
+        self._copier.measure()
         from_disk = self._disk.read_seconds_per_block if self._disk is not None else 0.0
-        return num_blocks * self._copies.loading.seconds_per_block + num_from_disk * from_disk
+        return num_blocks * self._copier.loading.seconds_per_block + num_from_disk * from_disk
 
     @property
     def stats(self) -> TierStats:
         """Totals since the start. Bytes are summed over all ranks, seconds are those of this rank."""
-        saving, loading, disk, count = self._copies.saving, self._copies.loading, self._disk, self._num_ranks
+        saving, loading, disk, count = self._copier.saving, self._copier.loading, self._disk, self._num_ranks
         size = self._block_bytes * count
         return TierStats(
             saved_bytes=saving.num_blocks * size,
@@ -183,10 +181,10 @@ class BlockMover:
             loaded_seconds=loading.seconds,
             offloaded_bytes=disk.num_written * size if disk is not None else 0,
             offload_seconds=disk.write_seconds if disk is not None else 0.0,
-            risen_bytes=disk.num_read * size if disk is not None else 0,
-            risen_seconds=disk.read_seconds if disk is not None else 0.0,
+            disk_read_bytes=disk.num_read * size if disk is not None else 0,
+            disk_read_seconds=disk.read_seconds if disk is not None else 0.0,
             num_lost=disk.num_lost if disk is not None else 0,
-            host_asked_bytes=self._slab.num_bytes * count,
+            host_requested_bytes=self._slab.num_bytes * count,
             host_real_bytes=self._slab.real_bytes * count,
             host_is_pinned=self._slab.is_pinned,
             torch_pinned_bytes=torch_pinned_bytes(self._slab.num_bytes) * count,
@@ -203,7 +201,7 @@ class BlockMover:
             return ""
         self._closed = True
         with contextlib.suppress(Exception) if self.copy_failure else contextlib.nullcontext():
-            self._copies.close()
+            self._copier.close()
         if self.copy_failure:
             self.forget_prefixes()
         note = self._disk.close() if self._disk is not None else ""

@@ -22,17 +22,17 @@ class CopySpeed:
         """Weighted average of recent copies; 0 before the first."""
         return self._recent_seconds / self._recent_blocks if self._recent_blocks else 0.0
 
-    def add(self, num_blocks: int, seconds: float) -> None:
+    def record_copy(self, num_blocks: int, seconds: float) -> None:
         self.num_blocks += num_blocks
         self.seconds += seconds
-        kept = 0.5 ** (num_blocks / HALF_LIFE_BLOCKS)
-        self._recent_blocks = self._recent_blocks * kept + num_blocks
-        self._recent_seconds = self._recent_seconds * kept + seconds
+        retained_share = 0.5 ** (num_blocks / HALF_LIFE_BLOCKS)
+        self._recent_blocks = self._recent_blocks * retained_share + num_blocks
+        self._recent_seconds = self._recent_seconds * retained_share + seconds
 
-    def forget_totals(self) -> None:
+    def reset_totals(self) -> None:
         """Reset the totals but keep the estimated speed."""
         self.num_blocks, self.seconds = 0, 0.0
 
-    def restart(self) -> None:
-        self.forget_totals()
+    def reset(self) -> None:
+        self.reset_totals()
         self._recent_blocks, self._recent_seconds = 0.0, 0.0

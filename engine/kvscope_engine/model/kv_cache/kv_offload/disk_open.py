@@ -34,10 +34,10 @@ class OpenFile:
     """Path of the file; None if it has no name and disappears with the process."""
     is_direct: bool
     """Whether reads and writes bypass the page cache."""
-    found_bytes: int
+    previous_bytes: int
     """Size of the file before it was opened."""
 
-    def is_in_place(self) -> bool:
+    def is_at_path(self) -> bool:
         """Whether the path still refers to this file. Always True for a file without a name, which cannot be
         removed."""
         if self.path is None:
@@ -64,14 +64,14 @@ def open_disk_file(path: Path | None, num_bytes: int, *, keep: bool) -> OpenFile
     with _errors_named(path):
         fd = _temporary() if path is None else os.open(path, _FLAGS, 0o600)
     try:
-        found_bytes = os.fstat(fd).st_size
+        previous_bytes = os.fstat(fd).st_size
         if path is not None:
-            _take(fd, path)
-        _check_room(fd, path, num_bytes)
+            _lock_file(fd, path)
+        _check_free_space(fd, path, num_bytes)
         _allocate(fd, path, num_bytes)
         if path is not None and not keep:
-            _drop_name(path)
-        return OpenFile(fd, path if keep else None, _go_direct(fd), found_bytes)
+            _unlink(path)
+        return OpenFile(fd, path if keep else None, _enable_direct_io(fd), previous_bytes)
     except BaseException:
         if path is not None and is_new:
             path.unlink(missing_ok=True)
@@ -88,7 +88,7 @@ def _temporary() -> int:
     return fd
 
 
-def _take(fd: int, path: Path) -> None:
+def _lock_file(fd: int, path: Path) -> None:
     """Lock the file after checking that it contains no foreign data."""
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
@@ -106,7 +106,7 @@ def _take(fd: int, path: Path) -> None:
         os.fchmod(fd, 0o600)
 
 
-def _check_room(fd: int, path: Path | None, num_bytes: int) -> None:
+def _check_free_space(fd: int, path: Path | None, num_bytes: int) -> None:
     """Check free space and this process's file size limit before anything is allocated."""
     drive, status = os.fstatvfs(fd), os.fstat(fd)
     free = drive.f_bavail * drive.f_frsize + 512 * status.st_blocks
@@ -127,13 +127,13 @@ def _too_large(path: Path | None, num_bytes: int, what: str) -> str:
     return f"--kv-disk asks for {num_bytes / MIB:.0f} MiB in {_name(path)}: {what}"
 
 
-def _drop_name(path: Path) -> None:
+def _unlink(path: Path) -> None:
     """Unlink the file, so that it disappears however the process ends, and the index of an earlier run with it."""
     path.unlink(missing_ok=True)
     index_path(path).unlink(missing_ok=True)
 
 
-def _go_direct(fd: int) -> bool:
+def _enable_direct_io(fd: int) -> bool:
     """Enable direct I/O and test it; some file systems refuse the flag, some the first read."""
     flags = fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_NONBLOCK
     try:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from kvscope_engine.model.kv_cache.kv_offload.disk_open import SECTOR_BYTES, OpenFile
 
 Bytes = npt.NDArray[np.uint8]
-MAX_NEIGHBOURS = 256
+MAX_RECORDS_PER_CALL = 256
 """Maximum number of records per call. The system accepts at most 1,024 buffers."""
 
 
@@ -38,34 +38,34 @@ def record_buffers(num_records: int, size: int) -> Bytes:
     return np.frombuffer(mmap.mmap(-1, num_records * size), np.uint8).reshape(num_records, size)
 
 
-def neighbours(places: Sequence[int], at_most: int = MAX_NEIGHBOURS) -> Iterator[range]:
-    """Yield ranges of indices into the ascending slots `places` within which slots are consecutive, at most `at_most`
+def consecutive_ranges(slots: Sequence[int], at_most: int = MAX_RECORDS_PER_CALL) -> Iterator[range]:
+    """Yield ranges of indices into the ascending slots `slots` within which slots are consecutive, at most `at_most`
     each."""
-    breaks = [index for index, (a, b) in enumerate(pairwise(places), start=1) if b != a + 1]
-    for low, high in pairwise([0, *breaks, len(places)]):
+    breaks = [index for index, (a, b) in enumerate(pairwise(slots), start=1) if b != a + 1]
+    for low, high in pairwise([0, *breaks, len(slots)]):
         for start in range(low, high, at_most):
             yield range(start, min(start + at_most, high))
 
 
 class DiskRecords:
-    """Records of `size` bytes in an open file, addressed by index (`place`)."""
+    """Records of `size` bytes in an open file, addressed by index (`slot`)."""
 
     def __init__(self, file: OpenFile, size: int) -> None:
         self._file = file
         self._size = size
 
-    def write(self, place: int, records: Sequence[Bytes]) -> None:
-        """Write whole records from `place` on. Raises OSError, also for a partial write or if the file was removed."""
-        if not self._file.is_in_place():
+    def write(self, slot: int, records: Sequence[Bytes]) -> None:
+        """Write whole records from `slot` on. Raises OSError, also for a partial write or if the file was removed."""
+        if not self._file.is_at_path():
             raise FileNotFoundError(f"{self._file.path} was removed or replaced")
-        written = os.pwritev(self._file.fd, [record.data for record in records], place * self._size)
+        written = os.pwritev(self._file.fd, [record.data for record in records], slot * self._size)
         expected = len(records) * self._size
         if written != expected:
             raise OSError(f"only {written} of {expected} bytes were taken")
 
-    def read(self, place: int, records: Bytes) -> int:
-        """Read into `records`, (n, size), from `place` on. Returns how many were read whole; 0 on an error."""
+    def read(self, slot: int, records: Bytes) -> int:
+        """Read into `records`, (n, size), from `slot` on. Returns how many were read whole; 0 on an error."""
         try:
-            return os.preadv(self._file.fd, [records.data], place * self._size) // self._size
+            return os.preadv(self._file.fd, [records.data], slot * self._size) // self._size
         except OSError:
             return 0

@@ -12,16 +12,16 @@ from typing import Final
 
 from kvscope_engine.model.kv_cache.kv_offload.disk_open import OpenFile
 from kvscope_engine.model.kv_cache.kv_offload.disk_records import (
-    MAX_NEIGHBOURS,
+    MAX_RECORDS_PER_CALL,
     Bytes,
     DiskRecords,
     checksum,
-    neighbours,
+    consecutive_ranges,
     record_buffers,
     record_bytes,
 )
 from kvscope_engine.model.kv_cache.kv_offload.disk_writer import DiskWriter
-from kvscope_engine.model.kv_cache.kv_offload.kept_file import KeptFile
+from kvscope_engine.model.kv_cache.kv_offload.kept_file import PersistentPrefixes
 from kvscope_engine.model.kv_cache.kv_storage import MIB
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
 
@@ -34,31 +34,31 @@ READ_BYTES: Final = 8 * MIB
 
 
 class DiskTier:
-    """`num_places` blocks of `block_bytes` in `file`, which it owns. With `kept`, the contents persist."""
+    """`num_slots` blocks of `block_bytes` in `file`, which it owns. With `kept`, the contents persist."""
 
     def __init__(
         self,
         file: OpenFile,
-        num_places: int,
+        num_slots: int,
         block_bytes: int,
-        kept: KeptFile | None = None,
+        kept: PersistentPrefixes | None = None,
         *,
         max_queue_bytes: int = QUEUE_BYTES,
     ) -> None:
         size = record_bytes(block_bytes)
-        self.num_places = num_places
+        self.num_slots = num_slots
         self.is_direct = file.is_direct
         self.num_lost = 0
         self.num_read = 0
         self.read_seconds = 0.0
         self._file = file
         self._block_bytes = block_bytes
-        self._kept = kept
+        self._retained = kept
         self._records = DiskRecords(file, size)
-        self._read_buffers = record_buffers(_count(READ_BYTES, size, min(num_places, MAX_NEIGHBOURS)), size)
-        self._writer = DiskWriter(self._records, size, block_bytes, _count(max_queue_bytes, size, num_places))
+        self._read_buffers = record_buffers(_count(READ_BYTES, size, min(num_slots, MAX_RECORDS_PER_CALL)), size)
+        self._writer = DiskWriter(self._records, size, block_bytes, _count(max_queue_bytes, size, num_slots))
         if kept is not None:
-            self._writer.adopt({block.place: block.checksum for block in kept.found})
+            self._writer.add_recovered({block.slot: block.checksum for block in kept.recovered})
 
     @property
     def read_seconds_per_block(self) -> float:
@@ -85,39 +85,39 @@ class DiskTier:
     def write_seconds(self) -> float:
         return self._writer.seconds
 
-    def offload(self, rows: Sequence[Bytes], places: Sequence[int], prefixes: Sequence[Prefix | None]) -> list[bool]:
-        """Queue `rows[i]` to be written to `places[i]`. Returns which were accepted. Waits only while the queue is
+    def offload(self, rows: Sequence[Bytes], slots: Sequence[int], prefixes: Sequence[Prefix | None]) -> list[bool]:
+        """Queue `rows[i]` to be written to `slots[i]`. Returns which were accepted. Waits only while the queue is
         full."""
-        if self._kept is not None:
-            for place, prefix in zip(places, prefixes, strict=True):
-                self._kept.offloaded(place, prefix)
-        return self._writer.put(places, rows)
+        if self._retained is not None:
+            for slot, prefix in zip(slots, prefixes, strict=True):
+                self._retained.record_offload(slot, prefix)
+        return self._writer.enqueue(slots, rows)
 
-    def load_from_disk(self, places: Sequence[int], rows: Sequence[Bytes]) -> list[bool]:
-        """Read `places[i]` into `rows[i]`. Returns which were intact."""
+    def load_from_disk(self, slots: Sequence[int], rows: Sequence[Bytes]) -> list[bool]:
+        """Read `slots[i]` into `rows[i]`. Returns which were intact."""
         started = time.perf_counter()
-        came = [self._writer.take(place, row) for place, row in zip(places, rows, strict=True)]
-        asked = sorted((place, index) for index, place in enumerate(places) if not came[index])
-        for stretch in neighbours([place for place, _ in asked], len(self._read_buffers)):
-            for index in self._read(asked[stretch.start : stretch.stop], rows):
-                came[index] = True
-        self._lose([place for place, whole in zip(places, came, strict=True) if not whole])
-        self.num_read += sum(came)
+        is_intact = [self._writer.read_queued(slot, row) for slot, row in zip(slots, rows, strict=True)]
+        missing = sorted((slot, index) for index, slot in enumerate(slots) if not is_intact[index])
+        for stretch in consecutive_ranges([slot for slot, _ in missing], len(self._read_buffers)):
+            for index in self._read(missing[stretch.start : stretch.stop], rows):
+                is_intact[index] = True
+        self._discard_lost([slot for slot, whole in zip(slots, is_intact, strict=True) if not whole])
+        self.num_read += sum(is_intact)
         self.read_seconds += time.perf_counter() - started
-        return came
+        return is_intact
 
     def forget_prefixes(self) -> None:
-        if self._kept is not None:
-            self._kept.forget()
+        if self._retained is not None:
+            self._retained.clear()
 
     def recovered(self) -> list[tuple[int, Prefix]]:
         """Return the slots that held prefixes at the start, with these prefixes."""
-        return [] if self._kept is None else [(block.place, block.prefix) for block in self._kept.found]
+        return [] if self._retained is None else [(block.slot, block.prefix) for block in self._retained.recovered]
 
     def close(self) -> str:
         """Close the file, after writing the index if it persists. Returns why the index was not written, or an empty
         text."""
-        note = self._keep() if self._kept is not None else ""
+        note = self._write_index() if self._retained is not None else ""
         self._writer.close()
         os.close(self._file.fd)
         return note
@@ -126,30 +126,30 @@ class DiskTier:
         """Wait until everything queued has been written. Returns whether it was."""
         return self._writer.drain()
 
-    def _read(self, asked: list[tuple[int, int]], rows: Sequence[Bytes]) -> list[int]:
+    def _read(self, missing: list[tuple[int, int]], rows: Sequence[Bytes]) -> list[int]:
         """Read adjacent slots, given as (slot, index of its row), in one call. Returns the indices that were
         intact."""
-        records = self._read_buffers[: len(asked)]
-        num_whole = self._records.read(asked[0][0], records)
+        records = self._read_buffers[: len(missing)]
+        num_whole = self._records.read(missing[0][0], records)
         whole = []
-        for (place, index), record in zip(asked[:num_whole], records, strict=False):
+        for (slot, index), record in zip(missing[:num_whole], records, strict=False):
             payload = record[: self._block_bytes]
-            if checksum(payload) == self._writer.checksum(place):
+            if checksum(payload) == self._writer.checksum(slot):
                 rows[index][:] = payload
                 whole.append(index)
         return whole
 
-    def _lose(self, places: list[int]) -> None:
-        self.num_lost += len(places)
-        for place in places:
-            self._writer.forget(place)
+    def _discard_lost(self, slots: list[int]) -> None:
+        self.num_lost += len(slots)
+        for slot in slots:
+            self._writer.discard(slot)
 
-    def _keep(self) -> str:
-        assert self._kept is not None, "only a kept file gets an index"
+    def _write_index(self) -> str:
+        assert self._retained is not None, "only a kept file gets an index"
         try:
             if not self._writer.drain():
                 return f"the KV cache's file is not kept: {self._writer.failure or 'the drive is too slow'}"
-            self._kept.finish(self._writer.checksums())
+            self._retained.finish(self._writer.checksums())
         except OSError as error:
             return f"the KV cache's file is not kept: {error.strerror or error}"
         return ""

@@ -18,7 +18,7 @@ from kvscope_engine.model.kv_cache.kv_offload.disk_records import (
     Bytes,
     DiskRecords,
     checksum,
-    neighbours,
+    consecutive_ranges,
     record_buffers,
 )
 
@@ -28,7 +28,7 @@ MAX_WAIT_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Entry:
-    place: int
+    slot: int
     buffer: int
 
 
@@ -60,54 +60,54 @@ class DiskWriter:
 
     @property
     def num_free(self) -> int:
-        """Number of records that `put` accepts now without waiting."""
+        """Number of records that `enqueue` accepts now without waiting."""
         with self._changed:
             return len(self._free)
 
-    def put(self, places: Sequence[int], payloads: Sequence[Bytes]) -> list[bool]:
-        """Queue blocks' bytes for `places`. Returns which were accepted. Waits only while the queue is full.
+    def enqueue(self, slots: Sequence[int], payloads: Sequence[Bytes]) -> list[bool]:
+        """Queue blocks' bytes for `slots`. Returns which were accepted. Waits only while the queue is full.
 
         The previous contents of a slot are lost either way.
         """
         done = 0
-        while done < len(places):
-            buffers = self._take_buffers(places[done:])
+        while done < len(slots):
+            buffers = self._acquire_buffers(slots[done:])
             if not buffers:
                 break
             for buffer, payload in zip(buffers, payloads[done:], strict=False):
                 self._buffers[buffer, : self._block_bytes] = payload
-            if not self._enqueue(list(map(_Entry, places[done:], buffers))):
+            if not self._enqueue(list(map(_Entry, slots[done:], buffers))):
                 break
             done += len(buffers)
-        return [True] * done + [False] * (len(places) - done)
+        return [True] * done + [False] * (len(slots) - done)
 
-    def take(self, place: int, target: Bytes) -> bool:
-        """Copy the record queued for `place` to `target`. Returns False if there is none."""
+    def read_queued(self, slot: int, target: Bytes) -> bool:
+        """Copy the record queued for `slot` to `target`. Returns False if there is none."""
         with self._changed:
-            entry = self._latest.get(place)
+            entry = self._latest.get(slot)
             if entry is not None:
                 target[:] = self._buffers[entry.buffer, : self._block_bytes]
             return entry is not None
 
-    def checksum(self, place: int) -> int | None:
-        """Return the checksum of the record in the file at `place`; None if there is none."""
+    def checksum(self, slot: int) -> int | None:
+        """Return the checksum of the record in the file at `slot`; None if there is none."""
         with self._changed:
-            return self._checksums.get(place)
+            return self._checksums.get(slot)
 
     def checksums(self) -> dict[int, int]:
         """Return the checksums of all slots with a record in the file."""
         with self._changed:
             return dict(self._checksums)
 
-    def adopt(self, checksums: dict[int, int]) -> None:
+    def add_recovered(self, checksums: dict[int, int]) -> None:
         """Add slots that the file holds from an earlier run."""
         with self._changed:
             self._checksums.update(checksums)
 
-    def forget(self, place: int) -> None:
-        """Discard the record at `place`."""
+    def discard(self, slot: int) -> None:
+        """Discard the record at `slot`."""
         with self._changed:
-            self._checksums.pop(place, None)
+            self._checksums.pop(slot, None)
 
     def drain(self) -> bool:
         """Wait until the queue is empty. Returns whether everything was written."""
@@ -122,17 +122,17 @@ class DiskWriter:
             self._changed.notify_all()
         self._thread.join(MAX_WAIT_S)
 
-    def _take_buffers(self, places: Sequence[int]) -> list[int]:
-        """Return buffers for as many of `places` as are free, at least one; empty if writing has failed."""
+    def _acquire_buffers(self, slots: Sequence[int]) -> list[int]:
+        """Return buffers for as many of `slots` as are free, at least one; empty if writing has failed."""
         with self._changed:
-            for place in places:
-                self._checksums.pop(place, None)
+            for slot in slots:
+                self._checksums.pop(slot, None)
             if not self._changed.wait_for(lambda: self._free or self.failure, MAX_WAIT_S):
                 self._fail(f"the drive took nothing for {MAX_WAIT_S:.0f} s")
             if self.failure:
                 return []
-            taken = self._free[: len(places)]
-            del self._free[: len(places)]
+            taken = self._free[: len(slots)]
+            del self._free[: len(slots)]
             return taken
 
     def _enqueue(self, entries: list[_Entry]) -> bool:
@@ -141,8 +141,8 @@ class DiskWriter:
         with self._changed:
             if not self.failure:
                 for entry in entries:
-                    self._checksums.pop(entry.place, None)  # the place's previous record may have been stored meanwhile
-                    self._latest[entry.place] = entry
+                    self._checksums.pop(entry.slot, None)  # the place's previous record may have been stored meanwhile
+                    self._latest[entry.slot] = entry
                 self._queue += entries
                 self._changed.notify_all()
             return not self.failure
@@ -166,25 +166,25 @@ class DiskWriter:
                     return []
                 taken = list(self._queue)
                 self._queue.clear()
-                batch = [entry for entry in taken if self._latest.get(entry.place) is entry]
-                self._release([entry for entry in taken if self._latest.get(entry.place) is not entry])
+                batch = [entry for entry in taken if self._latest.get(entry.slot) is entry]
+                self._release([entry for entry in taken if self._latest.get(entry.slot) is not entry])
                 if batch:
-                    return sorted(batch, key=lambda entry: entry.place)
+                    return sorted(batch, key=lambda entry: entry.slot)
 
     def _write(self, batch: list[_Entry]) -> None:
-        for stretch in neighbours([entry.place for entry in batch]):
-            entries = [batch[index] for index in stretch]
+        for indices in consecutive_ranges([entry.slot for entry in batch]):
+            entries = [batch[index] for index in indices]
             sums = [checksum(self._buffers[entry.buffer, : self._block_bytes]) for entry in entries]
-            self._records.write(entries[0].place, [self._buffers[entry.buffer] for entry in entries])
+            self._records.write(entries[0].slot, [self._buffers[entry.buffer] for entry in entries])
             with self._changed:
                 self._stored(entries, sums)
 
     def _stored(self, entries: list[_Entry], sums: list[int]) -> None:
         self.num_written += len(entries)
         for entry, value in zip(entries, sums, strict=True):
-            if self._latest.get(entry.place) is entry:
-                del self._latest[entry.place]
-                self._checksums[entry.place] = value
+            if self._latest.get(entry.slot) is entry:
+                del self._latest[entry.slot]
+                self._checksums[entry.slot] = value
         self._release(entries)
 
     def _release(self, entries: list[_Entry]) -> None:

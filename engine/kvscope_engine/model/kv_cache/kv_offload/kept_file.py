@@ -8,56 +8,62 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvscope_engine.model.kv_cache.kv_offload.disk_open import OpenFile, index_path
-from kvscope_engine.model.kv_cache.kv_offload.kept_index import Expected, KeptBlock, KeptIndex, read_index, write_index
+from kvscope_engine.model.kv_cache.kv_offload.kept_index import (
+    DiskIndex,
+    IndexedBlock,
+    IndexRequirements,
+    read_index,
+    write_index,
+)
 from kvscope_engine.policy.prefixes.prefix_index import SALT_BYTES, Prefix
 from kvscope_telemetry.errors import BadInput
 
 
-class KeptFile:
+class PersistentPrefixes:
     """Prefixes by slot, from the last run's index and from offloads. Checksums are verified elsewhere.
 
     Raises BadInput if no index can be written next to the file.
     """
 
-    def __init__(self, file: OpenFile, path: Path, expected: Expected) -> None:
+    def __init__(self, file: OpenFile, path: Path, requirements: IndexRequirements) -> None:
         self._file = file
         self._index_path = index_path(path)
-        self._expected = expected
-        index, reason = read_index(self._index_path, expected, file.found_bytes)
+        self._requirements = requirements
+        index, reason = read_index(self._index_path, requirements, file.previous_bytes)
         self.note = f"{str(path)!r} is used anew: its index {reason}" if reason else ""
         self.salt = index.salt if index is not None else secrets.token_bytes(SALT_BYTES)
-        self.found = index.blocks if index is not None else []
-        self._prefixes: dict[int, Prefix] = {block.place: block.prefix for block in self.found}
+        self.recovered = index.blocks if index is not None else []
+        self._prefixes: dict[int, Prefix] = {block.slot: block.prefix for block in self.recovered}
         try:
             write_index(self._index_path, self._index([]))
         except OSError as error:
             raise BadInput(f"cannot write {str(self._index_path)!r}: {error.strerror}") from error
 
-    def offloaded(self, place: int, prefix: Prefix | None) -> None:
-        """Record that `place` is about to hold `prefix`, or nothing that can be found again."""
-        self._prefixes.pop(place, None)
+    def record_offload(self, slot: int, prefix: Prefix | None) -> None:
+        """Record that `slot` is about to hold `prefix`, or nothing that can be found again."""
+        self._prefixes.pop(slot, None)
         if prefix is not None:
-            self._prefixes[place] = prefix
+            self._prefixes[slot] = prefix
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Exclude the current contents from the index that the next start reads."""
         self._prefixes.clear()
 
     def finish(self, checksums: dict[int, int]) -> None:
         """Sync the file and write the index for the next start. Raises OSError."""
-        if not self._file.is_in_place():
+        if not self._file.is_at_path():
             raise FileNotFoundError("removed or replaced")
         os.fsync(self._file.fd)
-        write_index(self._index_path, self._index(self._kept(checksums)))
+        write_index(self._index_path, self._index(self._blocks_to_list(checksums)))
 
-    def _kept(self, checksums: dict[int, int]) -> list[KeptBlock]:
+    def _blocks_to_list(self, checksums: dict[int, int]) -> list[IndexedBlock]:
         """Return the blocks to list; if several slots have the same digest, only the last."""
-        last = {prefix.digest: place for place, prefix in self._prefixes.items() if place in checksums}
-        kept = [(place, self._prefixes[place]) for place in last.values()]
+        last = {prefix.digest: slot for slot, prefix in self._prefixes.items() if slot in checksums}
+        kept = [(slot, self._prefixes[slot]) for slot in last.values()]
         return [
-            KeptBlock(
-                place,
-                checksums[place],
+            IndexedBlock(
+                slot,
+                checksums[slot],
                 prefix.digest,
                 prefix.start,
                 prefix.tokens,
@@ -66,9 +72,9 @@ class KeptFile:
                 adapter=prefix.adapter,
                 adapter_key=prefix.adapter_key,
             )
-            for place, prefix in kept
+            for slot, prefix in kept
         ]
 
-    def _index(self, blocks: Sequence[KeptBlock]) -> KeptIndex:
+    def _index(self, blocks: Sequence[IndexedBlock]) -> DiskIndex:
         size = os.fstat(self._file.fd).st_size
-        return KeptIndex(self._expected.fingerprint, self.salt, size, list(blocks))
+        return DiskIndex(self._requirements.fingerprint, self.salt, size, list(blocks))

@@ -23,10 +23,10 @@ DIGEST_BYTES: Final = 32
 MAX_START: Final = 1 << 31
 
 
-class KeptBlock(msgspec.Struct, frozen=True, array_like=True):
+class IndexedBlock(msgspec.Struct, frozen=True, array_like=True):
     """A slot of the file that holds a prefix."""
 
-    place: int
+    slot: int
     checksum: int
     digest: bytes
     start: int
@@ -42,7 +42,7 @@ class KeptBlock(msgspec.Struct, frozen=True, array_like=True):
         return Prefix(self.digest, self.start, self.tokens, self.parent, self.salt, self.adapter, self.adapter_key)
 
 
-class KeptIndex(msgspec.Struct, frozen=True):
+class DiskIndex(msgspec.Struct, frozen=True):
     """Contents of a disk tier file."""
 
     fingerprint: str
@@ -50,44 +50,44 @@ class KeptIndex(msgspec.Struct, frozen=True):
     salt: bytes
     """Salt of the prefix digests."""
     num_bytes: int
-    blocks: list[KeptBlock]
+    blocks: list[IndexedBlock]
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class IndexRequirements:
     """Properties that an index must match to be used."""
 
     fingerprint: str
     block_size: int
-    num_places: int
+    num_slots: int
 
     @property
     def max_bytes(self) -> int:
         """Upper bound for the size of an index. The file may have had more slots in an earlier run."""
-        return (1 << 26) + 4 * self.num_places * (4 * self.block_size + 96)
+        return (1 << 26) + 4 * self.num_slots * (4 * self.block_size + 96)
 
 
-def read_index(path: Path, expected: Expected, found_bytes: int) -> tuple[KeptIndex | None, str]:
-    """Read the index at `path` of a file of `found_bytes`. Returns the index, or None and why it is not used.
+def read_index(path: Path, requirements: IndexRequirements, previous_bytes: int) -> tuple[DiskIndex | None, str]:
+    """Read the index at `path` of a file of `previous_bytes`. Returns the index, or None and why it is not used.
 
     The reason is empty if there is no index.
     """
     try:
         with open(path, "rb") as file:
-            content = file.read(expected.max_bytes + 1)
+            content = file.read(requirements.max_bytes + 1)
     except FileNotFoundError:
         return None, ""
     except OSError as error:
         return None, f"cannot be read ({error.strerror})"
-    if len(content) > expected.max_bytes:
-        return None, f"is larger than {expected.max_bytes} bytes"
-    index = _decoded(content)
+    if len(content) > requirements.max_bytes:
+        return None, f"is larger than {requirements.max_bytes} bytes"
+    index = _decoded_index(content)
     if index is None:
         return None, "is damaged"
-    return _judged(index, expected, found_bytes)
+    return _checked_index(index, requirements, previous_bytes)
 
 
-def write_index(path: Path, index: KeptIndex) -> None:
+def write_index(path: Path, index: DiskIndex) -> None:
     """Replace the index at `path` atomically, with its contents synced to the drive. Raises OSError."""
     body = msgspec.msgpack.encode(index)
     fd, name = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
@@ -102,33 +102,35 @@ def write_index(path: Path, index: KeptIndex) -> None:
         raise
 
 
-def _decoded(content: bytes) -> KeptIndex | None:
+def _decoded_index(content: bytes) -> DiskIndex | None:
     head = len(MAGIC) + DIGEST_BYTES
     body = content[head:]
     if content[:head] != MAGIC + _digest(body):
         return None
     try:
-        return msgspec.msgpack.decode(body, type=KeptIndex)
+        return msgspec.msgpack.decode(body, type=DiskIndex)
     except msgspec.MsgspecError:
         return None
 
 
-def _judged(index: KeptIndex, expected: Expected, found_bytes: int) -> tuple[KeptIndex | None, str]:
-    if index.fingerprint != expected.fingerprint:
+def _checked_index(
+    index: DiskIndex, requirements: IndexRequirements, previous_bytes: int
+) -> tuple[DiskIndex | None, str]:
+    if index.fingerprint != requirements.fingerprint:
         return None, "is of another model or layout"
-    if found_bytes != index.num_bytes:
-        return None, f"is for a file of {index.num_bytes} bytes, not {found_bytes}"
-    if len(index.salt) != SALT_BYTES or not all(_is_sound(block, expected.block_size) for block in index.blocks):
+    if previous_bytes != index.num_bytes:
+        return None, f"is for a file of {index.num_bytes} bytes, not {previous_bytes}"
+    if len(index.salt) != SALT_BYTES or not all(_is_sound(block, requirements.block_size) for block in index.blocks):
         return None, "is damaged"
-    blocks = [block for block in index.blocks if block.place < expected.num_places]
-    if len({block.place for block in blocks}) < len(blocks) or len({block.digest for block in blocks}) < len(blocks):
+    blocks = [block for block in index.blocks if block.slot < requirements.num_slots]
+    if len({block.slot for block in blocks}) < len(blocks) or len({block.digest for block in blocks}) < len(blocks):
         return None, "is damaged"
     return msgspec.structs.replace(index, blocks=blocks), ""
 
 
-def _is_sound(block: KeptBlock, block_size: int) -> bool:
+def _is_sound(block: IndexedBlock, block_size: int) -> bool:
     return (
-        block.place >= 0
+        block.slot >= 0
         and 0 <= block.checksum < 1 << 32
         and len(block.digest) in (PREFIX_BYTES, PREFIX_BYTES + 1)
         and len(block.tokens) == 4 * block_size

@@ -17,7 +17,7 @@ from itertools import pairwise
 import torch
 
 from kvscope_engine.model.device_memory.device_streams import StreamMark, Streams
-from kvscope_engine.model.device_memory.out_of_memory import is_no_memory
+from kvscope_engine.model.device_memory.out_of_memory import is_out_of_memory
 from kvscope_engine.model.kv_cache.kv_offload.block_layout import BlockLayout
 from kvscope_engine.model.kv_cache.kv_offload.copy_speed import CopySpeed
 
@@ -32,7 +32,7 @@ class _Staging:
 
 
 @dataclass(frozen=True, slots=True)
-class _Timed:
+class _TimedCopy:
     """A copy on the copy lane, between two events."""
 
     speed: CopySpeed
@@ -46,61 +46,61 @@ class _Chunk:
     """Pairs of block and slot that fit into a staging buffer, ordered by slot."""
 
     blocks: list[int]
-    places: list[int]
+    slots: list[int]
     runs: list[tuple[int, int, int]] = field(init=False)
     """Runs of consecutive slots, one copy each: (first row of the staging buffer, first slot, number of slots)."""
 
     def __post_init__(self) -> None:
-        breaks = [row for row, (a, b) in enumerate(pairwise(self.places), start=1) if b != a + 1]
-        self.runs = [(low, self.places[low], high - low) for low, high in pairwise([0, *breaks, len(self.places)])]
+        breaks = [row for row, (a, b) in enumerate(pairwise(self.slots), start=1) if b != a + 1]
+        self.runs = [(low, self.slots[low], high - low) for low, high in pairwise([0, *breaks, len(self.slots)])]
 
 
-class StagedCopies:
+class StagedBlockCopier:
     """Copies blocks of a device's pool to and from `rows` of host memory, at most `staging_blocks` per copy."""
 
-    def __init__(self, words: BlockLayout, rows: torch.Tensor, streams: Streams, staging_blocks: int) -> None:
-        self._parts = words.parts
-        self._device = words.device
-        self._host = words.places(rows)
+    def __init__(self, layout: BlockLayout, rows: torch.Tensor, streams: Streams, staging_blocks: int) -> None:
+        self._parts = layout.parts
+        self._device = layout.device
+        self._host = layout.slots(rows)
         self._streams = streams
         shape = (staging_blocks, self._host.shape[1])
-        self._stagings = [_Staging(self._host.new_empty(shape, device=words.device)) for _ in range(NUM_STAGINGS)]
+        self._stagings = [_Staging(self._host.new_empty(shape, device=layout.device)) for _ in range(NUM_STAGINGS)]
         self._pending = PendingCopies()
-        self._under_way: set[int] = set()
-        self._timed: deque[_Timed] = deque()
+        self._in_progress: set[int] = set()
+        self._timed_copies: deque[_TimedCopy] = deque()
         self.saving = CopySpeed()
         self.loading = CopySpeed()
 
-    def save(self, blocks: Sequence[int], places: Sequence[int]) -> None:
-        if not self._pending.admits_saves(blocks, places):
+    def save(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
+        if not self._pending.admits_saves(blocks, slots):
             self.flush()
-        self._pending.add_saves(blocks, places)
+        self._pending.add_saves(blocks, slots)
 
-    def load(self, places: Sequence[int], blocks: Sequence[int]) -> None:
+    def load(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         if not self._pending.admits_loads(blocks):
             self.flush()
-        self._pending.add_loads(places, blocks)
+        self._pending.add_loads(slots, blocks)
 
-    def settle(self, places: Sequence[int]) -> None:
-        if self._pending.touches(places):
+    def await_copies(self, slots: Sequence[int]) -> None:
+        if self._pending.touches(slots):
             self.flush()
-        if not self._under_way.isdisjoint(places):
+        if not self._in_progress.isdisjoint(slots):
             self._streams.finish("copy")
-            self._under_way.clear()
+            self._in_progress.clear()
 
     def flush(self) -> None:
         """Enqueue all pending copies on the device, in order. If this raises, copies not yet enqueued remain
         pending."""
-        self._under_way |= self._pending.places
-        self._hand_over(self._pending.saves, self._save, self._save_block)
-        self._hand_over(self._pending.loads, self._load, self._load_block)
+        self._in_progress |= self._pending.slots
+        self._enqueue(self._pending.saves, self._save, self._save_block)
+        self._enqueue(self._pending.loads, self._load, self._load_block)
         self._pending = PendingCopies()
         self.measure()
 
     def measure(self) -> None:
-        while self._timed and self._timed[0].ended.is_past():
-            copy = self._timed.popleft()
-            copy.speed.add(copy.num_blocks, copy.ended.seconds_since(copy.started))
+        while self._timed_copies and self._timed_copies[0].ended.has_passed():
+            copy = self._timed_copies.popleft()
+            copy.speed.record_copy(copy.num_blocks, copy.ended.seconds_since(copy.started))
 
     def close(self) -> None:
         try:
@@ -113,23 +113,23 @@ class StagedCopies:
         self._parts = []
         self._host = self._host.new_empty(0, 0)
 
-    def _hand_over(
+    def _enqueue(
         self,
         pairs: list[tuple[int, int]],
-        hand_over: Callable[[_Chunk, _Staging], None],
+        enqueue: Callable[[_Chunk, _Staging], None],
         copy_block: Callable[[int, int], None],
     ) -> None:
-        """Enqueue `pairs` by slot, so that neighbours share one copy. A chunk is removed from `pairs` once it is
-        enqueued."""
+        """Enqueue `pairs` by slot, so that consecutive slots share one copy. A chunk is removed from `pairs` once
+        it is enqueued."""
         pairs.sort()
         size = self._stagings[0].rows.shape[0]
         while pairs:
-            places, blocks = zip(*pairs[:size], strict=True)
-            chunk = _Chunk(list(blocks), list(places))
+            slots, blocks = zip(*pairs[:size], strict=True)
+            chunk = _Chunk(list(blocks), list(slots))
             try:
-                hand_over(chunk, self._next_staging())
+                enqueue(chunk, self._next_staging())
             except Exception as error:
-                if not is_no_memory(error):
+                if not is_out_of_memory(error):
                     raise
                 self._copy_one_by_one(chunk, copy_block)
             del pairs[:size]
@@ -142,17 +142,17 @@ class StagedCopies:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         self._streams.finish("copy")
-        for block, place in zip(chunk.blocks, chunk.places, strict=True):
-            self._streams.run("compute", partial(copy_block, block, place))
+        for block, slot in zip(chunk.blocks, chunk.slots, strict=True):
+            self._streams.run("compute", partial(copy_block, block, slot))
         self._streams.finish("compute")
 
-    def _save_block(self, block: int, place: int) -> None:
+    def _save_block(self, block: int, slot: int) -> None:
         for part in self._parts:
-            self._host[place, part.columns].copy_(part.blocks[block], non_blocking=True)
+            self._host[slot, part.columns].copy_(part.blocks[block], non_blocking=True)
 
-    def _load_block(self, block: int, place: int) -> None:
+    def _load_block(self, block: int, slot: int) -> None:
         for part in self._parts:
-            part.blocks[block].copy_(self._host[place, part.columns], non_blocking=True)
+            part.blocks[block].copy_(self._host[slot, part.columns], non_blocking=True)
 
     def _save(self, chunk: _Chunk, staging: _Staging) -> None:
         streams = self._streams
@@ -163,7 +163,7 @@ class StagedCopies:
         started = streams.mark("copy")
         streams.run("copy", lambda: self._to_host(chunk, staging.rows))
         staging.last_use = streams.mark("copy")
-        self._timed.append(_Timed(self.saving, len(chunk.blocks), started, staging.last_use))
+        self._timed_copies.append(_TimedCopy(self.saving, len(chunk.blocks), started, staging.last_use))
 
     def _load(self, chunk: _Chunk, staging: _Staging) -> None:
         streams = self._streams
@@ -175,7 +175,7 @@ class StagedCopies:
         streams.wait("compute", arrived)
         streams.run("compute", lambda: self._scatter(chunk.blocks, staging.rows))
         staging.last_use = streams.mark("compute")
-        self._timed.append(_Timed(self.loading, len(chunk.blocks), started, arrived))
+        self._timed_copies.append(_TimedCopy(self.loading, len(chunk.blocks), started, arrived))
 
     def _gather(self, blocks: list[int], rows: torch.Tensor) -> None:
         ids = self._ids(blocks)
@@ -193,12 +193,12 @@ class StagedCopies:
         return torch.tensor(blocks, pin_memory=self._device.type == "cuda").to(self._device, non_blocking=True)
 
     def _to_host(self, chunk: _Chunk, rows: torch.Tensor) -> None:
-        for row, place, count in chunk.runs:
-            self._host[place : place + count].copy_(rows[row : row + count], non_blocking=True)
+        for row, slot, count in chunk.runs:
+            self._host[slot : slot + count].copy_(rows[row : row + count], non_blocking=True)
 
     def _from_host(self, chunk: _Chunk, rows: torch.Tensor) -> None:
-        for row, place, count in chunk.runs:
-            rows[row : row + count].copy_(self._host[place : place + count], non_blocking=True)
+        for row, slot, count in chunk.runs:
+            rows[row : row + count].copy_(self._host[slot : slot + count], non_blocking=True)
 
     def _next_staging(self) -> _Staging:
         self._stagings.reverse()
@@ -215,36 +215,36 @@ class PendingCopies:
     def __init__(self) -> None:
         self.saves: list[tuple[int, int]] = []
         self.loads: list[tuple[int, int]] = []
-        self._saved_places: set[int] = set()
-        self._loaded_places: set[int] = set()
+        self._saved_slots: set[int] = set()
+        self._loaded_slots: set[int] = set()
         self._loaded_blocks: set[int] = set()
 
     def __bool__(self) -> bool:
         return bool(self.saves or self.loads)
 
-    def admits_saves(self, blocks: Sequence[int], places: Sequence[int]) -> bool:
+    def admits_saves(self, blocks: Sequence[int], slots: Sequence[int]) -> bool:
         """Whether these saves may run with the pending saves, before the pending loads."""
-        return not (self.touches(places) or not self._loaded_blocks.isdisjoint(blocks))
+        return not (self.touches(slots) or not self._loaded_blocks.isdisjoint(blocks))
 
     def admits_loads(self, blocks: Sequence[int]) -> bool:
         return self._loaded_blocks.isdisjoint(blocks)
 
-    def touches(self, places: Sequence[int]) -> bool:
+    def touches(self, slots: Sequence[int]) -> bool:
         """Whether any of these slots is the source or target of a pending copy."""
-        return not (self._saved_places.isdisjoint(places) and self._loaded_places.isdisjoint(places))
+        return not (self._saved_slots.isdisjoint(slots) and self._loaded_slots.isdisjoint(slots))
 
-    def add_saves(self, blocks: Sequence[int], places: Sequence[int]) -> None:
+    def add_saves(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
         """Add saves, which `admits_saves` must have accepted."""
-        self.saves += zip(places, blocks, strict=True)
-        self._saved_places.update(places)
+        self.saves += zip(slots, blocks, strict=True)
+        self._saved_slots.update(slots)
 
-    def add_loads(self, places: Sequence[int], blocks: Sequence[int]) -> None:
+    def add_loads(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """Add loads, which `admits_loads` must have accepted."""
-        self.loads += zip(places, blocks, strict=True)
-        self._loaded_places.update(places)
+        self.loads += zip(slots, blocks, strict=True)
+        self._loaded_slots.update(slots)
         self._loaded_blocks.update(blocks)
 
     @property
-    def places(self) -> set[int]:
+    def slots(self) -> set[int]:
         """All slots with a pending copy."""
-        return self._saved_places | self._loaded_places
+        return self._saved_slots | self._loaded_slots

@@ -12,15 +12,15 @@ import torch
 
 from kvscope_engine.model.device_memory.device_streams import CudaStreams
 from kvscope_engine.model.device_memory.host_slab import CudaPinner, HostSlab
-from kvscope_engine.model.kv_cache.kv_offload.block_copies import Copies, PlainCopies
+from kvscope_engine.model.kv_cache.kv_offload.block_copies import BlockCopier, HostBlockCopier
 from kvscope_engine.model.kv_cache.kv_offload.block_layout import BlockLayout, layout_text
 from kvscope_engine.model.kv_cache.kv_offload.block_mover import BlockMover, OtherMovers
 from kvscope_engine.model.kv_cache.kv_offload.disk_open import open_disk_file
 from kvscope_engine.model.kv_cache.kv_offload.disk_records import record_bytes
 from kvscope_engine.model.kv_cache.kv_offload.disk_tier import QUEUE_BYTES, DiskTier
-from kvscope_engine.model.kv_cache.kv_offload.kept_file import KeptFile
-from kvscope_engine.model.kv_cache.kv_offload.kept_index import Expected
-from kvscope_engine.model.kv_cache.kv_offload.staged_copies import StagedCopies
+from kvscope_engine.model.kv_cache.kv_offload.kept_file import PersistentPrefixes
+from kvscope_engine.model.kv_cache.kv_offload.kept_index import IndexRequirements
+from kvscope_engine.model.kv_cache.kv_offload.staged_copies import StagedBlockCopier
 from kvscope_engine.model.kv_cache.kv_storage import MIB, KVStorage
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput, KvscopeError
@@ -31,7 +31,7 @@ QUEUE_SHARE: Final = 4
 """The queue of records waiting for the disk takes at most 1/QUEUE_SHARE of the host tier's size, in addition to it."""
 MIN_QUEUE_BYTES: Final = 16 * MIB
 """Lower limit for that queue in bytes, because a drive is fast only with many records at once."""
-PRACTICE_BYTES: Final = 4 * MIB
+MEASURED_BYTES: Final = 4 * MIB
 """Bytes copied to host memory and back at the start, to measure the cost of a swap. Takes a few milliseconds."""
 
 
@@ -59,80 +59,82 @@ def make_tier_mover(
         return None
     has_disk = config.disk_kv_memory_bytes > 0
     if not storage.block_tensors:
-        return _mover_of_nothing(storage, "no layer has keys and values: nothing goes to disk" * has_disk)
-    words = BlockLayout(storage)
-    is_cuda = words.device.type == "cuda"
+        return _mover_without_bytes(storage, "no layer has keys and values: nothing goes to disk" * has_disk)
+    layout = BlockLayout(storage)
+    is_cuda = layout.device.type == "cuda"
     with ExitStack() as undo:
-        num_places = _places("--kv-host-memory", config.host_kv_memory_bytes - state_bytes, words.block_bytes)
-        slab = HostSlab(num_places, words.block_bytes, CudaPinner() if is_cuda else None)
+        num_slots = _num_slots("--kv-host-memory", config.host_kv_memory_bytes - state_bytes, layout.block_bytes)
+        slab = HostSlab(num_slots, layout.block_bytes, CudaPinner() if is_cuda else None)
         undo.callback(slab.close)
-        copies = _staged(words, slab) if is_cuda else PlainCopies(words, slab.rows)
-        undo.callback(copies.close)
-        _practise(copies, words, num_places)
-        disk, kept = _disk(config, words.block_bytes, f"{fingerprint};{layout_text(storage)}")
+        copier = _staged_copier(layout, slab) if is_cuda else HostBlockCopier(layout, slab.rows)
+        undo.callback(copier.close)
+        _measure_copies(copier, layout, num_slots)
+        disk, retained = _disk_tier(config, layout.block_bytes, f"{fingerprint};{layout_text(storage)}")
         undo.pop_all()
-    note = "; ".join(filter(None, (slab.note, kept.note if kept is not None else "")))
-    return BlockMover(copies, slab, disk, kept.salt if kept is not None else None, note, others)
+    note = "; ".join(filter(None, (slab.note, retained.note if retained is not None else "")))
+    return BlockMover(copier, slab, disk, retained.salt if retained is not None else None, note, others)
 
 
-def _mover_of_nothing(storage: KVStorage, note: str) -> BlockMover:
+def _mover_without_bytes(storage: KVStorage, note: str) -> BlockMover:
     """Build a mover for models without KV layers: blocks and slots are only entries of the prefix cache and have no
     bytes."""
     slab = HostSlab(storage.num_blocks, 0)
-    return BlockMover(PlainCopies(None, slab.rows), slab, None, None, note)
+    return BlockMover(HostBlockCopier(None, slab.rows), slab, None, None, note)
 
 
-def _staged(words: BlockLayout, slab: HostSlab) -> StagedCopies:
-    staging_blocks = max(1, min(STAGING_BYTES // words.block_bytes, slab.rows.shape[0]))
+def _staged_copier(layout: BlockLayout, slab: HostSlab) -> StagedBlockCopier:
+    staging_blocks = max(1, min(STAGING_BYTES // layout.block_bytes, slab.rows.shape[0]))
     try:
-        return StagedCopies(words, slab.rows, CudaStreams(words.device), staging_blocks)
+        return StagedBlockCopier(layout, slab.rows, CudaStreams(layout.device), staging_blocks)
     except torch.OutOfMemoryError as error:
-        size = 2 * staging_blocks * words.block_bytes / MIB
+        size = 2 * staging_blocks * layout.block_bytes / MIB
         raise KvscopeError(
-            f"no memory for {size:.0f} MiB of staging on {words.device}, through which blocks go to host memory;"
+            f"no memory for {size:.0f} MiB of staging on {layout.device}, through which blocks go to host memory;"
             " give a smaller --kv-memory or --gpu-memory-utilization"
         ) from error
 
 
-def _practise(copies: Copies, words: BlockLayout, num_places: int) -> None:
+def _measure_copies(copier: BlockCopier, layout: BlockLayout, num_slots: int) -> None:
     """Copy some blocks to host memory and back, unchanged, twice: only the second time counts, since the first has
     one-time costs."""
-    count = max(1, min(PRACTICE_BYTES // words.block_bytes, words.num_blocks, num_places))
+    count = max(1, min(MEASURED_BYTES // layout.block_bytes, layout.num_blocks, num_slots))
     ids = range(count)
     for _ in range(2):
-        copies.saving.restart()
-        copies.loading.restart()
-        copies.save(ids, ids)
-        copies.load(ids, ids)
-        copies.flush()
-        copies.settle(ids)
-        copies.measure()
-    copies.saving.forget_totals()
-    copies.loading.forget_totals()
+        copier.saving.reset()
+        copier.loading.reset()
+        copier.save(ids, ids)
+        copier.load(ids, ids)
+        copier.flush()
+        copier.await_copies(ids)
+        copier.measure()
+    copier.saving.reset_totals()
+    copier.loading.reset_totals()
 
 
-def _disk(config: EngineConfig, block_bytes: int, identity: str) -> tuple[DiskTier | None, KeptFile | None]:
+def _disk_tier(
+    config: EngineConfig, block_bytes: int, identity: str
+) -> tuple[DiskTier | None, PersistentPrefixes | None]:
     if not config.disk_kv_memory_bytes:
         return None, None
     size = record_bytes(block_bytes)
-    num_places = _places("--kv-disk", config.disk_kv_memory_bytes, size)
+    num_slots = _num_slots("--kv-disk", config.disk_kv_memory_bytes, size)
     path = Path(os.path.realpath(config.disk_kv_path)) if config.disk_kv_path is not None else None
-    file = open_disk_file(path, num_places * size, keep=config.keep_disk_kv)
+    file = open_disk_file(path, num_slots * size, keep=config.keep_disk_kv)
     try:
-        kept = None
+        retained = None
         if path is not None and config.keep_disk_kv:
             fingerprint = hashlib.sha256(identity.encode()).hexdigest()
-            kept = KeptFile(file, path, Expected(fingerprint, config.block_size, num_places))
+            retained = PersistentPrefixes(file, path, IndexRequirements(fingerprint, config.block_size, num_slots))
         queue_bytes = max(MIN_QUEUE_BYTES, min(QUEUE_BYTES, config.host_kv_memory_bytes // QUEUE_SHARE))
-        return DiskTier(file, num_places, block_bytes, kept, max_queue_bytes=queue_bytes), kept
+        return DiskTier(file, num_slots, block_bytes, retained, max_queue_bytes=queue_bytes), retained
     except BaseException:
-        if file.path is not None and not file.found_bytes:
+        if file.path is not None and not file.previous_bytes:
             file.path.unlink(missing_ok=True)
         os.close(file.fd)
         raise
 
 
-def _places(option: str, num_bytes: int, place_bytes: int) -> int:
-    if num_bytes < place_bytes:
-        raise BadInput(f"{option} {num_bytes} is not accepted: one block takes {place_bytes} bytes there")
-    return num_bytes // place_bytes
+def _num_slots(option: str, num_bytes: int, slot_bytes: int) -> int:
+    if num_bytes < slot_bytes:
+        raise BadInput(f"{option} {num_bytes} is not accepted: one block takes {slot_bytes} bytes there")
+    return num_bytes // slot_bytes

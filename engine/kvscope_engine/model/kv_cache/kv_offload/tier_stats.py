@@ -17,11 +17,11 @@ class TierStats:
     offloaded_bytes: int = 0
     """Bytes written to the file. `offload_seconds` is the time of the writer thread."""
     offload_seconds: float = 0.0
-    risen_bytes: int = 0
-    risen_seconds: float = 0.0
+    disk_read_bytes: int = 0
+    disk_read_seconds: float = 0.0
     num_lost: int = 0
     """Number of blocks that were requested from disk and were not intact."""
-    host_asked_bytes: int
+    host_requested_bytes: int
     host_real_bytes: int
     host_is_pinned: bool
     torch_pinned_bytes: int

@@ -53,7 +53,7 @@ class CudaPages:
                 self._free.append(driver.create(page_bytes))
             self._floor = driver.create(page_bytes)
             for page in sorted(self._beginnings):
-                self._put_floor(page)
+                self._map_placeholder(page)
         except KvscopeError as error:
             self.close()
             raise KvscopeError(
@@ -83,7 +83,7 @@ class CudaPages:
                 assert page not in self._mapped, f"page {page} is mapped twice"
                 if page in self._floors:
                     self._synchronize()
-                    self._take_floor(page)
+                    self._unmap_placeholder(page)
                 self._driver.map(self._at(page), self._layout.page_bytes, self._free[-1])
                 self._mapped[page] = self._free.pop()
             self._driver.allow(self._at(pages.start), len(pages) * self._layout.page_bytes)
@@ -96,7 +96,7 @@ class CudaPages:
             for page in pages:
                 self._unmap_page(page)
                 if page in self._beginnings:
-                    self._put_floor(page)
+                    self._map_placeholder(page)
 
     def close(self) -> None:
         """Unmap and free all pages and release the addresses, in reverse order of creation. Idempotent."""
@@ -107,7 +107,7 @@ class CudaPages:
         for page in reversed(list(self._mapped)):
             self._unmap_page(page)
         for page in sorted(self._floors, reverse=True):
-            self._take_floor(page)
+            self._unmap_placeholder(page)
         if self._floor is not None:
             self._free.append(self._floor)
             self._floor = None
@@ -120,12 +120,12 @@ class CudaPages:
         self._driver.unmap(self._at(page), self._layout.page_bytes)
         self._free.append(self._mapped.pop(page))
 
-    def _put_floor(self, page: int) -> None:
+    def _map_placeholder(self, page: int) -> None:
         self._driver.map(self._at(page), self._layout.page_bytes, self._floor)
         self._floors.add(page)
         self._driver.allow(self._at(page), self._layout.page_bytes)
 
-    def _take_floor(self, page: int) -> None:
+    def _unmap_placeholder(self, page: int) -> None:
         self._driver.unmap(self._at(page), self._layout.page_bytes)
         self._floors.discard(page)
 

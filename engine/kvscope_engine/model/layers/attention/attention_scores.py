@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvscope_engine.model.device_memory.read_back import Rows, RowsBack
+from kvscope_engine.model.device_memory.read_back import RowReadBack, Rows
 from kvscope_engine.model.layers.attention.sparse.page_choice import Chosen
 
 
@@ -53,7 +53,7 @@ class AttentionScores:
         columns = chosen.columns.flatten(1).clamp(max=total.shape[1] - 1)  # unused entries add 0
         total.scatter_add_(1, columns, shares.view(columns.shape).div_(chosen.columns.shape[1]))
 
-    def start(self, back: RowsBack, num_rows: int | None = None, width: int | None = None) -> Rows | None:
+    def start(self, back: RowReadBack, num_rows: int | None = None, width: int | None = None) -> Rows | None:
         """Start the copy to the host of the first rows and columns: (groups, num_single_token, blocks).
 
         Each row sums to 1, or is all 0 if there was no space to measure the request. Returns None if no layer was

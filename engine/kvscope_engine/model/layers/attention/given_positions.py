@@ -19,7 +19,7 @@ _ATTRIBUTE: Final = "kvscope_positions"
 _COUNTS: Final = "kvscope_counts_positions"
 
 
-class GivenPositions:
+class PositionCache:
     """Stub cache that reports lengths and stores nothing."""
 
     def __init__(self) -> None:
@@ -56,9 +56,9 @@ class GivenPositions:
         return key, value
 
 
-def given_positions(module: nn.Module) -> GivenPositions | None:
+def given_positions(module: nn.Module) -> PositionCache | None:
     """Return the stub of `module`, or None if its attention does not count tokens."""
-    found: GivenPositions | None = getattr(module, _ATTRIBUTE, None)
+    found: PositionCache | None = getattr(module, _ATTRIBUTE, None)
     return found
 
 
@@ -70,22 +70,22 @@ def counts_positions(attention: nn.Module) -> bool:
     return getattr(attention, _COUNTS, False)
 
 
-def give_positions(module: nn.Module) -> None:
+def install_position_cache(module: nn.Module) -> None:
     """Make attention in `module` use the positions that the model is called with."""
-    given = GivenPositions()
-    setattr(module, _ATTRIBUTE, given)
+    given_positions = PositionCache()
+    setattr(module, _ATTRIBUTE, given_positions)
 
     def take(_: nn.Module, __: Any, kwargs: dict[str, Any]) -> None:
-        given.positions = kwargs.get("position_ids")
+        given_positions.positions = kwargs.get("position_ids")
 
     def drop(*_: Any) -> None:
-        given.positions = None
+        given_positions.positions = None
 
     def give(part: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-        if given.positions is None or kwargs.get("past_key_values") is not None:
+        if given_positions.positions is None or kwargs.get("past_key_values") is not None:
             return None
-        given.attention = part
-        return args, kwargs | {"past_key_values": given}
+        given_positions.attention = part
+        return args, kwargs | {"past_key_values": given_positions}
 
     base: Any = module.base_model
     base.register_forward_pre_hook(take, with_kwargs=True)

@@ -20,7 +20,7 @@ from transformers import AttentionInterface
 from kvscope_engine.model.kv_cache.kv_storage import KVStorage, LayerKV
 from kvscope_engine.model.layers.attention.attention_scores import AttentionScores
 from kvscope_engine.model.layers.attention.mla.latent_runs import RunGroup, attend_runs, run_groups
-from kvscope_engine.model.layers.attention.mla.latents import Latents, held_latents
+from kvscope_engine.model.layers.attention.mla.latents import Latents, latents_of
 from kvscope_engine.model.layers.attention.query_bias import QueryBias, attend_with_bias, bias_of
 from kvscope_engine.model.layers.attention.sparse.block_skips import BlockSkips
 from kvscope_engine.model.layers.attention.sparse.page_choice import Chosen, PageChoice, heads_apart
@@ -332,7 +332,7 @@ def paged_attention(
     """
     context = kwargs["paged"]
     tokens_first = (_rows(tensor[0].transpose(0, 1)) for tensor in (query, key, value))
-    options = options_of(query, kwargs, held_latents(module), chunk_of(module))
+    options = options_of(query, kwargs, latents_of(module), chunk_of(module))
     return context.attend(layer_of(module), *tokens_first, options)[None], None
 
 

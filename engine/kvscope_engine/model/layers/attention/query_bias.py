@@ -1,7 +1,7 @@
 """Attention with a bias per query for each distance to the key (Inkling).
 
 transformers computes the biases for every pair of tokens of one sequence. Here each query gets its row of biases by
-distance (`tell_by_distance`), which works for any batch, and `attend_with_bias` adds them with torch operations on any
+distance (`use_distance_bias`), which works for any batch, and `attend_with_bias` adds them with torch operations on any
 device, one request after the other. `eager_check` verifies the rows.
 """
 
@@ -45,22 +45,22 @@ def bias_of(kwargs: dict[str, Any]) -> QueryBias | None:
     return QueryBias(bias[0].transpose(0, 1), None if sinks is None else sinks[0, :, :, 0].transpose(0, 1))
 
 
-def tells_by_distance(attention: nn.Module) -> bool:
+def has_distance_bias(attention: nn.Module) -> bool:
     """Whether the bias of an attention module is supported."""
     return getattr(attention, _ATTRIBUTE, False)
 
 
-def tell_by_distance(module: nn.Module, attention_name: str) -> None:
+def use_distance_bias(module: nn.Module, attention_name: str) -> None:
     """Make biases in `module` rows by distance wherever the attention implementation is `attention_name`."""
     for part in module.modules():
-        for child in part.children() if uses_interface(type(part)) and not tells_by_distance(part) else ():
+        for child in part.children() if uses_interface(type(part)) and not has_distance_bias(part) else ():
             if isinstance(getattr(child, "rel_extent", None), int) and isinstance(
                 getattr(child, "proj", None), nn.Parameter
             ):
-                _take_over(part, child, attention_name)
+                _replace_bias_forward(part, child, attention_name)
 
 
-def _take_over(attention: Any, made_by: Any, attention_name: str) -> None:
+def _replace_bias_forward(attention: Any, made_by: Any, attention_name: str) -> None:
     plain = made_by.forward
 
     def forward(relative_states: torch.Tensor, *positions: torch.Tensor) -> torch.Tensor:
@@ -99,8 +99,8 @@ def _attend(args: AttentionArgs, bias: QueryBias, position: int) -> torch.Tensor
     keys, values = (tensor[0].float().permute(1, 0, 2) for tensor in (kv.keys, kv.values))
     rows = query.float().permute(1, 0, 2).reshape(num_kv_heads, -1, query.shape[2]) * args.scale
     scores = torch.matmul(rows, keys.transpose(1, 2)).view(query.shape[1], len(query), -1)
-    places = torch.arange(int(first[0]), end, device=device)
-    distance = torch.arange(position, end, device=device)[:, None] - places
+    key_positions = torch.arange(int(first[0]), end, device=device)
+    distance = torch.arange(position, end, device=device)[:, None] - key_positions
     by_distance = bias.by_distance.float().transpose(0, 1)
     extent = by_distance.shape[2]
     added = by_distance.gather(2, distance.clamp(0, extent - 1).expand_as(scores))

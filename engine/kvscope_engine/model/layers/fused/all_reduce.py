@@ -18,25 +18,25 @@ AllReduce = Callable[[torch.Tensor], torch.Tensor]
 
 
 class ReducedLinear(nn.Module):
-    """Row-parallel linear layer: replaces a rank's shard `share` and sums the results of all ranks."""
+    """Row-parallel linear layer: replaces a rank's shard `shard` and sums the results of all ranks."""
 
-    adds_as_it_multiplies: Final = False
+    fuses_add: Final = False
 
-    def __init__(self, share: nn.Module, all_reduce: AllReduce) -> None:
+    def __init__(self, shard: nn.Module, all_reduce: AllReduce) -> None:
         super().__init__()
-        self.share = share
+        self.shard = shard
         self._all_reduce = all_reduce
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., in_features of the shard) -> (..., out_features), the same on all ranks."""
-        return self._all_reduce(self.share(x))
+        return self._all_reduce(self.shard(x))
 
     def forward_add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         """Return `forward(x) + other`; `other` is complete and equal on every rank."""
         return self.forward(x) + other
 
 
-def reduce_behind_layers(module: nn.Module, all_reduce: AllReduce) -> None:
+def install_all_reduce(module: nn.Module, all_reduce: AllReduce) -> None:
     """Insert the all-reduce into every fused layer, in place.
 
     Afterwards a forward pass is a collective operation: all ranks must run it together.

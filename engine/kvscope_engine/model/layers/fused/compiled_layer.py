@@ -14,7 +14,7 @@ from torch import nn
 
 from kvscope_engine.model.kv_cache.kv_storage import KVStorage
 from kvscope_engine.model.layers.attention.paged_attention import AttentionContext, PagedContext
-from kvscope_engine.model.layers.fused.fused_attention import PositionEmbeddings, turn_of
+from kvscope_engine.model.layers.fused.fused_attention import PositionEmbeddings, cos_sin_of
 from kvscope_engine.model.layers.fused.fused_layer import FusedLayer
 from kvscope_engine.model.layers.fused.fused_mlp import FusedMLP
 from kvscope_engine.model.layers.fused.fused_norm import FastRMSNorm
@@ -22,16 +22,16 @@ from kvscope_engine.model.layers.fused.grouped_linear import GroupedLinear
 from kvscope_engine.model.layers.fused.int8_linear import Int8Linear
 from kvscope_kernels import ops_for
 from kvscope_kernels.cpu.grouped import NativeGrouped
-from kvscope_kernels.cpu.layer import CompiledLayer, DecodeStep, LayerForm, Norm, Weight, can_compile
-from kvscope_kernels.rotate_write import Turn
+from kvscope_kernels.cpu.layer import CompiledLayer, DecodeStep, LayerSpec, Norm, Weight, can_compile
+from kvscope_kernels.rotate_write import CosSin
 
 
 class CompiledFusedLayer:
     """Compiled version of a fused layer. It replaces the layer in the steps that it supports."""
 
-    def __init__(self, layer: FusedLayer, form: LayerForm) -> None:
+    def __init__(self, layer: FusedLayer, spec: LayerSpec) -> None:
         self._number, self._head_dim = layer.attention.layer, layer.attention.head_dim
-        self._form = form
+        self._layer_spec = spec
         self._group = 0
         self._ops = ops_for("cpu")
         self._storage: ref[KVStorage] | None = None
@@ -53,20 +53,20 @@ class CompiledFusedLayer:
         Returns:
             The result and the next layer's norm of it.
         """
-        if not isinstance(paged, PagedContext) or not self._knows(paged):
+        if not isinstance(paged, PagedContext) or not self._supports_step(paged):
             return None
-        compiled = self._over(paged.storage)
-        step = _step(paged, turn_of(position_embeddings, self._head_dim, paged), self._group)
-        if compiled is None or step is None or not compiled.takes(x, normed, step):
+        compiled = self._compiled_for(paged.storage)
+        step = _step(paged, cos_sin_of(position_embeddings, self._head_dim, paged), self._group)
+        if compiled is None or step is None or not compiled.supports(x, normed, step):
             return None
         if paged.shares is not None:
             paged.shares.count_layer(self._group)
         return compiled(x, normed, step)
 
-    def _knows(self, paged: PagedContext) -> bool:
+    def _supports_step(self, paged: PagedContext) -> bool:
         return paged.prefill is None and paged.ops is self._ops
 
-    def _over(self, storage: KVStorage) -> CompiledLayer | None:
+    def _compiled_for(self, storage: KVStorage) -> CompiledLayer | None:
         """Return the compiled layer for `storage`; compile it if the storage is not the last one used."""
         if self._storage is None or self._storage() is not storage:
             kv = storage.layer(self._number)
@@ -74,8 +74,8 @@ class CompiledFusedLayer:
             is_plain = (
                 kv.k_scale is None and kv.v_scale is None and kv.bounds is None
             )  # scales and block bounds would have to be written too
-            is_ours = is_plain and can_compile(self._form, kv.k, kv.v)
-            self._compiled = CompiledLayer(self._form, kv.k, kv.v) if is_ours else None
+            is_ours = is_plain and can_compile(self._layer_spec, kv.k, kv.v)
+            self._compiled = CompiledLayer(self._layer_spec, kv.k, kv.v) if is_ours else None
             self._storage = ref(storage)
         return self._compiled
 
@@ -85,14 +85,14 @@ def compile_layers(module: nn.Module) -> int:
     layers = [getattr(part, "kvscope_fused", None) for part in module.modules()]
     count = 0
     for layer in layers:
-        form = _form(layer) if isinstance(layer, FusedLayer) else None
-        if form is not None and isinstance(layer, FusedLayer):
-            layer.whole = CompiledFusedLayer(layer, form)
+        spec = _layer_spec(layer) if isinstance(layer, FusedLayer) else None
+        if spec is not None and isinstance(layer, FusedLayer):
+            layer.whole = CompiledFusedLayer(layer, spec)
             count += 1
     return count
 
 
-def _form(layer: FusedLayer) -> LayerForm | None:
+def _layer_spec(layer: FusedLayer) -> LayerSpec | None:
     attention, mlp = layer.attention, layer.mlp
     if not isinstance(mlp, FusedMLP):
         return None
@@ -104,7 +104,7 @@ def _form(layer: FusedLayer) -> LayerForm | None:
     options = attention.options
     following = None if layer.next_norm is None else _norm(layer.next_norm)
     of_heads = None if attention.norm is None else Norm(attention.norm.weight, float(attention.norm.eps))
-    return LayerForm(
+    return LayerSpec(
         products=products,
         norms=(_norm(layer.attention_norm), _norm(layer.mlp_norm), following),
         head_norm=of_heads,
@@ -134,14 +134,14 @@ def _norm(norm: FastRMSNorm) -> Norm:
     return Norm(norm.weight, float(norm.eps))
 
 
-def _step(paged: PagedContext, turn: Turn, group: int) -> DecodeStep | None:
+def _step(paged: PagedContext, cos_sin: CosSin, group: int) -> DecodeStep | None:
     """Return the step's decode inputs, cached per step for each KV group and (cos, sin) pair of the model."""
-    known = paged.decode_steps.get((id(turn.cos), group))
-    if known is None:
+    cached_step = paged.decode_steps.get((id(cos_sin.cos), group))
+    if cached_step is None:
         batch = paged.decode
         assert batch is not None, "a step without prefill has decodes"
         tables = batch.block_tables[group]
         shares = None if paged.shares is None else paged.shares.total(tables, group)
-        made = DecodeStep(turn, paged.slot_mapping[group], tables, batch.seq_lens, shares)
-        known = paged.decode_steps[id(turn.cos), group] = (made if made.is_sound else None,)
-    return known[0]
+        made = DecodeStep(cos_sin, paged.slot_mapping[group], tables, batch.seq_lens, shares)
+        cached_step = paged.decode_steps[id(cos_sin.cos), group] = (made if made.has_supported_layout else None,)
+    return cached_step[0]

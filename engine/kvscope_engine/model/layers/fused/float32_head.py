@@ -18,14 +18,14 @@ from kvscope_kernels import ops_for
 from kvscope_kernels.linear.skinny_linear import FewRows
 
 LOW_PRECISION: Final = (torch.bfloat16, torch.float16)
-NEAR: Final = 8.0
+NEAR_LOGITS: Final = 8.0
 """Distance from a row's largest logit within which a CPU recomputes logits exactly.
 
 Other tokens keep the rounded product; each is at least e^8 (3,000) times less likely than the best token.
 """
 MAX_NEAR: Final = 2048
 """Maximum number of tokens whose weights are gathered for a row; if more are near, the whole row is recomputed."""
-PART: Final = 1024
+PART_TOKENS: Final = 1024
 """Number of tokens whose weights are converted to float32 at a time, few enough to stay in a core's cache."""
 
 
@@ -38,7 +38,7 @@ class Float32Head(nn.Module):
         self.weight = weight
         self.bias = None if bias is None else nn.Parameter(bias.detach().float(), requires_grad=False)
         self._packed = PackedLinear(weight, None) if can_pack(weight.dtype, weight.device) else None
-        self.few: FewRows | None = None
+        self.few_rows: FewRows | None = None
         """FewRows that computes products of few rows; see `skinny_linear.linear`."""
         self._ops = ops_for(weight.device.type)
         self.tile_rows = 0
@@ -56,11 +56,11 @@ class Float32Head(nn.Module):
     def _on_gpu(self, rows: torch.Tensor) -> torch.Tensor:
         if not self._has_float32_product:
             return functional.linear(rows, self.weight).float()
-        return self._ops.linear(rows, self.weight, dtype=torch.float32, few=self.few)
+        return self._ops.linear(rows, self.weight, dtype=torch.float32, few_rows=self.few_rows)
 
     def _on_cpu(self, rows: torch.Tensor) -> torch.Tensor:
         logits = self._product(rows).float()
-        limits = logits.amax(-1, keepdim=True).sub_(NEAR)
+        limits = logits.amax(-1, keepdim=True).sub_(NEAR_LOGITS)
         near = logits >= limits
         flat = [row for row, count in enumerate(near.sum(-1).tolist()) if self._refine(row, count, rows, near, logits)]
         at_once = 1 if self.tile_rows else max(len(flat), 1)
@@ -87,9 +87,9 @@ class Float32Head(nn.Module):
     def _compute_whole(self, flat: list[int], rows: torch.Tensor, logits: torch.Tensor) -> None:
         where = torch.tensor(flat)
         exact = rows[where].float()
-        for start in range(0, self.out_features, PART):
-            part = self.weight[start : start + PART].float()
-            logits[where, start : start + PART] = exact @ part.t()
+        for start in range(0, self.out_features, PART_TOKENS):
+            part = self.weight[start : start + PART_TOKENS].float()
+            logits[where, start : start + PART_TOKENS] = exact @ part.t()
 
 
 def use_float32_logits(module: nn.Module) -> bool:

@@ -15,7 +15,7 @@ from torch import nn
 from kvscope_engine.model.layers.attention.paged_attention import AttentionContext, AttentionOptions, layer_of
 from kvscope_engine.model.layers.fused.fused_norm import norm_eps
 from kvscope_engine.model.layers.fused.packed_linear import FastLinear, fast_linear
-from kvscope_kernels.rotate_write import HeadNorm, Rotation, Turn
+from kvscope_kernels.rotate_write import CosSin, HeadNorm, Rotation
 
 PositionEmbeddings = tuple[torch.Tensor, torch.Tensor]
 
@@ -55,22 +55,22 @@ class FusedAttention(nn.Module):
         """Return the attention output (T, Hq * D), before the output projection, for tokens (T, hidden)."""
         count = tokens.shape[0]
         heads = self.qkv(tokens).view(count, -1, self.head_dim)
-        turn = turn_of(position_embeddings, self.head_dim, paged) if self.rotates else None
-        rotation = Rotation(self.num_query_heads, self.norm, turn)
+        cos_sin = cos_sin_of(position_embeddings, self.head_dim, paged) if self.rotates else None
+        rotation = Rotation(self.num_query_heads, self.norm, cos_sin)
         return paged.attend_fused(self.layer, heads, rotation, self.options).reshape(count, -1)
 
 
-def turn_of(position_embeddings: PositionEmbeddings, head_dim: int, paged: AttentionContext) -> Turn:
+def cos_sin_of(position_embeddings: PositionEmbeddings, head_dim: int, paged: AttentionContext) -> CosSin:
     """Return cos and signed sin, (T, 1, D), computed once per step for each pair that the model passes."""
     cos, sin = position_embeddings
-    known = paged.scratch.get(id(cos))
-    if known is None:
+    cached = paged.scratch.get(id(cos))
+    if cached is None:
         half = head_dim // 2
         sin_half = sin[0, :, None, :half]
         cos_full = torch.cat((cos, cos), dim=-1) if cos.shape[-1] == half else cos
-        known = (cos, cos_full[0, :, None], torch.cat((-sin_half, sin_half), dim=-1))
-        paged.scratch[id(cos)] = known
-    return Turn(known[1], known[2])
+        cached = (cos, cos_full[0, :, None], torch.cat((-sin_half, sin_half), dim=-1))
+        paged.scratch[id(cos)] = cached
+    return CosSin(cached[1], cached[2])
 
 
 def attention_candidates(attention: nn.Module, options: AttentionOptions, packed: bool) -> Iterator[FusedAttention]:

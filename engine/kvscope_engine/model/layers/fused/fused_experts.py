@@ -15,7 +15,7 @@ from torch import nn
 
 from kvscope_engine.model.tensor_agreement import close
 from kvscope_kernels import ops_for
-from kvscope_kernels.fused_moe.expert_weights import RELU_SQUARED, ExpertWeights, FourBits, Gate, four_bits
+from kvscope_kernels.fused_moe.expert_weights import RELU_SQUARED, ExpertWeights, Gate, Mxfp4Weight, four_bits
 from kvscope_kernels.gated_activation import GELU_TANH, SILU
 
 TENSORS: Final = ("gate_up_proj", "up_proj", "down_proj", "gate_up_proj_bias", "up_proj_bias", "down_proj_bias")
@@ -29,7 +29,7 @@ class FusedExperts(nn.Module):
 
     def __init__(self, weights: ExpertWeights) -> None:
         super().__init__()
-        self.gate, self.is_packed = weights.gate, isinstance(weights.down, FourBits)
+        self.gate, self.is_packed = weights.gate, isinstance(weights.down, Mxfp4Weight)
         self.up, self.up_powers = _held(weights.up)
         self.down, self.down_powers = _held(weights.down)
         self.up_bias = None if weights.up_bias is None else _parameter(weights.up_bias)
@@ -49,7 +49,7 @@ class FusedExperts(nn.Module):
         up, down = self.up, self.down
         if self.up_powers is None or self.down_powers is None:
             return ExpertWeights(up, down, self.up_bias, self.down_bias, self.gate)
-        packed = FourBits(up, self.up_powers), FourBits(down, self.down_powers)
+        packed = Mxfp4Weight(up, self.up_powers), Mxfp4Weight(down, self.down_powers)
         return ExpertWeights(*packed, self.up_bias, self.down_bias, self.gate)
 
     def in_four_bits(self) -> FusedExperts | None:
@@ -120,7 +120,7 @@ def gate_of(part: Any, device: torch.device) -> Gate | None:
         found = [part._apply_gate(probe.clone()) if part.has_gate else part.act_fn(probe.clone()) for probe in probes]
     except (RuntimeError, TypeError, ValueError, AttributeError):
         return None
-    return next((gate for gate in _gates(part) if close(found, [gate.of(probe) for probe in probes], 1e-6)), None)
+    return next((gate for gate in _gates(part) if close(found, [gate.apply(probe) for probe in probes], 1e-6)), None)
 
 
 def _gates(part: Any) -> Iterator[Gate]:
@@ -139,9 +139,9 @@ def _number(part: Any, names: tuple[str, ...]) -> float | None:
     return float(found) if isinstance(found, int | float) and math.isfinite(found) else None
 
 
-def _held(weight: torch.Tensor | FourBits) -> tuple[nn.Parameter, nn.Parameter | None]:
+def _held(weight: torch.Tensor | Mxfp4Weight) -> tuple[nn.Parameter, nn.Parameter | None]:
     """Return the weights as (parameter, None), or 4-bit weights as (codes, powers)."""
-    if isinstance(weight, FourBits):
+    if isinstance(weight, Mxfp4Weight):
         return _parameter(weight.codes), _parameter(weight.powers)
     return _parameter(weight), None
 

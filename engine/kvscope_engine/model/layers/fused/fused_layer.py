@@ -36,7 +36,7 @@ class ExpertsBlock:
 
     def __init__(self, block: nn.Module) -> None:
         self._block = block
-        self.down = AsItIs()
+        self.down = IdentityLinear()
 
     def activate(self, x: torch.Tensor) -> torch.Tensor:
         """Run the complete block, (T, hidden) -> (T, hidden); the `down` projection after it is the identity."""
@@ -45,10 +45,10 @@ class ExpertsBlock:
         return result
 
 
-class AsItIs:
+class IdentityLinear:
     """Identity in place of the last projection of a block that has none."""
 
-    adds_as_it_multiplies: Final = False
+    fuses_add: Final = False
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return x
@@ -83,16 +83,16 @@ class FusedLayer:
     ) -> torch.Tensor:
         """(1, T, hidden) -> (1, T, hidden)."""
         x = hidden_states[0].float() if self.keeps_float32 else hidden_states[0]
-        known = paged.scratch.pop(id(hidden_states), None)
-        normed = None if known is None else known[1]
-        done = None if self.whole is None else self.whole.run(x, normed, position_embeddings, paged)
-        x, normed = done or self._by_parts(x, normed, position_embeddings, paged)
+        carried = paged.scratch.pop(id(hidden_states), None)
+        normed = None if carried is None else carried[1]
+        compiled_result = None if self.whole is None else self.whole.run(x, normed, position_embeddings, paged)
+        x, normed = compiled_result or self._run_parts(x, normed, position_embeddings, paged)
         result = x[None]
         if normed is not None:
             paged.scratch[id(result)] = (result, normed)
         return result
 
-    def _by_parts(
+    def _run_parts(
         self,
         x: torch.Tensor,
         normed: torch.Tensor | None,
@@ -102,11 +102,11 @@ class FusedLayer:
         """Run the layer part by part; arguments and result as in `WholeLayer.run`."""
         normed = self.attention_norm(x) if normed is None else normed
         attended = self.attention.attend(normed, position_embeddings, paged)
-        x, normed = self.mlp_norm.of_sum(x, self.attention.o, attended)
+        x, normed = self.mlp_norm.add_norm(x, self.attention.o, attended)
         activated = self.mlp.activate(normed)
         if self.next_norm is None:
             return self.mlp.down.forward_add(activated, x), None
-        return self.next_norm.of_sum(x, self.mlp.down, activated)
+        return self.next_norm.add_norm(x, self.mlp.down, activated)
 
 
 def chain_layers(module: nn.Module) -> None:

@@ -15,11 +15,11 @@ from torch import nn
 from kvscope_kernels import ops_for
 
 
-class AddingLinear(Protocol):
+class LinearWithAdd(Protocol):
     """Linear layer that can add a tensor to its product; implemented by `packed_linear.FastLinear` and others."""
 
     @property
-    def adds_as_it_multiplies(self) -> bool:
+    def fuses_add(self) -> bool:
         """Whether `forward_add` adds within the product, at no extra cost."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
@@ -42,12 +42,14 @@ class FastRMSNorm:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._ops.rms_norm(x, self.weight, self.eps, self.dtype)
 
-    def of_sum(self, x: torch.Tensor, linear: AddingLinear, given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return x + linear(given), (T, size) in the dtype of x, and its norm."""
-        if linear.adds_as_it_multiplies:
-            total = linear.forward_add(given, x)
+    def add_norm(
+        self, x: torch.Tensor, linear: LinearWithAdd, added: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return x + linear(added), (T, size) in the dtype of x, and its norm."""
+        if linear.fuses_add:
+            total = linear.forward_add(added, x)
             return total, self(total)
-        return self._ops.add_rms_norm(x, linear(given), self.weight, self.eps, self.dtype)
+        return self._ops.add_rms_norm(x, linear(added), self.weight, self.eps, self.dtype)
 
 
 def norm_candidates(module: nn.Module) -> list[Callable[[torch.Tensor], torch.Tensor]]:

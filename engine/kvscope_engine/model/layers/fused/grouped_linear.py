@@ -21,7 +21,7 @@ from kvscope_kernels.quantized_linear.grouped_weight import GroupedWeight
 class GroupedLinear(nn.Module):
     """`x @ weight.T + bias` with a group-quantized or FP8 weight. Inference only."""
 
-    adds_as_it_multiplies: Final = True
+    fuses_add: Final = True
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class GroupedLinear(nn.Module):
         """Return `forward(x) + other`, in the dtype of `other`, which has the result's shape."""
         return self.grouped.product(x, other)
 
-    def tell_failure(self, tell: Callable[[str], object]) -> None:
-        """Register a callback for failed FP8 products; see `GpuFp8.tell_failure`."""
+    def on_failure(self, tell: Callable[[str], object]) -> None:
+        """Register a callback for failed FP8 products; see `GpuFp8.on_failure`."""
         if isinstance(self.grouped, GpuFp8):
-            self.grouped.tell_failure(tell)
+            self.grouped.on_failure(tell)

@@ -17,7 +17,7 @@ from kvscope_kernels.cpu.weight_buffer import WeightBuffer
 class Int8Linear(nn.Module):
     """`x @ weight.T + bias` with the weight rounded to 8 bits and activations rounded on the fly. Inference only."""
 
-    adds_as_it_multiplies: Final = True
+    fuses_add: Final = True
     bits: Final = 8
 
     def __init__(

@@ -27,7 +27,7 @@ _CPU_CAPABILITIES: Final = ("AVX2", "AVX512", "AMX")
 class PackedLinear(nn.Module):
     """`x @ weight.T + bias` with the weight in oneDNN's layout. Inference only."""
 
-    adds_as_it_multiplies: Final = True
+    fuses_add: Final = True
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
@@ -52,18 +52,18 @@ class PackedLinear(nn.Module):
 class FusedLinear(nn.Module):
     """Counterpart of `PackedLinear` with a plain weight, for devices and dtypes that are not packed."""
 
-    adds_as_it_multiplies: Final = False
+    fuses_add: Final = False
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight.detach(), requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-        self.few: FewRows | None = None
+        self.few_rows: FewRows | None = None
         """FewRows that computes products of few rows; see `skinny_linear.linear`."""
         self._ops = ops_for(weight.device.type)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._ops.linear(x, self.weight, self.bias, few=self.few)
+        return self._ops.linear(x, self.weight, self.bias, few_rows=self.few_rows)
 
     def forward_add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         return self.forward(x) + other

@@ -51,31 +51,31 @@ def round_linears(module: nn.Module, called: Container[nn.Module], quantization:
     buffer = WeightBuffer()
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            made = _made(child, called, quantization, buffer, is_head=child is head)
-            if made is not None:
-                setattr(parent, name, made)
-                counts[made.bits] += 1
+            replacement = _replacement(child, called, quantization, buffer, is_head=child is head)
+            if replacement is not None:
+                setattr(parent, name, replacement)
+                counts[replacement.bits] += 1
     return counts
 
 
-def tell_failures(module: nn.Module, tell: Callable[[str], object]) -> None:
+def watch_fp8_failures(module: nn.Module, tell: Callable[[str], object]) -> None:
     """Call `tell` with a line for each FP8 product that failed and was replaced, now or when it happens.
 
     Equal lines, such as those for layers of one shape, are passed on once.
     """
-    told: set[str] = set()
+    reported: set[str] = set()
 
-    def tell_once(line: str) -> None:
-        if line not in told:
-            told.add(line)
+    def report_once(line: str) -> None:
+        if line not in reported:
+            reported.add(line)
             tell(line)
 
     for part in module.modules():
         if isinstance(part, GroupedLinear):
-            part.tell_failure(tell_once)
+            part.on_failure(report_once)
 
 
-def _made(
+def _replacement(
     child: Any, called: Container[nn.Module], quantization: str, buffer: WeightBuffer, *, is_head: bool
 ) -> Rounded | None:
     is_large = type(child) is nn.Linear and child.out_features > _FEW_OUTPUTS

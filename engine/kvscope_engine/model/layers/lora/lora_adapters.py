@@ -28,18 +28,18 @@ from kvscope_telemetry.messages.commands import LoadedAdapter
 if TYPE_CHECKING:
     from kvscope_engine.model.loaded_model import LoadedModel
 
-NO_SLOT: Final = -1
+NO_LORA_SLOT: Final = -1
 
 
 class LoraBroadcaster(Protocol):
     """Sends LoRA weights to the other ranks of tensor parallelism; implemented in `executor.leader`."""
 
-    def fill(self, stack: str, slot: int, deltas: Callable[[Rank], Sequence[Delta | None]]) -> None:
+    def fill_lora_slot(self, stack: str, slot: int, deltas: Callable[[Rank], Sequence[Delta | None]]) -> None:
         """Set the contents of a slot of a stack from the next step on; `deltas` returns the shard of a rank."""
 
 
 class LoraAdapters:
-    """LoRA adapters of one model; adds slots to its layers and loads the adapters `given`.
+    """LoRA adapters of one model; adds slots to its layers and loads the adapters `configured`.
 
     Without `allow_runtime_lora_updating`, only the layers of the given adapters get slots. Raises BadInput for an
     adapter that does not fit the model.
@@ -49,10 +49,10 @@ class LoraAdapters:
         self,
         config: EngineConfig,
         loaded: LoadedModel,
-        given: Sequence[tuple[LoraModule, AdapterWeights]],
+        configured: Sequence[tuple[LoraModule, AdapterWeights]],
         others: LoraBroadcaster | None = None,
     ) -> None:
-        slots = lora_slots(config, loaded, layers_of(given))
+        slots = lora_slots(config, loaded, adapted_layers(configured))
         assert slots is not None, "adapters are asked for"
         self.slots = slots
         """Slots on the device."""
@@ -60,19 +60,19 @@ class LoraAdapters:
         self._rank, self._cuts = loaded.rank, loaded.cuts
         self._model_name = loaded.info.name
         self._dtype, self._max_rank = loaded.dtype, config.max_lora_rank
-        self._takes_more = config.allow_runtime_lora_updating
+        self._can_update = config.allow_runtime_lora_updating
         self._names: dict[str, tuple[Adapter, str]] = {}
         self._weights: dict[Adapter, AdapterWeights] = {}
         self._slot_of: dict[Adapter, int] = {}
         """Slot of each resident adapter, least recently used first."""
         self._num_slots = config.num_lora_slots
-        for module, weights in given:
+        for module, weights in configured:
             self._add(module.name, module.path, weights)
 
     @property
-    def takes_more(self) -> bool:
+    def can_update(self) -> bool:
         """Whether adapters can be loaded and unloaded while the engine serves."""
-        return self._takes_more
+        return self._can_update
 
     @property
     def loaded(self) -> tuple[LoadedAdapter, ...]:
@@ -89,17 +89,17 @@ class LoraAdapters:
 
     def load(self, name: str, path: str) -> None:
         """Read an adapter and accept requests for it. Raises BadInput, and then changes nothing."""
-        self._check_takes_more()
+        self._check_can_update()
         self._check_name(name)
         self._add(name, path, read_adapter(name, path, self._max_rank, self._dtype))
 
     def unload(self, name: str) -> None:
         """Accept no more requests for an adapter. Raises BadInput if it is not loaded."""
-        self._check_takes_more()
+        self._check_can_update()
         self.find(name)
         del self._names[name]
 
-    def forget_unused(self, in_use: Iterable[Adapter | None]) -> None:
+    def release_unused(self, in_use: Iterable[Adapter | None]) -> None:
         """Free the weights of adapters that are unloaded and not in `in_use`."""
         kept = {adapter for adapter, _ in self._names.values()} | set(in_use)
         for adapter in [adapter for adapter in self._weights if adapter not in kept]:
@@ -109,39 +109,39 @@ class LoraAdapters:
     def rows_of(self, scheduled: Sequence[Scheduled]) -> StepRows | None:
         """Return the slots of the rows of a step, after giving its adapters slots; None if no row has an adapter."""
         adapters = [item.request.adapter for item in scheduled]
-        wanted = dict.fromkeys(adapter for adapter in adapters if adapter is not None)
-        if not wanted:
+        needed = dict.fromkeys(adapter for adapter in adapters if adapter is not None)
+        if not needed:
             return None
-        self._make_resident(wanted)
-        each = [NO_SLOT if adapter is None else self._slot_of[adapter] for adapter in adapters]
+        self._make_resident(needed)
+        each = [NO_LORA_SLOT if adapter is None else self._slot_of[adapter] for adapter in adapters]
         return StepRows(np.repeat(np.array(each, np.int64), [item.num_tokens for item in scheduled]))
 
-    def _make_resident(self, wanted: dict[Adapter, None]) -> None:
-        assert len(wanted) <= self._num_slots, f"{len(wanted)} adapters in a step, {self._num_slots} slots"
-        for adapter in wanted:
+    def _make_resident(self, needed: dict[Adapter, None]) -> None:
+        assert len(needed) <= self._num_slots, f"{len(needed)} adapters in a step, {self._num_slots} slots"
+        for adapter in needed:
             slot = self._slot_of.pop(adapter, None)
             if slot is None:
-                slot = self._free_slot(wanted)
+                slot = self._free_slot(needed)
                 self._fill(slot, self._weights[adapter])
             self._slot_of[adapter] = slot  # most recently used
 
-    def _free_slot(self, wanted: dict[Adapter, None]) -> int:
+    def _free_slot(self, needed: dict[Adapter, None]) -> int:
         taken = set(self._slot_of.values())
         free = next((slot for slot in range(self._num_slots) if slot not in taken), None)
         if free is not None:
             return free
-        return self._slot_of.pop(next(adapter for adapter in self._slot_of if adapter not in wanted))
+        return self._slot_of.pop(next(adapter for adapter in self._slot_of if adapter not in needed))
 
     def _fill(self, slot: int, weights: AdapterWeights) -> None:
         for stack, names in self.slots.stacks.items():
             if not (self.slots.is_filled(stack, slot) or any(name in weights.deltas for name in names)):
                 continue
-            share = partial(self._share, names, weights)
-            self.slots.fill(stack, slot, share(self._rank))
+            shard = partial(self._shard, names, weights)
+            self.slots.fill(stack, slot, shard(self._rank))
             if self._others is not None:
-                self._others.fill(stack, slot, share)
+                self._others.fill_lora_slot(stack, slot, shard)
 
-    def _share(self, names: Sequence[str], weights: AdapterWeights, rank: Rank) -> list[Delta | None]:
+    def _shard(self, names: Sequence[str], weights: AdapterWeights, rank: Rank) -> list[Delta | None]:
         """Return a rank's shard of the deltas of layers `names`: the rows of B, or columns of A, that the rank has of
         W.
         """
@@ -179,8 +179,8 @@ class LoraAdapters:
                 f" this model's has {whole[1]} and {whole[0]}"
             )
 
-    def _check_takes_more(self) -> None:
-        if not self._takes_more:
+    def _check_can_update(self) -> None:
+        if not self._can_update:
             raise BadInput(NO_UPDATING)
 
     def _check_name(self, name: str) -> None:
@@ -190,11 +190,11 @@ class LoraAdapters:
             raise BadInput(f"LoRA adapter {name!r:.140} is not accepted: the model is called so")
 
 
-def layers_of(given: Sequence[tuple[LoraModule, AdapterWeights]]) -> frozenset[str]:
-    return frozenset(name for _, weights in given for name in weights.deltas)
+def adapted_layers(configured: Sequence[tuple[LoraModule, AdapterWeights]]) -> frozenset[str]:
+    return frozenset(name for _, weights in configured for name in weights.deltas)
 
 
-def read_given(config: EngineConfig) -> list[tuple[LoraModule, AdapterWeights]]:
+def read_configured_adapters(config: EngineConfig) -> list[tuple[LoraModule, AdapterWeights]]:
     """Read the adapters of `config`, in the dtype that its model will have.
 
     Raises BadInput like `read_adapter`, and if a name is given twice.

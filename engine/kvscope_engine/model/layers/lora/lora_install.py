@@ -21,7 +21,7 @@ from kvscope_engine.model.layers.fused.fused_mlp import FusedMLP
 from kvscope_engine.model.layers.fused.grouped_linear import GroupedLinear
 from kvscope_engine.model.layers.fused.int8_linear import Int8Linear
 from kvscope_engine.model.layers.fused.packed_linear import PackedLinear
-from kvscope_engine.model.layers.lora.lora_linear import InStep, LoraLinear, LoraStack, OutputSlice, StepSlots
+from kvscope_engine.model.layers.lora.lora_linear import LoraLinear, LoraStack, LoraStepState, OutputSlice, StepSlots
 from kvscope_engine.model.layers.recurrent.recurrent_layers import recurrent_layers
 
 NUM_TOKENS: Final = 5
@@ -49,11 +49,11 @@ class _Site(NamedTuple):
     parts: tuple[OutputSlice, ...]
 
 
-class _UnlessAdapted:
+class _SkippedWithLora:
     """Wraps a compiled layer, which does not support LoRA: used only in steps without adapters."""
 
-    def __init__(self, whole: WholeLayer, in_step: InStep) -> None:
-        self._whole, self._in_step = whole, in_step
+    def __init__(self, whole: WholeLayer, step_state: LoraStepState) -> None:
+        self._whole, self._step_state = whole, step_state
 
     def run(
         self,
@@ -62,7 +62,7 @@ class _UnlessAdapted:
         position_embeddings: PositionEmbeddings,
         paged: AttentionContext,
     ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        return None if self._in_step.slots is not None else self._whole.run(x, normed, position_embeddings, paged)
+        return None if self._step_state.slots is not None else self._whole.run(x, normed, position_embeddings, paged)
 
 
 def layer_names(module: nn.Module) -> frozenset[str]:
@@ -71,34 +71,36 @@ def layer_names(module: nn.Module) -> frozenset[str]:
 
 
 def install(
-    module: nn.Module, is_wanted: Callable[[str], bool], num_slots: int, max_rank: int, like: torch.Tensor
-) -> tuple[InStep, dict[str, DeltaTarget]]:
+    module: nn.Module, is_selected: Callable[[str], bool], num_slots: int, max_rank: int, like: torch.Tensor
+) -> tuple[LoraStepState, dict[str, DeltaTarget]]:
     """Give the layers whose names are wanted `num_slots` LoRA slots, in place. `like` sets their dtype and device.
 
     Returns:
         The shared state of a step, and the target of each layer's delta.
     """
-    in_step = InStep(recurrent_layers(module).call_rows)
-    made: list[tuple[_Site, LoraLinear]] = []
+    step_state = LoraStepState(recurrent_layers(module).call_rows)
+    installed: list[tuple[_Site, LoraLinear]] = []
     for site in list(_sites(module)):
-        parts = [part for part in site.parts if is_wanted(part.name)]
+        parts = [part for part in site.parts if is_selected(part.name)]
         if parts:
             linear: Any = getattr(site.parent, site.attribute)
             stack = LoraStack(parts, linear.weight.shape[1], num_slots, max_rank, like)
-            lora = LoraLinear(linear, stack, in_step)
+            lora = LoraLinear(linear, stack, step_state)
             setattr(site.parent, site.attribute, lora)
-            made.append((site, lora))
+            installed.append((site, lora))
     for layer in [getattr(part, _FUSED, None) for part in module.modules()]:
         if isinstance(layer, FusedLayer) and layer.whole is not None:
-            layer.whole = _UnlessAdapted(layer.whole, in_step)
-    _run(module, in_step, like.device)
-    places: dict[str, DeltaTarget] = {}
-    for site, lora in made:
+            layer.whole = _SkippedWithLora(layer.whole, step_state)
+    _trial_run(module, step_state, like.device)
+    targets: dict[str, DeltaTarget] = {}
+    for site, lora in installed:
         if not lora.was_called:
             setattr(site.parent, site.attribute, lora.linear)
             continue
-        places |= {part.name: DeltaTarget(lora.lora_stack, number) for number, part in enumerate(lora.lora_stack.parts)}
-    return in_step, places
+        targets |= {
+            part.name: DeltaTarget(lora.lora_stack, number) for number, part in enumerate(lora.lora_stack.parts)
+        }
+    return step_state, targets
 
 
 def _sites(module: Any) -> Iterator[_Site]:
@@ -129,10 +131,10 @@ def _site(parent: nn.Module, attribute: str, prefix: str, names: Sequence[str], 
 
 
 @torch.inference_mode()
-def _run(module: nn.Module, in_step: InStep, device: torch.device) -> None:
+def _trial_run(module: nn.Module, step_state: LoraStepState, device: torch.device) -> None:
     positions = torch.arange(NUM_TOKENS, device=device)
-    in_step.slots = StepSlots(0, 1, None)
+    step_state.slots = StepSlots(0, 1, None)
     try:
         Forward(module).fill(positions + 1, positions, NoAttention())
     finally:
-        in_step.slots = None
+        step_state.slots = None

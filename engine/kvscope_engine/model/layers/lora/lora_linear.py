@@ -39,7 +39,7 @@ class StepSlots:
         return StepSlots(self.first, self.stop, self.others[rows])
 
 
-class InStep:
+class LoraStepState:
     """State of the running step that the LoRA layers of a model share.
 
     `slots` is None if no row has an adapter. `call_rows` are the rows for which the running recurrent layer is called:
@@ -115,15 +115,15 @@ class LoraStack(nn.Module):
 class LoraLinear(nn.Module):
     """Wraps a linear layer of any class, with the same call signature."""
 
-    def __init__(self, linear: Any, stack: LoraStack, in_step: InStep) -> None:
+    def __init__(self, linear: Any, stack: LoraStack, step_state: LoraStepState) -> None:
         super().__init__()
         self.linear = linear
         self.lora_stack = stack
         self.out_features, self.in_features = linear.weight.shape
-        self.adds_as_it_multiplies = bool(getattr(linear, "adds_as_it_multiplies", False))
+        self.fuses_add = bool(getattr(linear, "fuses_add", False))
         self.was_called = False
         """Whether it has been called in a step with an adapter."""
-        self._in_step = in_step
+        self._step_state = step_state
 
     @property
     def weight(self) -> torch.Tensor:
@@ -132,14 +132,14 @@ class LoraLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.linear(x)
-        step = self._in_step.slots
+        step = self._step_state.slots
         if step is not None:
             self.was_called = True
-            step = step.of_rows(self._in_step.call_rows.rows)
+            step = step.of_rows(self._step_state.call_rows.rows)
             self.lora_stack.add(y.view(-1, self.out_features), x.reshape(-1, self.in_features), step)
         return y
 
     def forward_add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        if self._in_step.slots is None:
+        if self._step_state.slots is None:
             return self.linear.forward_add(x, other)  # type: ignore[no-any-return]
         return other + self.forward(x)

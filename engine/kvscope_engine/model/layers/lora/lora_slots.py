@@ -42,7 +42,7 @@ class LoraSlots:
         self.kinds = ", ".join(sorted({name.rpartition(".")[2] for name in layer_names(loaded.module)}))
         """Last name components of the layers that can have deltas, for error messages."""
         like = torch.empty(0, dtype=loaded.dtype, device=loaded.device)
-        self._in_step, self._places = install(
+        self._step_state, self._places = install(
             loaded.module, lambda name: layers is None or name in layers, num_slots, max_rank, like
         )
         self._stacks = {place.stack.parts[0].name: place.stack for place in self._places.values()}
@@ -68,11 +68,11 @@ class LoraSlots:
         others = None
         if not rows.is_of_one:
             others = slots[:, None] != torch.arange(rows.first, rows.stop, device=slots.device)
-        self._in_step.slots = StepSlots(rows.first, rows.stop, others)
+        self._step_state.slots = StepSlots(rows.first, rows.stop, others)
         try:
             yield
         finally:
-            self._in_step.slots = None
+            self._step_state.slots = None
 
     @contextmanager
     def in_full(self) -> Iterator[None]:
@@ -80,11 +80,11 @@ class LoraSlots:
         stacks = list(self._stacks.values())
         for stack in stacks:
             stack.filled = [True] * self._num_slots
-        self._in_step.slots = StepSlots(0, self._num_slots, None)
+        self._step_state.slots = StepSlots(0, self._num_slots, None)
         try:
             yield
         finally:
-            self._in_step.slots = None
+            self._step_state.slots = None
             for stack in stacks:
                 stack.filled = [False] * self._num_slots
 

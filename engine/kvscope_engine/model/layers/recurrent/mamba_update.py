@@ -17,11 +17,11 @@ from torch import nn
 from torch.nn.functional import silu, softplus
 
 NO_LIMITS: Final = (0.0, float("inf"))
-UPDATE: Final = "mamba2_selective_state_update"
+UPDATE_FUNCTION: Final = "mamba2_selective_state_update"
 """Name of the update function in transformers."""
 
 
-def calling(module: nn.Module, name: str, other: Callable[..., Any]) -> Callable[..., Any] | None:
+def forward_calling(module: nn.Module, name: str, other: Callable[..., Any]) -> Callable[..., Any] | None:
     """Return the `forward` of `module` with the global function `name` replaced by `other`; None if it does not call
     `name`.
     """
@@ -42,13 +42,13 @@ def limits_steps(module: nn.Module) -> bool:
     return tuple(getattr(module, "time_step_limit", NO_LIMITS)) != NO_LIMITS
 
 
-def with_update_in_place(module: nn.Module, is_in_prompt: Callable[[], bool]) -> Callable[..., Any] | None:
+def with_in_place_update(module: nn.Module, is_in_prompt: Callable[[], bool]) -> Callable[..., Any] | None:
     """Return the `forward` of a Mamba 2 layer with `update_in_place`; None for other layers.
 
     While `is_in_prompt()`, one token gives the same result as within a longer prompt: transformers' update of one token
     lacks the limits of the time step (`time_step_limit`) that its chunked form has.
     """
-    original: Any = getattr(inspect.unwrap(type(module).forward), "__globals__", {}).get(UPDATE)
+    original: Any = getattr(inspect.unwrap(type(module).forward), "__globals__", {}).get(UPDATE_FUNCTION)
 
     def update(
         state: torch.Tensor, hidden: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, *rest: Any, **options: Any
@@ -61,7 +61,7 @@ def with_update_in_place(module: nn.Module, is_in_prompt: Callable[[], bool]) ->
         is_known = on_cpu and _is_of_heads(dt, A, options.get("dt_bias"))
         return (update_in_place if is_known else original)(state, hidden, dt, A, *rest, **options)
 
-    return calling(module, UPDATE, update)
+    return forward_calling(module, UPDATE_FUNCTION, update)
 
 
 def update_in_place(

@@ -22,13 +22,13 @@ from transformers.cache_utils import LinearAttentionLayer
 
 from kvscope_engine.model.kv_cache.state_storage import LayerState, StateSlots, StateStorage
 from kvscope_engine.model.layers.attention_interface import uses_interface
-from kvscope_engine.model.layers.recurrent.mamba_update import calling, limits_steps, with_update_in_place
+from kvscope_engine.model.layers.recurrent.mamba_update import forward_calling, limits_steps, with_in_place_update
 
 MAX_STATES: Final = 8
 """Maximum number of states of one kind per layer; transformers numbers them."""
 LOWEST: Final = -1e30
 """Initial value of RWKV's running maximum in transformers."""
-SCAN: Final = "mamba_selective_scan"
+SCAN_FUNCTION: Final = "mamba_selective_scan"
 """Name of Mamba 1's scan function in transformers."""
 _MASKS: Final = ("attention_mask", "mask")
 
@@ -36,7 +36,7 @@ _MASKS: Final = ("attention_mask", "mask")
 class StateStep(Protocol):
     """Runs recurrent layers in a step with the states of its sequences; or a stub for that."""
 
-    def run(self, layer: RecurrentLayer, given: dict[str, Any]) -> Any:
+    def run(self, layer: RecurrentLayer, arguments: dict[str, Any]) -> Any:
         """Run the layer with the arguments that the model passed."""
 
 
@@ -71,37 +71,38 @@ class RecurrentLayer:
     """Parts of the state, determined by a trial run."""
     scan: ContinuedScan | None = None
     """Runs several tokens from an existing state, if transformers' own `forward` cannot."""
-    takes_pieces: bool = False
+    supports_pieces: bool = False
     """Whether several tokens can continue from a state in one call; otherwise they run one by one."""
-    takes_batches: bool = False
+    supports_batches: bool = False
     """Whether single tokens of several sequences can run in one call."""
 
     def call_for_rows(
         self,
         rows: slice | torch.Tensor,
-        given: dict[str, Any],
+        arguments: dict[str, Any],
         states: Sequence[torch.Tensor],
         *,
-        goes_on: bool,
+        has_initial_state: bool,
         is_in_prompt: bool = False,
     ) -> Any:
         """Return the output of `call` for `rows` of the flattened batch, which are visible to the modules inside."""
         self.call_rows.rows, self.call_rows.is_in_prompt = rows, is_in_prompt
         try:
-            return self.call(given, states, goes_on=goes_on)[0]
+            return self.call(arguments, states, has_initial_state=has_initial_state)[0]
         finally:
             self.call_rows.rows, self.call_rows.is_in_prompt = None, False
 
     def call(
-        self, given: dict[str, Any], states: Sequence[torch.Tensor] | None, *, goes_on: bool
+        self, arguments: dict[str, Any], states: Sequence[torch.Tensor] | None, *, has_initial_state: bool
     ) -> tuple[Any, dict[tuple[str, int], torch.Tensor]]:
         """Run the layer. Returns its output and its states by kind and index.
 
-        `states`, one row per sequence, are overwritten if given. Their contents are read only if `goes_on`.
+        `states`, one row per sequence, are overwritten if given. Their contents are read only if
+        `has_initial_state`.
         """
-        known = {} if states is None else dict(zip(_keys(self.state), states, strict=True))
-        output, after = self.caller.call(self, given, known, goes_on=goes_on)
-        for key, tensor in known.items():
+        initial_states = {} if states is None else dict(zip(_keys(self.state), states, strict=True))
+        output, after = self.caller.call(self, arguments, initial_states, has_initial_state=has_initial_state)
+        for key, tensor in initial_states.items():
             if after[key] is not tensor:
                 tensor.copy_(after[key])
         return output, after
@@ -111,9 +112,15 @@ class StateCaller(Protocol):
     """Passes states to one kind of module and returns the new ones."""
 
     def call(
-        self, layer: RecurrentLayer, given: dict[str, Any], known: dict[tuple[str, int], torch.Tensor], *, goes_on: bool
+        self,
+        layer: RecurrentLayer,
+        arguments: dict[str, Any],
+        initial_states: dict[tuple[str, int], torch.Tensor],
+        *,
+        has_initial_state: bool,
     ) -> tuple[Any, dict[tuple[str, int], torch.Tensor]]:
-        """Run the layer. `known` is empty in a first run. Unless `goes_on`, its tensors are only to be overwritten."""
+        """Run the layer. `initial_states` is empty in a first run. Unless `has_initial_state`, its tensors are only to
+        be overwritten."""
 
 
 class RecurrentLayers:
@@ -129,39 +136,39 @@ class RecurrentLayers:
         for name, part in list(model.named_modules()):
             caller = _caller_of(type(part))
             if caller is not None:
-                self._take_over(name, part, caller)
+                self._replace_forward(name, part, caller)
         self.has_attention = not self.layers or any(uses_interface(type(part)) for part in model.modules())
         """Whether any layer has keys and values."""
         if self.layers:
             for part in {id(part): part for part in (model, model.base_model)}.values():
-                self._watch(part)  # type: ignore[arg-type]
+                self._hook_model(part)  # type: ignore[arg-type]
 
     @property
-    def decode_together(self) -> bool:
+    def batches_decodes(self) -> bool:
         """Whether decodes of several sequences are one call of each layer, which CUDA graphs require."""
-        return all(layer.takes_batches for layer in self.layers)
+        return all(layer.supports_batches for layer in self.layers)
 
     @property
     def states(self) -> list[LayerState]:
         """States of one request, by layer."""
         return [layer.state for layer in self.layers]
 
-    def _take_over(self, name: str, part: nn.Module, caller: StateCaller) -> None:
+    def _replace_forward(self, name: str, part: nn.Module, caller: StateCaller) -> None:
         names = tuple(inspect.signature(part.forward).parameters)
-        own = with_update_in_place(part, lambda: self.call_rows.is_in_prompt) or part.forward
+        own = with_in_place_update(part, lambda: self.call_rows.is_in_prompt) or part.forward
         layer = RecurrentLayer(
             len(self.layers), name, part, own, caller, names, self.call_rows, scan=ContinuedScan.of(part)
         )
         self.layers.append(layer)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            given = dict(zip(names, args, strict=False)) | kwargs
-            given.pop("paged", None)
-            return layer.forward(**given) if self._step is None else self._step.run(layer, given)
+            arguments = dict(zip(names, args, strict=False)) | kwargs
+            arguments.pop("paged", None)
+            return layer.forward(**arguments) if self._step is None else self._step.run(layer, arguments)
 
         part.forward = forward
 
-    def _watch(self, part: nn.Module) -> None:
+    def _hook_model(self, part: nn.Module) -> None:
         """Use the states in the keyword `paged` while `part` runs.
 
         If no layer attends, the keyword is removed: nothing else reads it, and some models do not accept it.
@@ -192,7 +199,7 @@ def recurrent_layers(model: nn.Module) -> RecurrentLayers:
     return found
 
 
-def keeps_state(kind: Any) -> bool:
+def is_recurrent_layer(kind: Any) -> bool:
     """Whether modules of class `kind` are recurrent layers that can be given a state, judged by their source."""
     return _caller_of(kind) is not None
 
@@ -204,7 +211,7 @@ class StateBatch(StateStep):
     storage: StateStorage
     slots: Sequence[int]
     """Slot of each sequence of the flattened batch."""
-    goes_on: Sequence[bool]
+    has_initial_state: Sequence[bool]
     """Whether a sequence's slot holds the state after its previous tokens; otherwise these tokens are its first."""
     query_start: Sequence[int]
     """Start of each sequence's tokens in the batch, (sequences + 1,)."""
@@ -223,7 +230,7 @@ class StateBatch(StateStep):
         singles = [
             number
             for number, (start, end) in enumerate(pairwise(self.query_start))
-            if end - start == 1 and self.goes_on[number]
+            if end - start == 1 and self.has_initial_state[number]
         ]
         if len(singles) > 1:
             self.decodes = sorted(singles, key=self.slots.__getitem__)
@@ -235,10 +242,10 @@ class StateBatch(StateStep):
                 slice(rows[0], rows[-1] + 1) if is_run else torch.tensor(rows, device=self.storage.device)
             )
 
-    def run(self, layer: RecurrentLayer, given: dict[str, Any]) -> Any:
+    def run(self, layer: RecurrentLayer, arguments: dict[str, Any]) -> Any:
         num_tokens, tensors = self.query_start[-1], self.storage.layer(layer.number)
         outputs: dict[int, Any] = {}
-        together = self.decodes if layer.takes_batches else []
+        together = self.decodes if layer.supports_batches else []
         # Where the layer limits its time steps, one token of a prompt is computed differently than a decode.
         in_prompt = self.in_prompt if self.in_prompt and limits_steps(layer.module) else [False] * len(self.slots)
         if any(in_prompt[number] for number in together):
@@ -248,11 +255,11 @@ class StateBatch(StateStep):
             assert self.decode_rows is not None, "decodes that run together have rows"
             rows = [self.query_start[number] for number in together]
             states = [self.decode_slots.read(tensor) for tensor in tensors]
-            tokens = _sequences_first(given, num_tokens, self.decode_rows)
-            output = layer.call_for_rows(self.decode_rows, tokens, states, goes_on=True)
+            tokens = _sequences_first(arguments, num_tokens, self.decode_rows)
+            output = layer.call_for_rows(self.decode_rows, tokens, states, has_initial_state=True)
             for tensor, state in zip(tensors, states, strict=True):
                 self.decode_slots.write(tensor, state)
-            outputs |= {row: _picked(output, index) for index, row in enumerate(rows)}
+            outputs |= {row: _select_sequence(output, index) for index, row in enumerate(rows)}
             for number in together:
                 self._save(number, self.query_start[number + 1], tensors)
         for number, (start, end) in enumerate(pairwise(self.query_start)):
@@ -260,18 +267,22 @@ class StateBatch(StateStep):
                 continue
             slot = self.slots[number]
             states = [tensor[slot : slot + 1] for tensor in tensors]
-            goes_on = self.goes_on[number]
+            has_initial_state = self.has_initial_state[number]
             for first, last in self._pieces(layer, number, start, end):
-                tokens = cut(given, num_tokens, first, last)
+                tokens = slice_tokens(arguments, num_tokens, first, last)
                 outputs[first] = layer.call_for_rows(
-                    slice(first, last), tokens, states, goes_on=goes_on, is_in_prompt=in_prompt[number]
+                    slice(first, last),
+                    tokens,
+                    states,
+                    has_initial_state=has_initial_state,
+                    is_in_prompt=in_prompt[number],
                 )
                 self._save(number, last, tensors)
-                goes_on = True
+                has_initial_state = True
         assert outputs, "a step has tokens"
         missing = num_tokens - sum(_length(output) for output in outputs.values())
         assert missing == 0, f"{layer.name} left out {missing} tokens"
-        return joined([outputs[start] for start in sorted(outputs)])
+        return concatenate_outputs([outputs[start] for start in sorted(outputs)])
 
     def _pieces(self, layer: RecurrentLayer, number: int, start: int, end: int) -> list[tuple[int, int]]:
         """Split the tokens of a sequence into calls.
@@ -282,7 +293,7 @@ class StateBatch(StateStep):
         pieces: list[tuple[int, int]] = []
         for last in ends:
             first = pieces[-1][1] if pieces else start
-            if layer.takes_pieces or not (pieces or self.goes_on[number]):
+            if layer.supports_pieces or not (pieces or self.has_initial_state[number]):
                 pieces.append((first, last))
             else:
                 pieces += [(token, token + 1) for token in range(first, last)]
@@ -305,10 +316,10 @@ class StateDecodes(StateStep):
     slots: torch.Tensor
     """(sequences,) int64, on the device."""
 
-    def run(self, layer: RecurrentLayer, given: dict[str, Any]) -> Any:
+    def run(self, layer: RecurrentLayer, arguments: dict[str, Any]) -> Any:
         tensors, count = self.storage.layer(layer.number), len(self.slots)
         states = [tensor.index_select(0, self.slots) for tensor in tensors]
-        output, _ = layer.call(_sequences_first(given, count, slice(0, count)), states, goes_on=True)
+        output, _ = layer.call(_sequences_first(arguments, count, slice(0, count)), states, has_initial_state=True)
         for tensor, state in zip(tensors, states, strict=True):
             tensor.index_copy_(0, self.slots, state)
         if isinstance(output, torch.Tensor):
@@ -321,12 +332,12 @@ class StateDecodes(StateStep):
         )
 
 
-def cut(given: dict[str, Any], num_tokens: int, start: int, end: int) -> dict[str, Any]:
+def slice_tokens(arguments: dict[str, Any], num_tokens: int, start: int, end: int) -> dict[str, Any]:
     """Return a layer's arguments for tokens `start` to `end` only, without masks, because nothing is padded."""
-    return _mapped(given, num_tokens, lambda values: values[:, start:end])
+    return _mapped(arguments, num_tokens, lambda values: values[:, start:end])
 
 
-def joined(outputs: Sequence[Any]) -> Any:
+def concatenate_outputs(outputs: Sequence[Any]) -> Any:
     """Concatenate a layer's outputs for consecutive tokens, as if it had been called once for all.
 
     Values that are not tensors with one row per token, such as returned states, become None.
@@ -347,22 +358,24 @@ def joined(outputs: Sequence[Any]) -> Any:
     )
 
 
-def _sequences_first(given: dict[str, Any], num_tokens: int, rows: slice | torch.Tensor) -> dict[str, Any]:
+def _sequences_first(arguments: dict[str, Any], num_tokens: int, rows: slice | torch.Tensor) -> dict[str, Any]:
     """Return `rows` of the batch, (1, T, ...), as sequences of one token, (rows, 1, ...).
 
     The strides are those of a tensor made with that shape: for a transposed one, torch's products copy their weights
     for each sequence.
     """
-    return _mapped(given, num_tokens, lambda values: values[0, rows].unsqueeze(1))
+    return _mapped(arguments, num_tokens, lambda values: values[0, rows].unsqueeze(1))
 
 
-def _picked(output: Any, index: int) -> Any:
+def _select_sequence(output: Any, index: int) -> Any:
     if isinstance(output, torch.Tensor):
         return output[index : index + 1]
     return tuple(value[index : index + 1] if isinstance(value, torch.Tensor) else value for value in output)
 
 
-def _mapped(given: dict[str, Any], num_tokens: int, change: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
+def _mapped(
+    arguments: dict[str, Any], num_tokens: int, change: Callable[[torch.Tensor], torch.Tensor]
+) -> dict[str, Any]:
     """Apply `change` to each argument that has one row per token, and drop masks."""
 
     def mapped(value: Any) -> Any:
@@ -371,7 +384,7 @@ def _mapped(given: dict[str, Any], num_tokens: int, change: Callable[[torch.Tens
         is_of_tokens = isinstance(value, torch.Tensor) and value.dim() > 1 and value.shape[:2] == (1, num_tokens)
         return change(value) if is_of_tokens else value
 
-    return {name: None if name in _MASKS else mapped(value) for name, value in given.items()}
+    return {name: None if name in _MASKS else mapped(value) for name, value in arguments.items()}
 
 
 def _length(output: Any) -> int:
@@ -387,26 +400,31 @@ def _keys(state: LayerState) -> list[tuple[str, int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _InCache(StateCaller):
+class _CacheCaller(StateCaller):
     """State in a `Cache`, as conv states and recurrent states: most families (`LinearAttentionLayer`)."""
 
     argument: str
 
     def call(
-        self, layer: RecurrentLayer, given: dict[str, Any], known: dict[tuple[str, int], torch.Tensor], *, goes_on: bool
+        self,
+        layer: RecurrentLayer,
+        arguments: dict[str, Any],
+        initial_states: dict[tuple[str, int], torch.Tensor],
+        *,
+        has_initial_state: bool,
     ) -> tuple[Any, dict[tuple[str, int], torch.Tensor]]:
         held = LinearAttentionLayer(MAX_STATES)
-        for (kind, index), tensor in known.items():
+        for (kind, index), tensor in initial_states.items():
             if kind == "conv":
                 held.conv_states[index], held.is_conv_states_initialized[index] = tensor, True
                 held.conv_kernel_size[index] = tensor.shape[-1]
             else:
                 held.recurrent_states[index], held.is_recurrent_states_initialized[index] = tensor, True
-            held.has_previous_state[index] = goes_on
-        if layer.scan is not None and goes_on and given["hidden_states"].shape[1] > 1:
-            output = layer.scan.forward(known["recurrent", 0], given | {self.argument: _LayerCache(held)})
+            held.has_previous_state[index] = has_initial_state
+        if layer.scan is not None and has_initial_state and arguments["hidden_states"].shape[1] > 1:
+            output = layer.scan.forward(initial_states["recurrent", 0], arguments | {self.argument: _LayerCache(held)})
         else:
-            output = layer.forward(**given | {self.argument: _LayerCache(held)})
+            output = layer.forward(**arguments | {self.argument: _LayerCache(held)})
         found = {("conv", index): state for index, state in held.conv_states.items() if state is not None}
         found |= {("recurrent", index): state for index, state in held.recurrent_states.items() if state is not None}
         return output, found
@@ -452,9 +470,9 @@ class ContinuedScan:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._scan: Any = getattr(inspect.unwrap(type(module).forward), "__globals__", {}).get(SCAN)
+        self._scan: Any = getattr(inspect.unwrap(type(module).forward), "__globals__", {}).get(SCAN_FUNCTION)
         self._states: list[torch.Tensor] = []
-        self._forward: Any = calling(module, SCAN, self._continued)
+        self._forward: Any = forward_calling(module, SCAN_FUNCTION, self._continued)
 
     @classmethod
     def of(cls, module: nn.Module) -> ContinuedScan | None:
@@ -462,10 +480,10 @@ class ContinuedScan:
         made = cls(module)
         return None if made._forward is None else made
 
-    def forward(self, state: torch.Tensor, given: dict[str, Any]) -> Any:
+    def forward(self, state: torch.Tensor, arguments: dict[str, Any]) -> Any:
         """Run (1, T, hidden) from `state`, (1, inner, N), or (1, heads, inner of a head, N) for a scan per head."""
         self._states = [state.clone()] if state.dim() == 3 else list(state.clone().unbind(1))
-        return self._forward(**given)
+        return self._forward(**arguments)
 
     def _continued(
         self,
@@ -492,16 +510,21 @@ class ContinuedScan:
 
 
 @dataclass(frozen=True, slots=True)
-class _InMiniMaxCache(StateCaller):
+class _MiniMaxCacheCaller(StateCaller):
     """State as one tensor per layer, in the model's own cache class."""
 
     argument: str = "past_key_values"
 
     def call(
-        self, layer: RecurrentLayer, given: dict[str, Any], known: dict[tuple[str, int], torch.Tensor], *, goes_on: bool
+        self,
+        layer: RecurrentLayer,
+        arguments: dict[str, Any],
+        initial_states: dict[tuple[str, int], torch.Tensor],
+        *,
+        has_initial_state: bool,
     ) -> tuple[Any, dict[tuple[str, int], torch.Tensor]]:
-        held = _LinearCache(known[("recurrent", 0)] if goes_on else None)
-        output = layer.forward(**given | {self.argument: held})
+        held = _LinearCache(initial_states[("recurrent", 0)] if has_initial_state else None)
+        output = layer.forward(**arguments | {self.argument: held})
         assert held.state is not None, f"{layer.name} kept no state"
         return output, {("recurrent", 0): held.state}
 
@@ -519,65 +542,75 @@ class _LinearCache:
         self.state = linear_cache
 
 
-class _OnModule(StateCaller):
+class _ModuleAttributeCaller(StateCaller):
     """States as attributes of the module: RecurrentGemma's blocks."""
 
     def call(
-        self, layer: RecurrentLayer, given: dict[str, Any], known: dict[tuple[str, int], torch.Tensor], *, goes_on: bool
+        self,
+        layer: RecurrentLayer,
+        arguments: dict[str, Any],
+        initial_states: dict[tuple[str, int], torch.Tensor],
+        *,
+        has_initial_state: bool,
     ) -> tuple[Any, dict[tuple[str, int], torch.Tensor]]:
         block: Any = layer.module
-        block.conv1d_state = known[("conv", 0)] if goes_on else None
-        block.rg_lru.recurrent_states = known[("recurrent", 0)] if goes_on else None
+        block.conv1d_state = initial_states[("conv", 0)] if has_initial_state else None
+        block.rg_lru.recurrent_states = initial_states[("recurrent", 0)] if has_initial_state else None
         try:
-            output = layer.forward(**given | {"use_cache": True})
+            output = layer.forward(**arguments | {"use_cache": True})
             return output, {("conv", 0): block.conv1d_state, ("recurrent", 0): block.rg_lru.recurrent_states}
         finally:
             block.conv1d_state = block.rg_lru.recurrent_states = None
 
 
 @dataclass(frozen=True, slots=True)
-class _InList(StateCaller):
+class _StateListCaller(StateCaller):
     """States in a list of five tensors over all layers: RWKV's inputs of both halves, and the sums of the first."""
 
-    places: tuple[int, ...]
+    list_indices: tuple[int, ...]
     options: dict[str, Any]
 
     def call(
-        self, layer: RecurrentLayer, given: dict[str, Any], known: dict[tuple[str, int], torch.Tensor], *, goes_on: bool
+        self,
+        layer: RecurrentLayer,
+        arguments: dict[str, Any],
+        initial_states: dict[tuple[str, int], torch.Tensor],
+        *,
+        has_initial_state: bool,
     ) -> tuple[Any, dict[tuple[str, int], torch.Tensor]]:
         part: Any = layer.module
-        hidden = given["hidden"]
+        hidden = arguments["hidden"]
         state: list[Any] = [None] * 5
         after = {}
-        for index, place in enumerate(self.places):
-            before = known.get(("recurrent", index))
-            if not goes_on or before is None:
-                before = self._fresh(place, part, hidden)
+        for index, list_index in enumerate(self.list_indices):
+            before = initial_states.get(("recurrent", index))
+            if not has_initial_state or before is None:
+                before = self._fresh(list_index, part, hidden)
             after["recurrent", index] = before
-            state[place] = before[:, :, None].expand(-1, -1, part.layer_id + 1)
-        output = layer.forward(**given | self.options | {"state": state})
+            state[list_index] = before[:, :, None].expand(-1, -1, part.layer_id + 1)
+        output = layer.forward(**arguments | self.options | {"state": state})
         return (output[0], None), after
 
     @staticmethod
-    def _fresh(place: int, part: Any, hidden: torch.Tensor) -> torch.Tensor:
-        size = hidden.shape[-1] if place < 2 else part.attention_hidden_size
-        dtype = hidden.dtype if place < 2 else torch.float32
-        fill = LOWEST if place == 4 else 0.0
+    def _fresh(list_index: int, part: Any, hidden: torch.Tensor) -> torch.Tensor:
+        size = hidden.shape[-1] if list_index < 2 else part.attention_hidden_size
+        dtype = hidden.dtype if list_index < 2 else torch.float32
+        fill = LOWEST if list_index == 4 else 0.0
         return torch.full((len(hidden), size), fill, dtype=dtype, device=hidden.device)
 
 
-_OTHERS: Final[dict[str, StateCaller]] = {
-    "MiniMaxLightningAttention": _InMiniMaxCache(),
-    "RecurrentGemmaRecurrentBlock": _OnModule(),
-    "RwkvSelfAttention": _InList((1, 2, 3, 4), {"use_cache": True}),
-    "RwkvFeedForward": _InList((0,), {}),
+_CALLERS_BY_CLASS: Final[dict[str, StateCaller]] = {
+    "MiniMaxLightningAttention": _MiniMaxCacheCaller(),
+    "RecurrentGemmaRecurrentBlock": _ModuleAttributeCaller(),
+    "RwkvSelfAttention": _StateListCaller((1, 2, 3, 4), {"use_cache": True}),
+    "RwkvFeedForward": _StateListCaller((0,), {}),
 }
 
 
 def _caller_of(kind: Any) -> StateCaller | None:
     """Return the `StateCaller` for modules of class `kind`, or None if they have no known state."""
-    if kind.__name__ in _OTHERS:
-        return _OTHERS[kind.__name__]
+    if kind.__name__ in _CALLERS_BY_CLASS:
+        return _CALLERS_BY_CLASS[kind.__name__]
     try:
         source = inspect.getsource(kind.forward)
         names = inspect.signature(kind.forward).parameters
@@ -585,4 +618,4 @@ def _caller_of(kind: Any) -> StateCaller | None:
         return None
     if not any(f"{verb}_{kind}_state(" in source for verb in ("get", "update") for kind in ("conv", "recurrent")):
         return None
-    return next((_InCache(name) for name in ("cache_params", "past_key_values") if name in names), None)
+    return next((_CacheCaller(name) for name in ("cache_params", "past_key_values") if name in names), None)

@@ -95,8 +95,8 @@ class Sampler:
             apply_penalties(logits, inputs.penalties)
         if inputs.forbidden is not None:
             logits.view(-1).index_fill_(0, inputs.forbidden, -torch.inf)
-        if inputs.forms is not None:
-            self._ops.allow_tokens(logits, inputs.forms.rows, inputs.forms.allowed)
+        if inputs.grammars is not None:
+            self._ops.allow_tokens(logits, inputs.grammars.rows, inputs.grammars.allowed)
         tokens = self._tokens(logits, inputs.draw)
         if raw is None:
             return SamplerOutput(tokens, tokens, None, 0)

@@ -47,7 +47,7 @@ class DrawInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class FormInputs:
+class GrammarInputs:
     """Rows with structured output, and the tokens allowed in each."""
 
     rows: torch.Tensor
@@ -67,7 +67,7 @@ class SamplingInputs:
     penalties: PenaltyInputs | None
     forbidden: torch.Tensor | None
     """Flat indices, row * vocabulary + token, of tokens that would end a completion too early."""
-    forms: FormInputs | None
+    grammars: GrammarInputs | None
     draw: DrawInputs | None
     logprobs: LogprobInputs | None
 
@@ -95,7 +95,7 @@ def sampling_inputs(
         biases=biases.inputs(requests, vocab_size, buffer),
         penalties=penalties.inputs(requests, vocab_size, buffer),
         forbidden=buffer.put(np.array(early, np.int64)) if early else None,
-        forms=_form_inputs(requests, num_output_tokens, vocab_size, buffer),
+        grammars=_grammar_inputs(requests, num_output_tokens, vocab_size, buffer),
         draw=_draw_inputs(requests, num_output_tokens, drawn, buffer) if drawn else None,
         logprobs=_logprob_inputs(requests, buffer),
     )
@@ -122,9 +122,9 @@ def _logprob_inputs(requests: Sequence[Request], buffer: StepBuffer) -> LogprobI
     return LogprobInputs(rows, list(asked.values()), buffer.put(np.array(rows, np.int64)))
 
 
-def _form_inputs(
+def _grammar_inputs(
     requests: Sequence[Request], num_output_tokens: Sequence[int], vocab_size: int, buffer: StepBuffer
-) -> FormInputs | None:
+) -> GrammarInputs | None:
     rows = [row for row, r in enumerate(requests) if r.matcher is not None and r.matcher.is_ready]
     if not rows:
         return None
@@ -133,7 +133,7 @@ def _form_inputs(
         matcher = requests[row].matcher
         assert matcher is not None
         matcher.fill(words, index, may_end=not _is_early(requests[row], num_output_tokens[row]))
-    return FormInputs(buffer.put(np.array(rows, np.int64)), allowed)
+    return GrammarInputs(buffer.put(np.array(rows, np.int64)), allowed)
 
 
 def _early_ends(

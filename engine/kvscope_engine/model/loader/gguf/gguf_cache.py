@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 
 from kvscope_engine.cache_folder import exclusive, replace_folder, scratch_folder
-from kvscope_engine.model.device_memory.out_of_memory import is_no_memory
+from kvscope_engine.model.device_memory.out_of_memory import is_out_of_memory
 from kvscope_engine.model.hf_config import read_config
 from kvscope_engine.model.loader.checkpoint import check_report, load_weights
 from kvscope_engine.model.loader.download.progress import ProgressCallback
@@ -98,7 +98,7 @@ def convert_gguf(gguf: Path, dtype: torch.dtype, folder: Path, progress: Progres
     except BadInput as error:
         raise BadInput(f"{gguf} cannot be converted: {error}") from error
     except Exception as error:  # an external file: transformers raises nearly anything
-        if is_no_memory(error):
+        if is_out_of_memory(error):
             raise KvscopeError(
                 f"not enough memory to convert {gguf} to {dtype_name(dtype)}: close other programs"
             ) from error

@@ -20,9 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from kvscope_engine.model.cuda_graphs.capture_failures import CaptureFailures
-from kvscope_engine.model.cuda_graphs.piecewise.mixed_graphs import MixedGraphs
+from kvscope_engine.model.cuda_graphs.piecewise.piecewise_graphs import PiecewiseGraphs
 from kvscope_engine.model.device_memory.step_buffer import StepBuffer
 from kvscope_engine.model.runner.model_runner import ModelRunner
+from kvscope_engine.model.runner.runner_config import RunnerConfig
 from kvscope_kernels import Ops, dispatch
 
 READS_DATA: Final = frozenset(
@@ -105,8 +106,8 @@ def tensors(tree: Any) -> list[torch.Tensor]:
 
 def alias(leaf: Any) -> Any:
     """The same memory, whoever drops the tensor."""
-    is_held = isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided
-    return torch.ops.aten.alias.default(leaf) if is_held else leaf
+    is_suspended = isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided
+    return torch.ops.aten.alias.default(leaf) if is_suspended else leaf
 
 
 def poison(tensor: torch.Tensor) -> None:
@@ -224,15 +225,15 @@ def cpu_graphs(monkeypatch: pytest.MonkeyPatch) -> CpuGraphs:
         monkeypatch.setattr(torch.cuda, name, stand_in)
     made = ModelRunner.__init__
 
-    def make(runner: ModelRunner, loaded: Any, storage: Any, **options: Any) -> None:
-        made(runner, loaded, storage, **options)
+    def make(runner: ModelRunner, loaded: Any, storage: Any, config: RunnerConfig, **options: Any) -> None:
+        made(runner, loaded, storage, config, **options)
         runner._buffer = HeldBuffer()
-        runner._mixed = MixedGraphs(
+        runner._piecewise_graphs = PiecewiseGraphs(
             runner._model,
             storage,
             runner._ops,
             runner._buffer,
-            max_num_batched_tokens=options["max_num_batched_tokens"],
+            max_num_batched_tokens=config.max_num_batched_tokens,
             failures=CaptureFailures(runner.notes.append),
         )
 
@@ -240,9 +241,9 @@ def cpu_graphs(monkeypatch: pytest.MonkeyPatch) -> CpuGraphs:
 
     def launch(runner: ModelRunner, *args: Any) -> Any:
         """The first time behind what a GPU's warm-up captures."""
-        if runner._mixed is not None and id(runner) not in warm:
+        if runner._piecewise_graphs is not None and id(runner) not in warm:
             with torch.inference_mode():
-                runner._mixed.capture_all()
+                runner._piecewise_graphs.capture_all()
         warm.add(id(runner))
         return launched(runner, *args)
 

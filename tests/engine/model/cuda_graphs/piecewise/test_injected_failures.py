@@ -13,8 +13,8 @@ from tests.engine.test_step_loop import close_to, jobs_of, numbers, said_by
 
 from kvscope_engine import Engine
 from kvscope_engine.model.cuda_graphs import capture_failures
-from kvscope_engine.model.cuda_graphs.piecewise.mixed_graphs import MixedGraphs
 from kvscope_engine.model.cuda_graphs.piecewise.piece_recorder import PieceRecorder
+from kvscope_engine.model.cuda_graphs.piecewise.piecewise_graphs import PiecewiseGraphs
 from kvscope_engine.model.layers.forward import Forward
 from kvscope_engine.model.layers.sampling.sampler import Sampler
 from kvscope_engine.policy.step_plan import StepPlan
@@ -99,7 +99,7 @@ def test_a_hundred_failures_lose_no_request_that_can_be_run(
     runner: Any = engine.components.runner
     scheduler = engine.components.scheduler
     limits = scheduler.limits.max_step_requests, scheduler.limits.max_step_tokens
-    mixed: MixedGraphs = runner._mixed
+    mixed: PiecewiseGraphs = runner._piecewise_graphs
     sizes = mixed.sizes
     monkeypatch.setattr(runner, "launch", injector.watch(runner.launch))
     monkeypatch.setattr(PieceRecorder, "record", injector.wrap("capture", 0.4, SHORTAGES, PieceRecorder.record))

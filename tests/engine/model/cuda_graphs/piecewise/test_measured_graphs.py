@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kvscope_engine.model.cuda_graphs.decode_graphs import DecodeGraphs
+from kvscope_engine.model.input_batch.step_limits import StepLimits
 from kvscope_engine.model.layers.attention.attention_scores import MeasuredSteps
 from kvscope_engine.model.loaded_model import LoadedModel
 from kvscope_engine.model.runner.model_runner import ModelRunner
@@ -25,13 +26,12 @@ def measured(planned: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedM
     def run(loaded: LoadedModel, in_graphs: bool) -> tuple[Any, list[Any]]:
         found, shares = planned(loaded, num_blocks=256), list[Any]()
         runner: ModelRunner = found.runner
-        runner._mixed, runner._measures_shares, runner._measured = None, True, MeasuredSteps(1)
+        runner._piecewise_graphs, runner._measures_shares, runner._measured = None, True, MeasuredSteps(1)
         if in_graphs:
             runner._graphs = DecodeGraphs(
-                *(runner._run_eagerly, runner._buffer, loaded.device),
-                max_num_seqs=8,
-                max_tokens=256,
-                block_size=4,
+                runner._eager_logits,
+                runner._buffer,
+                StepLimits(max_num_seqs=8, max_num_batched_tokens=64, max_request_tokens=256, block_size=4),
                 measures=True,
             )
             runner._graphs.capture_all()

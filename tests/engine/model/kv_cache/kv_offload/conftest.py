@@ -138,12 +138,12 @@ class LateMark:
 
     passed: bool = False
 
-    def is_past(self) -> bool:
+    def has_passed(self) -> bool:
         return self.passed
 
     def seconds_since(self, earlier: StreamMark) -> float:
         assert self.passed
-        assert earlier.is_past()
+        assert earlier.has_passed()
         return 0.001
 
 
@@ -172,7 +172,7 @@ class LateStreams:
         return mark
 
     def wait(self, lane: Lane, mark: StreamMark) -> None:
-        self.lanes[lane].append(mark.is_past)
+        self.lanes[lane].append(mark.has_passed)
 
     def finish(self, lane: Lane) -> None:
         """As late as it may: the other lane goes on only as far as this one needs."""

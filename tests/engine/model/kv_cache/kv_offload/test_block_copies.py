@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvscope_engine.model.kv_cache.kv_offload.block_copies import PlainCopies
+from kvscope_engine.model.kv_cache.kv_offload.block_copies import HostBlockCopier
 
 
 class ShortRows(np.ndarray[Any, Any]):
@@ -40,10 +40,10 @@ def test_blocks_are_copied_one_by_one_where_there_is_no_memory_for_all() -> None
             SimpleNamespace(blocks=ShortTensor(pool[:, columns].view(ShortRows)), columns=columns)
             for columns in (slice(0, 2), slice(2, 5))
         ],
-        places=lambda rows: rows,
+        slots=lambda rows: rows,
     )
     rows: Any = ShortTensor(host.view(ShortRows))
-    copies = PlainCopies(words, rows)
+    copies = HostBlockCopier(words, rows)
     copies.save([4, 0, 2], [1, 2, 5])
     assert (host[[1, 2, 5]] == before[[4, 0, 2]]).all()
     pool[:] = 0

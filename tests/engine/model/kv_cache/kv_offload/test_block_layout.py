@@ -35,7 +35,7 @@ def test_a_storage_is_its_tensors_one_behind_the_other(storage: KVStorage) -> No
 def test_the_smallest_part_decides_the_words(shapes: tuple[tuple[int, ...], ...], word: torch.dtype) -> None:
     words = BlockLayout(Tensors(tuple(torch.zeros(5, *shape, dtype=torch.int8) for shape in shapes)))
     assert words.dtype == word
-    assert words.places(torch.zeros(2, words.block_bytes, dtype=torch.uint8)).shape == (2, words.parts[-1].columns.stop)
+    assert words.slots(torch.zeros(2, words.block_bytes, dtype=torch.uint8)).shape == (2, words.parts[-1].columns.stop)
 
 
 def test_layouts_differ_by_dtype_and_shape() -> None:

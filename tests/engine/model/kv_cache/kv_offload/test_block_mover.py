@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvscope_engine.model.kv_cache.kv_offload.block_copies import PlainCopies
+from kvscope_engine.model.kv_cache.kv_offload.block_copies import HostBlockCopier
 from kvscope_engine.model.kv_cache.kv_offload.block_mover import BlockMover
 from kvscope_engine.model.kv_cache.kv_storage import KVStorage
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
@@ -44,7 +44,7 @@ def test_blocks_come_back_from_disk(make_mover: MakeMover, contents: Contents, s
 
 def test_without_a_disk_nothing_sinks_or_rises(make_mover: MakeMover) -> None:
     mover = make_mover(2)
-    assert (mover.has_disk, mover.failure, mover.num_disk_places) == (False, "", 0)
+    assert (mover.has_disk, mover.failure, mover.num_disk_slots) == (False, "", 0)
     assert mover.offload([0, 1], [0, 1], [None, None]) == [False, False]
     assert mover.load_from_disk([0], [0]) == [False]
     assert (mover.recovered(), mover.salt) == ([], None)
@@ -79,8 +79,8 @@ def test_what_was_moved_is_counted(make_mover: MakeMover, storage: KVStorage) ->
     mover.load_from_disk([0, 1], [0, 1])
     stats = mover.stats
     size = storage.block_bytes
-    assert (stats.saved_bytes, stats.loaded_bytes, stats.risen_bytes) == (3 * size, size, 2 * size)
-    assert (stats.host_asked_bytes, stats.host_real_bytes, stats.torch_pinned_bytes) == (4 * size, 8192, 8192)
+    assert (stats.saved_bytes, stats.loaded_bytes, stats.disk_read_bytes) == (3 * size, size, 2 * size)
+    assert (stats.host_requested_bytes, stats.host_real_bytes, stats.torch_pinned_bytes) == (4 * size, 8192, 8192)
     assert (stats.num_lost, stats.host_is_pinned) == (0, False)
 
 
@@ -127,7 +127,7 @@ def test_once_blocks_could_not_be_copied_nothing_is_moved_or_kept(
     mover.save([0], [0])
     assert mover.offload([0], [0], [prefix(0)]) == [True]
     assert (mover.keeps, mover.copy_failure) == (True, "")
-    monkeypatch.setattr(PlainCopies, "save", fails)
+    monkeypatch.setattr(HostBlockCopier, "save", fails)
     with pytest.raises(RuntimeError):
         mover.save([1], [1])
     monkeypatch.undo()

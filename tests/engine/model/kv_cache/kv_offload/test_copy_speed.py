@@ -10,25 +10,25 @@ from kvscope_engine.model.kv_cache.kv_offload.copy_speed import HALF_LIFE_BLOCKS
 def test_it_is_the_mean_of_what_was_copied_together() -> None:
     pace = CopySpeed()
     assert pace.seconds_per_block == 0
-    pace.add(10, 1.0)
+    pace.record_copy(10, 1.0)
     assert pace.seconds_per_block == pytest.approx(0.1)
-    pace.add(0, 0.0)
+    pace.record_copy(0, 0.0)
     assert pace.seconds_per_block == pytest.approx(0.1)
 
 
 def test_recent_copies_count_most_and_single_blocks_little() -> None:
     pace = CopySpeed()
-    pace.add(1000, 1.0)
-    pace.add(1, 1.0)
+    pace.record_copy(1000, 1.0)
+    pace.record_copy(1, 1.0)
     assert pace.seconds_per_block < 0.003
-    pace.add(HALF_LIFE_BLOCKS * 10, HALF_LIFE_BLOCKS * 10 * 0.5)
+    pace.record_copy(HALF_LIFE_BLOCKS * 10, HALF_LIFE_BLOCKS * 10 * 0.5)
     assert pace.seconds_per_block == pytest.approx(0.5, rel=0.01)
 
 
 def test_totals_can_be_forgotten_with_the_pace_known() -> None:
     pace = CopySpeed()
-    pace.add(4, 2.0)
-    pace.forget_totals()
+    pace.record_copy(4, 2.0)
+    pace.reset_totals()
     assert (pace.num_blocks, pace.seconds, pace.seconds_per_block) == (0, 0, 0.5)
-    pace.restart()
+    pace.reset()
     assert pace.seconds_per_block == 0

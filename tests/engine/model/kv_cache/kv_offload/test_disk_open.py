@@ -33,7 +33,7 @@ def test_a_kept_file_is_ours_alone_and_has_its_whole_size(tmp_path: Path) -> Non
         take(path)
     os.close(file.fd)
     again = take(path)
-    assert again.found_bytes == SIZE
+    assert again.previous_bytes == SIZE
     os.close(again.fd)
 
 
@@ -41,7 +41,7 @@ def test_without_keeping_the_name_is_gone_at_once(tmp_path: Path, own_cache: Pat
     for path in (tmp_path / "kv", None):
         file = take(path, keep=False)
         assert os.fstat(file.fd).st_nlink == 0
-        assert file.is_in_place()
+        assert file.is_at_path()
         os.close(file.fd)
     assert not (tmp_path / "kv").exists()
     assert list(own_cache.iterdir()) == []
@@ -70,11 +70,11 @@ def test_only_regular_files_in_folders_that_are_there(tmp_path: Path) -> None:
 def test_it_notices_that_its_name_was_taken(tmp_path: Path) -> None:
     path = tmp_path / "kv"
     file = take(path)
-    assert file.is_in_place()
+    assert file.is_at_path()
     path.unlink()
-    assert not file.is_in_place()
+    assert not file.is_at_path()
     path.touch()
-    assert not file.is_in_place()
+    assert not file.is_at_path()
     os.close(file.fd)
 
 

@@ -37,16 +37,16 @@ def rows() -> Bytes:
     return np.random.default_rng(0).integers(0, 256, (PLACES, BLOCK_BYTES), dtype=np.uint8)
 
 
-def offload(tier: DiskTier, rows: Bytes, places: list[int]) -> list[bool]:
-    return tier.offload([rows[place] for place in places], places, [None] * len(places))
+def offload(tier: DiskTier, rows: Bytes, slots: list[int]) -> list[bool]:
+    return tier.offload([rows[slot] for slot in slots], slots, [None] * len(slots))
 
 
-def rise(tier: DiskTier, rows: Bytes, places: list[int]) -> list[bool]:
+def rise(tier: DiskTier, rows: Bytes, slots: list[int]) -> list[bool]:
     """Which came back; those are the right bytes, and the others' targets are as they were."""
-    targets = np.full((len(places), BLOCK_BYTES), 7, np.uint8)
-    came = tier.load_from_disk(places, list(targets))
-    for target, place, whole in zip(targets, places, came, strict=True):
-        assert np.array_equal(target, rows[place]) if whole else (target == 7).all()
+    targets = np.full((len(slots), BLOCK_BYTES), 7, np.uint8)
+    came = tier.load_from_disk(slots, list(targets))
+    for target, slot, whole in zip(targets, slots, came, strict=True):
+        assert np.array_equal(target, rows[slot]) if whole else (target == 7).all()
     return came
 
 
@@ -173,11 +173,11 @@ class Gate:
         """(first place, records) of each."""
         write = DiskRecords.write
 
-        def held(records: DiskRecords, place: int, buffers: Any) -> None:
+        def held(records: DiskRecords, slot: int, buffers: Any) -> None:
             self.reached.set()
             assert self.open.wait(60)
-            self.writes.append((place, len(buffers)))
-            write(records, place, buffers)
+            self.writes.append((slot, len(buffers)))
+            write(records, slot, buffers)
 
         monkeypatch.setattr(DiskRecords, "write", held)
 

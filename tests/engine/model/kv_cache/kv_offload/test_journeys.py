@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from tests.conftest import examples
 
 from kvscope_engine.model.device_memory.host_slab import HostSlab
-from kvscope_engine.model.kv_cache.kv_offload.block_copies import Copies, PlainCopies
+from kvscope_engine.model.kv_cache.kv_offload.block_copies import BlockCopier, HostBlockCopier
 from kvscope_engine.model.kv_cache.kv_offload.block_layout import BlockLayout
 from kvscope_engine.model.kv_cache.kv_offload.block_mover import BlockMover
 from kvscope_engine.model.kv_cache.kv_offload.disk_open import open_disk_file
 from kvscope_engine.model.kv_cache.kv_offload.disk_tier import DiskTier
-from kvscope_engine.model.kv_cache.kv_offload.staged_copies import StagedCopies
+from kvscope_engine.model.kv_cache.kv_offload.staged_copies import StagedBlockCopier
 from kvscope_engine.model.kv_cache.kv_storage import KVStorage
 
 NUM_BLOCKS, NUM_HOST, NUM_DISK = 9, 7, 5
@@ -64,38 +64,38 @@ class Journey:
 
     def save(self, draw: random.Random) -> None:
         count = some(draw, NUM_HOST)
-        places = draw.sample(range(NUM_HOST), count)
+        slots = draw.sample(range(NUM_HOST), count)
         blocks = [draw.randrange(NUM_BLOCKS) for _ in range(count)]
-        self.mover.save(blocks, places)
-        for block, place in zip(blocks, places, strict=True):
-            self.host[place] = self.pool[block]
+        self.mover.save(blocks, slots)
+        for block, slot in zip(blocks, slots, strict=True):
+            self.host[slot] = self.pool[block]
 
     def load(self, draw: random.Random) -> None:
-        known = [place for place, held in enumerate(self.host) if held is not None]
+        known = [slot for slot, held in enumerate(self.host) if held is not None]
         if known:
             blocks = draw.sample(range(NUM_BLOCKS), some(draw, NUM_BLOCKS))
-            places = [draw.choice(known) for _ in blocks]
-            self.mover.load(places, blocks)
-            for place, block in zip(places, blocks, strict=True):
-                self.pool[block] = self.host[place] or b""
+            slots = [draw.choice(known) for _ in blocks]
+            self.mover.load(slots, blocks)
+            for slot, block in zip(slots, blocks, strict=True):
+                self.pool[block] = self.host[slot] or b""
 
     def offload(self, draw: random.Random) -> None:
-        known = [place for place, held in enumerate(self.host) if held is not None]
+        known = [slot for slot, held in enumerate(self.host) if held is not None]
         if known:
             targets = draw.sample(range(NUM_DISK), some(draw, NUM_DISK))
-            places = [draw.choice(known) for _ in targets]
-            assert all(self.mover.offload(places, targets, [None] * len(targets)))
-            for place, target in zip(places, targets, strict=True):
-                self.cold[target] = self.host[place]
+            slots = [draw.choice(known) for _ in targets]
+            assert all(self.mover.offload(slots, targets, [None] * len(targets)))
+            for slot, target in zip(slots, targets, strict=True):
+                self.cold[target] = self.host[slot]
 
     def rise(self, draw: random.Random) -> None:
         count = some(draw, NUM_HOST)
         sources = [draw.randrange(NUM_DISK) for _ in range(count)]
-        places = draw.sample(range(NUM_HOST), count)
-        came = self.mover.load_from_disk(sources, places)
+        slots = draw.sample(range(NUM_HOST), count)
+        came = self.mover.load_from_disk(sources, slots)
         assert came == [self.cold[source] is not None for source in sources]
-        for source, place in zip(sources, places, strict=True):
-            self.host[place] = self.cold[source]
+        for source, slot in zip(sources, slots, strict=True):
+            self.host[slot] = self.cold[source]
 
     def flush(self, draw: random.Random) -> None:
         self.mover.flush()
@@ -112,14 +112,14 @@ class Journey:
         assert [self.content(self.storage, block) for block in range(NUM_BLOCKS)] == self.pool
         self._check_host()
         assert self.disk.drain()
-        places = [place for place, held in enumerate(self.cold) if held is not None]
-        assert all(self.mover.load_from_disk(places, range(len(places))))
-        self.host[: len(places)] = [self.cold[place] for place in places]
+        slots = [slot for slot, held in enumerate(self.cold) if held is not None]
+        assert all(self.mover.load_from_disk(slots, range(len(slots))))
+        self.host[: len(slots)] = [self.cold[slot] for slot in slots]
         self._check_host()
 
     def _check_host(self) -> None:
         rows = self.slab.rows.numpy()
-        assert all(held is None or rows[place].tobytes() == held for place, held in enumerate(self.host))
+        assert all(held is None or rows[slot].tobytes() == held for slot, held in enumerate(self.host))
 
 
 @contextmanager
@@ -127,7 +127,9 @@ def journey(tools: Any, make: Callable[..., KVStorage], streams: Any | None) -> 
     storage = make(NUM_BLOCKS)
     words = BlockLayout(storage)
     slab = HostSlab(NUM_HOST, words.block_bytes)
-    copies: Copies = PlainCopies(words, slab.rows) if streams is None else StagedCopies(words, slab.rows, streams, 3)
+    copies: BlockCopier = (
+        HostBlockCopier(words, slab.rows) if streams is None else StagedBlockCopier(words, slab.rows, streams, 3)
+    )
     disk = DiskTier(open_disk_file(None, NUM_DISK * 4096, keep=False), NUM_DISK, words.block_bytes)
     mover = BlockMover(copies, slab, disk, None, "")
     try:

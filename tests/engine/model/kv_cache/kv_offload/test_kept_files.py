@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 from tests.conftest import examples
 
 from kvscope_engine.model.kv_cache.kv_offload.block_mover import BlockMover
-from kvscope_engine.model.kv_cache.kv_offload.kept_index import Expected, KeptBlock, KeptIndex, read_index, write_index
+from kvscope_engine.model.kv_cache.kv_offload.kept_index import (
+    DiskIndex,
+    IndexedBlock,
+    IndexRequirements,
+    read_index,
+    write_index,
+)
 from kvscope_engine.model.kv_cache.kv_storage import KVStorage
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
 from kvscope_telemetry.errors import BadInput
@@ -44,7 +50,7 @@ def test_prefixes_come_back_at_the_next_start(
 ) -> None:
     others = random_blocks(seed=9)
     mover = make_mover(4, 6, kept, keep=True, storage=others)
-    assert dict(mover.recovered()) == {place: prefix(place) for place in (0, 2, 3)}
+    assert dict(mover.recovered()) == {slot: prefix(slot) for slot in (0, 2, 3)}
     assert mover.note == ""
     assert mover.load_from_disk([0, 1, 2, 3], [0, 1, 2, 3]) == [True, False, True, True]
     mover.load([0, 2, 3], [7, 8, 9])
@@ -138,27 +144,27 @@ def test_without_keeping_a_kept_file_goes(make_mover: MakeMover, kept: Path) -> 
     assert list(kept.parent.glob("kv*")) == []
 
 
-EXPECTED = Expected("model", 4, 10)
+EXPECTED = IndexRequirements("model", 4, 10)
 
 
-def an_index(*blocks: KeptBlock) -> KeptIndex:
-    return KeptIndex("model", b"s" * 32, 100, list(blocks))
+def an_index(*blocks: IndexedBlock) -> DiskIndex:
+    return DiskIndex("model", b"s" * 32, 100, list(blocks))
 
 
-def a_block(**changes: object) -> KeptBlock:
+def a_block(**changes: object) -> IndexedBlock:
     fields: dict[str, object] = {
-        "place": 1,
+        "slot": 1,
         "checksum": 5,
         "digest": b"d" * 32,
         "start": 8,
         "tokens": b"t" * 16,
         "parent": b"p" * 32,
     }
-    return KeptBlock(**(fields | changes))  # type: ignore[arg-type]
+    return IndexedBlock(**(fields | changes))  # type: ignore[arg-type]
 
 
 def test_an_index_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    index = an_index(a_block(), a_block(place=2, digest=b"e" * 32, start=0, parent=b""))
+    index = an_index(a_block(), a_block(slot=2, digest=b"e" * 32, start=0, parent=b""))
     write_index(tmp_path / "index", index)
     assert read_index(tmp_path / "index", EXPECTED, 100) == (index, "")
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
@@ -168,7 +174,7 @@ def test_an_index_comes_back_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "blocks",
     [
-        [a_block(place=-1)],
+        [a_block(slot=-1)],
         [a_block(checksum=1 << 32)],
         [a_block(checksum=-1)],
         [a_block(digest=b"short")],
@@ -177,10 +183,10 @@ def test_an_index_comes_back_as_it_was_written(tmp_path: Path) -> None:
         [a_block(start=3)],
         [a_block(start=1 << 40)],
         [a_block(), a_block(digest=b"e" * 32)],
-        [a_block(), a_block(place=2)],
+        [a_block(), a_block(slot=2)],
     ],
 )
-def test_numbers_in_an_index_are_bounded_before_they_are_believed(tmp_path: Path, blocks: list[KeptBlock]) -> None:
+def test_numbers_in_an_index_are_bounded_before_they_are_believed(tmp_path: Path, blocks: list[IndexedBlock]) -> None:
     write_index(tmp_path / "index", an_index(*blocks))
     assert read_index(tmp_path / "index", EXPECTED, 100) == (None, "is damaged")
 

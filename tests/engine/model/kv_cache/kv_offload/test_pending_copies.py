@@ -26,15 +26,15 @@ def test_copies_that_have_nothing_to_do_with_each_other_wait_together(pending: P
 
 
 @pytest.mark.parametrize(
-    ("block", "place", "why"),
+    ("block", "slot", "why"),
     [
         (5, 11, "two saves to one place"),
         (5, 13, "the place is to be loaded first"),
         (3, 15, "the block is to be loaded first"),
     ],
 )
-def test_a_save_that_must_come_later_is_not_let_in(pending: PendingCopies, block: int, place: int, why: str) -> None:
-    assert not pending.admits_saves([6, block], [16, place]), why
+def test_a_save_that_must_come_later_is_not_let_in(pending: PendingCopies, block: int, slot: int, why: str) -> None:
+    assert not pending.admits_saves([6, block], [16, slot]), why
 
 
 def test_two_loads_to_one_block_do_not_wait_together(pending: PendingCopies) -> None:
@@ -42,5 +42,5 @@ def test_two_loads_to_one_block_do_not_wait_together(pending: PendingCopies) -> 
 
 
 def test_places_that_wait_are_known(pending: PendingCopies) -> None:
-    assert [pending.touches([place]) for place in (10, 11, 12, 13, 14, 15)] == [False, True, True, True, True, False]
-    assert pending.places == {11, 12, 13, 14}
+    assert [pending.touches([slot]) for slot in (10, 11, 12, 13, 14, 15)] == [False, True, True, True, True, False]
+    assert pending.slots == {11, 12, 13, 14}

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from kvscope_engine.model.kv_cache.kv_offload.block_layout import BlockLayout
-from kvscope_engine.model.kv_cache.kv_offload.staged_copies import StagedCopies
+from kvscope_engine.model.kv_cache.kv_offload.staged_copies import StagedBlockCopier
 from kvscope_engine.model.kv_cache.kv_storage import KVStorage
 
 STAGING_BLOCKS = 4
 
 
-class CountingCopies(StagedCopies):
+class CountingCopies(StagedBlockCopier):
     """Notes each copy to and from the host: (first row of staging, first place, places)."""
 
     copied: list[tuple[int, int, int]]
@@ -69,12 +69,12 @@ def test_gaps_between_places_part_a_copy(copies: CountingCopies, streams: Any) -
 
 def test_only_what_is_under_way_is_waited_for(copies: CountingCopies, streams: Any) -> None:
     copies.save([0, 1], [0, 1])
-    copies.settle([5])
+    copies.await_copies([5])
     assert not streams.lanes["copy"], "another's place made them start"
     copies.flush()
-    copies.settle([5])
+    copies.await_copies([5])
     assert streams.lanes["copy"], "another's place was waited for"
-    copies.settle([1])
+    copies.await_copies([1])
     assert not streams.lanes["copy"]
     assert copies.copied == [(0, 0, 2)]
 
@@ -117,7 +117,7 @@ def test_a_load_waits_for_the_staging_buffer_that_it_goes_through(
 NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
 
-def there_and_back(copies: StagedCopies, storage: KVStorage, tools: Any, streams: Any) -> None:
+def there_and_back(copies: StagedBlockCopier, storage: KVStorage, tools: Any, streams: Any) -> None:
     """All blocks, in three chunks each way, though what runs next writes to them."""
     before = [tools.content(storage, block) for block in range(12)]
     copies.save(range(12), range(11, -1, -1))
@@ -140,7 +140,7 @@ def test_blocks_are_copied_where_nothing_can_be_gathered_or_scattered(
 
     words, streams = BlockLayout(storage), prompt_streams()
     rows = torch.zeros(16, words.block_bytes, dtype=torch.uint8)
-    copies = StagedCopies(words, rows, streams, STAGING_BLOCKS)
+    copies = StagedBlockCopier(words, rows, streams, STAGING_BLOCKS)
     monkeypatch.setattr(torch.Tensor, operation, fails)
     there_and_back(copies, storage, tools, streams)
 
@@ -160,7 +160,7 @@ def test_blocks_are_copied_whichever_mark_there_is_no_memory_for(
 
         streams.mark = failing_mark
         rows = torch.zeros(16, words.block_bytes, dtype=torch.uint8)
-        there_and_back(StagedCopies(words, rows, streams, STAGING_BLOCKS), storage, tools, streams)
+        there_and_back(StagedBlockCopier(words, rows, streams, STAGING_BLOCKS), storage, tools, streams)
         if next(calls) <= failing:
             break
     assert failing == 6 * 3 + 1, "three marks for each chunk, six chunks"
@@ -177,10 +177,10 @@ def test_a_settled_place_is_done_with_where_there_was_no_memory(
     streams.mark = no_memory
     before = tools.content(storage, 0)
     copies.save([0], [5])
-    copies.settle([5])
+    copies.await_copies([5])
     assert copies.rows[5].numpy().tobytes() == before
     copies.load([5], [1])
-    copies.settle([5])
+    copies.await_copies([5])
     copies.rows[5] = 0
     finish(streams)
     assert tools.content(storage, 1) == before
@@ -199,7 +199,7 @@ def test_what_could_not_be_handed_over_is_pending_still(
         if error is not None:
             raise error
 
-    copies = StagedCopies(words, rows, prompt_streams(before_mark), STAGING_BLOCKS)
+    copies = StagedBlockCopier(words, rows, prompt_streams(before_mark), STAGING_BLOCKS)
     before = [tools.content(storage, block) for block in range(8)]
     copies.save(range(8), range(8))
     with pytest.raises(RuntimeError, match="illegal instruction"):

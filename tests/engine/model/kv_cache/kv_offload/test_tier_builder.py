@@ -24,7 +24,7 @@ def test_without_host_memory_there_are_no_tiers(storage: KVStorage) -> None:
 
 def test_places_are_what_fits(make_mover: Callable[..., BlockMover]) -> None:
     mover = make_mover(7, 5)
-    assert (mover.num_host_places, mover.num_disk_places) == (7, 5)
+    assert (mover.num_host_slots, mover.num_disk_slots) == (7, 5)
     assert mover.note == ""
 
 

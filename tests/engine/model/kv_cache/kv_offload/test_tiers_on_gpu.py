@@ -47,8 +47,8 @@ def gpu_mover(gpu_storage: KVStorage, own_cache: Path) -> Iterator[BlockMover]:
 def test_the_slab_is_exact_and_pinned(gpu_mover: BlockMover, gpu_storage: KVStorage) -> None:
     stats = gpu_mover.stats
     assert stats.host_is_pinned or REHEARSAL, gpu_mover.note
-    assert stats.host_real_bytes == stats.host_asked_bytes == NUM_PLACES * gpu_storage.block_bytes
-    assert stats.torch_pinned_bytes > stats.host_asked_bytes
+    assert stats.host_real_bytes == stats.host_requested_bytes == NUM_PLACES * gpu_storage.block_bytes
+    assert stats.torch_pinned_bytes > stats.host_requested_bytes
 
 
 def test_blocks_come_back_although_the_step_behind_writes_to_them(
@@ -56,14 +56,14 @@ def test_blocks_come_back_although_the_step_behind_writes_to_them(
 ) -> None:
     before = [tensor.clone() for tensor in gpu_storage.block_tensors]
     blocks = torch.randperm(NUM_BLOCKS).tolist()[:NUM_PLACES]
-    places = torch.randperm(NUM_PLACES).tolist()
+    slots = torch.randperm(NUM_PLACES).tolist()
     for _ in range(5):
         for low in range(0, NUM_PLACES, 10):
-            gpu_mover.save(blocks[low : low + 10], places[low : low + 10])
+            gpu_mover.save(blocks[low : low + 10], slots[low : low + 10])
         gpu_mover.flush()
         for tensor in gpu_storage.block_tensors:
             tensor.fill_(float("nan"))
-        gpu_mover.load(places, blocks)
+        gpu_mover.load(slots, blocks)
         gpu_mover.flush()
         for tensor, whole in zip(gpu_storage.block_tensors, before, strict=True):
             assert torch.equal(tensor[blocks], whole[blocks])

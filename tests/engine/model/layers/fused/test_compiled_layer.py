@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kvscope_engine import Engine, EngineConfig, SamplingParams
-from kvscope_engine.model.device_memory.read_back import RowsBack
+from kvscope_engine.model.device_memory.read_back import RowReadBack
 from kvscope_engine.model.kv_cache.kv_storage import KVStorage, LayerShape
 from kvscope_engine.model.layers.attention.attention_scores import AttentionScores
 from kvscope_engine.model.layers.fused.compiled_layer import CompiledFusedLayer
@@ -123,7 +123,7 @@ def test_a_measured_step_measures_the_same(tiny_loaded: Load) -> None:
     assert all(any(layer.taken) for layer in layers)
     without_them(module)
     assert torch.equal(logits, logits_of(module, shares=expected))
-    rows, wanted = (started() for each in (found, expected) if (started := each.start(RowsBack(CPU, 0))) is not None)
+    rows, wanted = (started() for each in (found, expected) if (started := each.start(RowReadBack(CPU, 0))) is not None)
     assert rows[0].sum(1) == pytest.approx([1.0, 1.0], abs=1e-5)
     assert (rows == wanted).all()
 

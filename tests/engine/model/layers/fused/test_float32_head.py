@@ -11,7 +11,7 @@ from torch import nn
 
 from kvscope_engine.engine import Engine
 from kvscope_engine.model.layers.fused import float32_head
-from kvscope_engine.model.layers.fused.float32_head import MAX_NEAR, NEAR, Float32Head, use_float32_logits
+from kvscope_engine.model.layers.fused.float32_head import MAX_NEAR, NEAR_LOGITS, Float32Head, use_float32_logits
 from kvscope_engine.model.loaded_model import LoadedModel
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.messages.sampling_params import SamplingParams
@@ -37,7 +37,7 @@ def test_what_is_near_the_top_is_that_of_exact_products(
     x = torch.randn(5, SIZE, generator=torch.Generator().manual_seed(2)).to(dtype)
     logits = head(x[None])[0]
     expected = x.double() @ weight.t()
-    near = expected >= expected.amax(-1, keepdim=True) - NEAR + 0.5
+    near = expected >= expected.amax(-1, keepdim=True) - NEAR_LOGITS + 0.5
     assert bool((near.sum(-1) > MAX_NEAR).all()) == is_flat
     if head.bias is not None:
         expected = expected + head.bias.double()

@@ -12,7 +12,7 @@ from torch import nn
 from kvscope_engine.model.layers.fused.fused_experts import FusedExperts, experts_candidate, is_faster_on
 from kvscope_engine.model.layers.weight_bytes import weights_bytes
 from kvscope_engine.model.loaded_model import LoadedModel
-from kvscope_engine.model.verification.fuse import Fused, fuse_model
+from kvscope_engine.model.verification.fuse import FusedCounts, fuse_model
 from kvscope_engine.model.verification.trial import TrialContext
 from kvscope_kernels.fused_moe.expert_weights import RELU_SQUARED, Gate
 
@@ -110,7 +110,7 @@ def test_weights_that_four_bits_hold_are_held_in_four(tiny_loaded: Load) -> None
 
 def test_on_a_cpu_experts_stay_as_they_are(tiny_loaded: Load) -> None:
     module = tiny_loaded("qwen3_moe", **EXPERTS).module
-    found: Fused = fuse_model(module)
+    found: FusedCounts = fuse_model(module)
     assert found.experts == 0
     assert [is_faster_on(torch.device(kind)) for kind in ("cpu", "cuda")] == [False, True]
 

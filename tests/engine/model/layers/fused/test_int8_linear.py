@@ -132,7 +132,7 @@ def test_products_of_fp8_that_fail_are_told_once_a_shape(tiny_loaded: Load, monk
     make_ready_to_run(module, "fp8")
     shapes = {(part.out_features, part.in_features) for part in module.modules() if isinstance(part, GroupedLinear)}
     told: list[str] = []
-    round_linears.tell_failures(module, told.append)
+    round_linears.watch_fp8_failures(module, told.append)
     assert len(told) == len(set(told)) == len(shapes) > 1
     assert all(line.endswith("RuntimeError: not supported on this card") for line in told)
 

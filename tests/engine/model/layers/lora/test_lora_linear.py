@@ -12,7 +12,7 @@ from torch import nn
 from kvscope_engine.model.layers.fused.grouped_linear import GroupedLinear
 from kvscope_engine.model.layers.fused.int8_linear import Int8Linear, can_round
 from kvscope_engine.model.layers.fused.packed_linear import FusedLinear, PackedLinear, can_pack
-from kvscope_engine.model.layers.lora.lora_linear import InStep, LoraLinear, LoraStack, OutputSlice, StepSlots
+from kvscope_engine.model.layers.lora.lora_linear import LoraLinear, LoraStack, LoraStepState, OutputSlice, StepSlots
 from kvscope_engine.model.layers.lora.peft_folder import Delta
 from kvscope_engine.model.layers.recurrent.recurrent_layers import CallRows
 from kvscope_kernels.quantized_linear.grouped_weight import rounded
@@ -45,7 +45,7 @@ def deltas(seed: int, rank: int) -> list[Delta]:
     ]
 
 
-def made(linear: Any) -> tuple[LoraLinear, list[list[Delta | None]], InStep]:
+def made(linear: Any) -> tuple[LoraLinear, list[list[Delta | None]], LoraStepState]:
     """Slot 0 has both parts, slot 1 one of them, slot 2 neither."""
     parts = [OutputSlice("one", 0, SIZES[0]), OutputSlice("two", SIZES[0], SIZES[1])]
     stack = LoraStack(parts, IN, SLOTS, RANK, torch.empty(0))
@@ -53,8 +53,8 @@ def made(linear: Any) -> tuple[LoraLinear, list[list[Delta | None]], InStep]:
     for slot, each in enumerate(held):
         stack.fill(slot, deltas(7, 4))  # what was there before is gone
         stack.fill(slot, each)
-    in_step = InStep(CallRows())
-    return LoraLinear(linear, stack, in_step), held, in_step
+    step_state = LoraStepState(CallRows())
+    return LoraLinear(linear, stack, step_state), held, step_state
 
 
 def added(x: torch.Tensor, slots: list[int], held: list[list[Delta | None]]) -> torch.Tensor:
@@ -73,30 +73,30 @@ def added(x: torch.Tensor, slots: list[int], held: list[list[Delta | None]]) -> 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("slots", [[0] * 5, [1, -1, 0, 2, 1], [2, 2, 2, 2, 2], [-1, 1, -1, 1, -1]], ids=str)
 def test_each_row_has_its_own(kind: str, slots: list[int]) -> None:
-    lora, held, in_step = made(KINDS[kind](plain()))
+    lora, held, step_state = made(KINDS[kind](plain()))
     x, other = torch.randn(5, IN), torch.randn(5, OUT)
     used = [slot for slot in slots if slot >= 0]
     first, stop = min(used), max(used) + 1
     others = None if len(set(slots)) == 1 else torch.tensor(slots)[:, None] != torch.arange(first, stop)
     with torch.inference_mode():
         alone, alone_added = lora(x), lora.linear(x) + other
-        in_step.slots = StepSlots(first, stop, others)
+        step_state.slots = StepSlots(first, stop, others)
         wanted = added(x, slots, held)
         torch.testing.assert_close((lora(x) - alone).double(), wanted, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(lora(x[None])[0], lora(x))
         torch.testing.assert_close((lora.forward_add(x, other) - alone_added).double(), wanted, rtol=1e-4, atol=1e-4)
-        in_step.slots = None
+        step_state.slots = None
         assert torch.equal(lora(x), alone)
 
 
 def test_numbers_of_another_adapter_never_reach_a_row() -> None:
     """However large they become: 0 times infinity would be no number."""
-    lora, held, in_step = made(plain())
+    lora, held, step_state = made(plain())
     lora.lora_stack.a[1].fill_(3e38)
     x = torch.randn(2, IN).abs()
     with torch.inference_mode():
         alone = lora(x)
-        in_step.slots = StepSlots(0, 2, torch.tensor([[False, True], [True, True]]))
+        step_state.slots = StepSlots(0, 2, torch.tensor([[False, True], [True, True]]))
         found = lora(x)
     assert torch.equal(found[1], alone[1])
     assert bool(found.isfinite().all())
@@ -104,7 +104,7 @@ def test_numbers_of_another_adapter_never_reach_a_row() -> None:
 
 
 def test_a_slot_that_could_not_be_emptied_is_emptied_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    lora, _, in_step = made(plain())
+    lora, _, step_state = made(plain())
     stack = lora.lora_stack
 
     def fails(tensor: torch.Tensor) -> torch.Tensor:
@@ -118,16 +118,16 @@ def test_a_slot_that_could_not_be_emptied_is_emptied_by_the_next(monkeypatch: py
     x = torch.randn(2, IN)
     with torch.inference_mode():
         alone = lora(x)
-        in_step.slots = StepSlots(0, 1, None)
+        step_state.slots = StepSlots(0, 1, None)
         assert torch.equal(lora(x), alone)
         assert not stack.a[0].any()
 
 
 @pytest.mark.parametrize("rows", [slice(1, 3), torch.tensor([3, 0, 2])], ids=str)
 def test_call_with_some_rows_of_the_step_uses_their_adapters(rows: slice | torch.Tensor) -> None:
-    lora, _, in_step = made(plain())
+    lora, _, step_state = made(plain())
     slots, x = torch.tensor([0, 1, -1, 0]), torch.randn(4, IN)
-    in_step.slots = StepSlots(0, SLOTS, slots[:, None] != torch.arange(SLOTS))
+    step_state.slots = StepSlots(0, SLOTS, slots[:, None] != torch.arange(SLOTS))
     whole = lora(x)
-    in_step.call_rows.rows = rows
+    step_state.call_rows.rows = rows
     torch.testing.assert_close(lora(x[rows]), whole[rows])

@@ -8,7 +8,7 @@ from tests.engine.recurrent_models import recurrent_model
 from transformers.models.mamba2.modeling_mamba2 import mamba2_selective_state_update
 
 from kvscope_engine.model.layers.recurrent import mamba_update
-from kvscope_engine.model.layers.recurrent.mamba_update import update_in_place, with_update_in_place
+from kvscope_engine.model.layers.recurrent.mamba_update import update_in_place, with_in_place_update
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -34,6 +34,6 @@ def test_it_gives_the_numbers_of_transformers(dtype: torch.dtype, groups: int) -
 @pytest.mark.parametrize(("family", "is_one"), [("mamba2", True), ("bamba", True), ("jamba", False)])
 def test_layers_of_mamba_2_call_it(family: str, is_one: bool) -> None:
     module = recurrent_model(family)
-    forwards = [with_update_in_place(part, lambda: False) for part in module.modules() if hasattr(part, "A_log")]
+    forwards = [with_in_place_update(part, lambda: False) for part in module.modules() if hasattr(part, "A_log")]
     assert all(forward is not None for forward in forwards) is is_one
-    assert mamba2_selective_state_update.__name__ == mamba_update.UPDATE
+    assert mamba2_selective_state_update.__name__ == mamba_update.UPDATE_FUNCTION

@@ -84,8 +84,8 @@ def test_pieces_of_several_sequences_give_what_whole_sequences_do(family: str) -
     wanted = whole_logits(module, sequences)
     check_hook(module)
     for layer in recurrent_layers(module).layers:
-        assert layer.takes_pieces is (family not in ONE_BY_ONE), layer.name
-        assert layer.takes_batches is (family != "rwkv"), layer.name
+        assert layer.supports_pieces is (family not in ONE_BY_ONE), layer.name
+        assert layer.supports_batches is (family != "rwkv"), layer.name
     bound = 1e-3 * float(wanted.std())
     assert float((logits_in_pieces(module, sequences, 1) - wanted).abs().max()) < bound
     fuse_model(module)
@@ -145,7 +145,7 @@ def test_a_graph_runs_decodes_as_a_step_does(family: str) -> None:
     """On states that lie anywhere, beside rows that fill it up."""
     module = recurrent_model(family)
     shapes = [call.shape for call in check_hook(module)]
-    assert recurrent_layers(module).decode_together
+    assert recurrent_layers(module).batches_decodes
     kv = KVStorage(16, BLOCK_SIZE, shapes, torch.float32, CPU)
     states = StateStorage(16, recurrent_layers(module).states, CPU, has_pad=True)
     tensors = (*kv.block_tensors, *states.slot_tensors)
@@ -189,20 +189,20 @@ def test_what_a_request_keeps_is_measured() -> None:
 def test_layers_that_attend_are_numbered_on_their_own() -> None:
     module = recurrent_model("nemotron_h")
     [call] = check_hook(module)
-    assert (call.layer, call.place.layer) == (0, 1)
+    assert (call.layer, call.location.layer) == (0, 1)
     assert [layer.name for layer in recurrent_layers(module).layers] == ["model.layers.0.mixer", "model.layers.3.mixer"]
 
 
 def never_goes_on(call: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, given, states, *, goes_on: call(self, given, states, goes_on=False)
+    return lambda self, given, states, *, has_initial_state: call(self, given, states, has_initial_state=False)
 
 
 def forgets_between_pieces(call: Callable[..., Any]) -> Callable[..., Any]:
     """As RecurrentGemma's do, were it not found out."""
 
-    def wrong(self: RecurrentLayer, given: dict[str, Any], states: Any, *, goes_on: bool) -> Any:
+    def wrong(self: RecurrentLayer, given: dict[str, Any], states: Any, *, has_initial_state: bool) -> Any:
         is_one = next(iter(given.values())).shape[1] == 1
-        return call(self, given, states, goes_on=goes_on and is_one)
+        return call(self, given, states, has_initial_state=has_initial_state and is_one)
 
     return wrong
 
@@ -219,7 +219,7 @@ def test_a_state_that_is_lost_between_pieces_is_seen_at_load(monkeypatch: pytest
     module = recurrent_model("mamba2")
     monkeypatch.setattr(RecurrentLayer, "call", forgets_between_pieces(RecurrentLayer.call))
     check_hook(module)
-    assert not any(layer.takes_pieces for layer in recurrent_layers(module).layers), "so tokens run one by one"
+    assert not any(layer.supports_pieces for layer in recurrent_layers(module).layers), "so tokens run one by one"
 
 
 def test_states_of_two_sequences_that_are_mixed_up_are_seen_at_load(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -377,7 +377,7 @@ def test_programs_that_take_the_gpus_memory_cost_steps_and_graphs_and_no_request
 ) -> None:
     """And all of it comes back, told each time."""
     monkeypatch.setattr(memory_guard, "POLL_S", 0.0)
-    monkeypatch.setattr(memory_watch, "UP_AFTER_S", 0.0)
+    monkeypatch.setattr(memory_watch, "RAISE_AFTER_S", 0.0)
     monkeypatch.setattr(memory_guard, "_in_a_thread", lambda work: work())
     monkeypatch.setattr(capture_failures, "FIRST_PAUSE_S", 0.0)
     engine = start(num_gpu_blocks_override=None, max_num_seqs=8, max_num_batched_tokens=64, gpu_memory_utilization=0.2)
@@ -388,7 +388,7 @@ def test_programs_that_take_the_gpus_memory_cost_steps_and_graphs_and_no_request
     released: list[Any] = []
     monkeypatch.setattr(Card, "reserved_bytes", lambda card: ours)
     monkeypatch.setattr(Card, "free_bytes", lambda card: card.total_bytes - ours - others)
-    monkeypatch.setattr(Card, "release_unused", lambda card: released.append(card))
+    monkeypatch.setattr(Card, "empty_cache", lambda card: released.append(card))
     sampling = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
     number, sizes, launch = 0, list[int](), parts.runner.launch
 

@@ -14,25 +14,25 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from kvscope_engine.model.layers.attention.mla.latents import Latents, held_latents
+from kvscope_engine.model.layers.attention.mla.latents import Latents, latents_of
 from kvscope_engine.model.layers.attention_interface import uses_interface
 
 _SIZES: Final = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "layer_idx")
 
 
-def hold_latents(module: nn.Module, attention_name: str) -> None:
+def store_latents(module: nn.Module, attention_name: str) -> None:
     """Make each MLA attention in `module` pass latents to the attention implementation `attention_name`; others get
     keys and values.
     """
     for part in module.modules():
-        if held_latents(part) is None and _is_latent(part):
+        if latents_of(part) is None and _is_latent(part):
             part.kvscope_latents = Latents(part)  # type: ignore[assignment]
             part.expand_kv = partial(_latents_of, part, attention_name)  # type: ignore[assignment]
 
 
-def expand_latents(module: nn.Module) -> bool:
-    """Undo `hold_latents`. Returns whether any module held latents."""
-    parts = [part for part in module.modules() if held_latents(part) is not None]
+def store_expanded(module: nn.Module) -> bool:
+    """Undo `store_latents`. Returns whether any module held latents."""
+    parts = [part for part in module.modules() if latents_of(part) is not None]
     for part in parts:
         del part.kvscope_latents, part.expand_kv
     return bool(parts)

@@ -20,12 +20,12 @@ from kvscope_kernels.latent_blocks import latent_blocks
 
 EXPANDED_BYTES = 64 << 20
 """Maximum bytes of expanded keys and values at a time; at least one head is expanded."""
-MOST_TOGETHER = 512
+MAX_GROUPED_REQUESTS = 512
 """Maximum number of queries in a group of absorbed runs (a single run may have more).
 
 Each query grows to `stored_dim`.
 """
-MOST_EXPANDED = 4096
+MAX_EXPANDED_TOKENS = 4096
 """Maximum number of tokens in a group of expanded requests, each padded to the longest (a single request may have
 more).
 """
@@ -100,8 +100,8 @@ def _cuts(long: list[bool], sizes: list[int], lengths: list[int]) -> Iterator[tu
 
 def _is_too_much(is_long: bool, first: int, stop: int, sizes: list[int], lengths: list[int]) -> bool:
     if is_long:
-        return (stop - first) * max(lengths[first:stop]) > MOST_EXPANDED
-    return sum(sizes[first:stop]) > MOST_TOGETHER
+        return (stop - first) * max(lengths[first:stop]) > MAX_EXPANDED_TOKENS
+    return sum(sizes[first:stop]) > MAX_GROUPED_REQUESTS
 
 
 def attend_runs(
@@ -159,7 +159,7 @@ def expanded_bytes(latents: Latents, num_tokens: int, element_bytes: int) -> int
     """Return the workspace bytes for expanding requests of up to `num_tokens`: a copy of the stored data, and some
     heads.
     """
-    num_tokens = max(num_tokens, MOST_EXPANDED)
+    num_tokens = max(num_tokens, MAX_EXPANDED_TOKENS)
     stored = num_tokens * latents.stored_dim * element_bytes
     return stored + heads_at_once(latents, num_tokens, element_bytes) * _head_bytes(latents, num_tokens, element_bytes)
 

@@ -108,7 +108,7 @@ class SplitProjection(nn.Module):
         self.values = nn.Parameter(values.detach().clone(memory_format=torch.contiguous_format), requires_grad=False)
 
 
-def held_latents(attention: nn.Module) -> Latents | None:
-    """Return the `Latents` that `hold_latents` attached to a module, or None if its cache holds keys and values."""
+def latents_of(attention: nn.Module) -> Latents | None:
+    """Return the `Latents` that `store_latents` attached to a module, or None if its cache holds keys and values."""
     found: Latents | None = getattr(attention, "kvscope_latents", None)
     return found

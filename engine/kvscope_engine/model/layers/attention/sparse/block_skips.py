@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvscope_engine.model.device_memory.read_back import Rows, RowsBack
+from kvscope_engine.model.device_memory.read_back import RowReadBack, Rows
 from kvscope_engine.model.layers.attention.sparse.page_choice import Chosen
 
 SKIP_STEPS: Final = 32
@@ -40,7 +40,7 @@ class BlockSkips:
         columns = chosen.columns.flatten(1)
         self._taken.scatter_add_(1, columns, torch.ones(columns.shape, device=columns.device))
 
-    def start(self, back: RowsBack) -> Rows | None:
+    def start(self, back: RowReadBack) -> Rows | None:
         """Start the copy to the host of (num_single_token, blocks): the share of layers and KV heads that skipped each
         block.
 

@@ -95,8 +95,8 @@ def test_runs_of_every_length(
     monkeypatch: pytest.MonkeyPatch, ops: Any, room: int, is_split: bool, lengths: list[tuple[int, int]]
 ) -> None:
     monkeypatch.setattr(latent_runs, "EXPANDED_BYTES", room)
-    monkeypatch.setattr(latent_runs, "MOST_TOGETHER", 4)
-    monkeypatch.setattr(latent_runs, "MOST_EXPANDED", 150)
+    monkeypatch.setattr(latent_runs, "MAX_GROUPED_REQUESTS", 4)
+    monkeypatch.setattr(latent_runs, "MAX_EXPANDED_TOKENS", 150)
     latents = make_latents()
     expected_of = make_latents()
     if is_split:

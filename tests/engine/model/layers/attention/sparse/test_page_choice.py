@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvscope_engine.model.device_memory.read_back import RowsBack
+from kvscope_engine.model.device_memory.read_back import RowReadBack
 from kvscope_engine.model.kv_cache.kv_storage import KVStorage, LayerShape
 from kvscope_engine.model.layers.attention.attention_scores import AttentionScores
 from kvscope_engine.model.layers.attention.paged_attention import AttentionOptions, DecodeBatch, PagedContext
@@ -87,7 +87,7 @@ class Decodes:
         return sorted(ranked[: choice.num_attended(count)])
 
 
-def rows_of(measured: AttentionScores | BlockSkips, back: RowsBack) -> Any:
+def rows_of(measured: AttentionScores | BlockSkips, back: RowReadBack) -> Any:
     found = measured.start(back)
     assert found is not None
     return found()
@@ -166,11 +166,11 @@ def test_the_fraction_is_rounded_up(fraction: float, num_blocks: int, expected: 
 def test_skips_are_the_share_of_heads_and_layers_that_passed_over() -> None:
     ops, decodes, skips = torch_ops(), Decodes([40, 9]), BlockSkips()
     choice = choice_of(0.3, ops)
-    assert skips.start(RowsBack(torch.device("cpu"), 0)) is None
+    assert skips.start(RowReadBack(torch.device("cpu"), 0)) is None
     for _ in range(2):
         decodes.attend(choice, ops, skips)
     decodes.attend(choice_of(1.0, ops), ops, skips)
-    shares = rows_of(skips, RowsBack(torch.device("cpu"), 0))
+    shares = rows_of(skips, RowReadBack(torch.device("cpu"), 0))
     assert shares is not None
     for head_share, column in zip(shares[0], range(10), strict=False):
         num_heads = sum(column in decodes.best(choice, 0, head) for head in range(KV_HEADS))
@@ -206,7 +206,7 @@ def test_no_attention_falls_on_what_all_heads_passed_over(name: str) -> None:
     skips, shares, full = BlockSkips(), AttentionScores(), AttentionScores()
     decodes.attend(choice_of(0.3, ops), ops, skips, shares)
     decodes.attend(None, ops, None, full)
-    back = RowsBack(torch.device("cpu"), 0)
+    back = RowReadBack(torch.device("cpu"), 0)
     of_chosen, passed_over, before = (rows_of(each, back) for each in (shares, skips, full))
     of_chosen, before = of_chosen[0], before[0]
     assert of_chosen.sum(1) == pytest.approx([0.0, *[1.0] * (len(LENGTHS) - 1)], abs=1e-5)

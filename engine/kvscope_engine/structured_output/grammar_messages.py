@@ -1,4 +1,4 @@
-"""The protocol between an engine, the keeper, and the grammar processes. No torch, no XGrammar.
+"""The protocol between an engine, the fork server, and the grammar processes. No torch, no XGrammar.
 
 Messages are packets on socket pairs; what may exceed a packet is sent in several, after its length. Masks are in memory
 shared by the engine and a grammar's process, with a row per completion; packets only say which rows are new.
@@ -18,18 +18,18 @@ from numpy.typing import NDArray
 
 PACKET_BYTES: Final = 64 << 10
 FORK: Final = b"f"
-"""Message to the keeper, with the socket of a new process."""
-ASK: Final = struct.Struct("<cxHIi")
+"""Message to the fork server, with the socket of a new process."""
+REQUEST: Final = struct.Struct("<cxHIi")
 """Request to a grammar's process, several per packet: ACCEPT or DROP, row of the mask, number of the
 completion, token."""
-MAX_ASK_BYTES: Final = PACKET_BYTES // ASK.size * ASK.size
+MAX_REQUEST_BYTES: Final = PACKET_BYTES // REQUEST.size * REQUEST.size
 ACCEPT: Final = b"a"
 DROP: Final = b"d"
 LONGEST: Final = struct.Struct("<Q")
 """Header of answers: the CPU time of the slowest of them, in nanoseconds."""
 ANSWER: Final = struct.Struct("<IBxxx")
 """Number of the completion and its state, one of those below. A packet has at most MAX_ROWS of them."""
-GOES_ON: Final = 0
+CONTINUES: Final = 0
 """State: the mask is in the completion's row."""
 ENDED: Final = 1
 REFUSED: Final = 2
@@ -51,14 +51,14 @@ class Vocabulary(msgspec.Struct, frozen=True):
     """Token ids that may follow a complete text."""
 
 
-class Proof(msgspec.Struct, frozen=True):
+class TrialResult(msgspec.Struct, frozen=True):
     """Result of the trial of a grammar: why it is not accepted, or its first mask."""
 
     reason: str = ""
     mask: bytes = b""
 
 
-def masks_in(memory: int, num_logits: int = 0) -> NDArray[np.int32]:
+def map_masks(memory: int, num_logits: int = 0) -> NDArray[np.int32]:
     """Map the rows of masks in shared memory; with `num_logits`, set its size first.
 
     Returns int32 of shape (MAX_ROWS, words).

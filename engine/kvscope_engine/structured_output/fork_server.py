@@ -21,16 +21,16 @@ from typing import Any, Final
 
 import msgspec
 
-from kvscope_engine.structured_output.form_process import run_form
+from kvscope_engine.structured_output.grammar_messages import FORK, Vocabulary, receive_long
+from kvscope_engine.structured_output.grammar_worker import run_worker
 from kvscope_engine.structured_output.vocabulary import json_tokens, tokenizer_info
-from kvscope_engine.structured_output.wire import FORK, Vocabulary, receive_long
 
 READY: Final = b"r"
 _PR_SET_PDEATHSIG: Final = 1
 
 
 def main() -> None:
-    """Run the keeper. The only command-line argument is the descriptor of its socket."""
+    """Run the fork server. The only command-line argument is the descriptor of its socket."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # signals of a terminal are for the engine, with which this ends
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -44,19 +44,19 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # so that collections do not write to pages shared with the forked processes
     line.send(READY)
-    keeper = os.getpid()
-    while descriptor := _next_form(line):
+    server_pid = os.getpid()
+    while descriptor := _next_connection(line):
         if os.fork():
             os.close(descriptor)
             continue
         line.close()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == keeper:
-            run_form(socket.socket(fileno=descriptor), info, num_logits, ends, no_controls)
+        if os.getppid() == server_pid:
+            run_worker(socket.socket(fileno=descriptor), info, num_logits, ends, no_controls)
         os._exit(0)
 
 
-def _next_form(line: socket.socket) -> int:
+def _next_connection(line: socket.socket) -> int:
     """Return the descriptor of the next grammar's socket; 0 if the engine ended."""
     while True:
         try:

@@ -10,14 +10,14 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from kvscope_engine.model.cuda_graphs.capture_failures import failure_words
+from kvscope_engine.model.cuda_graphs.capture_failures import failure_reason
 from kvscope_engine.model.cuda_graphs.decode_graphs import DecodeGraphs, padded_size
 from kvscope_engine.model.input_batch.step_inputs import StepInputs
 
-ELSEWHERE = "it failed on another rank"
+FAILED_ON_OTHER_RANK = "it failed on another rank"
 
 
-class Meeting(Protocol):
+class RankSync(Protocol):
     """Synchronization of all ranks; see `distributed.rank_group`."""
 
     def recording(self) -> AbstractContextManager[None]:
@@ -28,7 +28,7 @@ class Meeting(Protocol):
         """Return whether `is_well` is true on all ranks; waits for them."""
 
 
-class GraphsTogether:
+class SharedGraphs:
     """Graphs of this rank that are captured together with those of the other ranks. `sizes` is the same on all
     ranks."""
 
@@ -49,17 +49,17 @@ class GraphsTogether:
         """
         self._refusal = why
 
-    def capture_all(self, meeting: Meeting) -> list[str]:
+    def capture_all(self, rank_sync: RankSync) -> list[str]:
         """Capture all sizes, on all ranks at once, before the first request.
 
         Returns one line of text per size that has no graph, with the reason.
         """
         failed: dict[int, str] = {}
         for size in reversed(self._graphs.sizes):
-            with meeting.recording():
-                why = self._try(size)
-            if not meeting.all_agree(not why):
-                failed[size] = why or ELSEWHERE
+            with rank_sync.recording():
+                why = self._try_capture(size)
+            if not rank_sync.all_agree(not why):
+                failed[size] = why or FAILED_ON_OTHER_RANK
         self.sizes = tuple(size for size in self._graphs.sizes if size not in failed)
         if not self.sizes:
             return [
@@ -73,9 +73,9 @@ class GraphsTogether:
             return None
         return padded_size(self.sizes, inputs.num_tokens)
 
-    def _try(self, size: int) -> str:
+    def _try_capture(self, size: int) -> str:
         """Capture one size. Returns why it failed, or an empty text."""
         if self._refusal:
             return self._refusal
         error = self._graphs.capture(size)
-        return "" if error is None else failure_words(error)
+        return "" if error is None else failure_reason(error)

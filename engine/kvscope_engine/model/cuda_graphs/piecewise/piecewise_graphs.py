@@ -37,13 +37,13 @@ SIZES: Final = (16, 32, 64, 128, 256, 512)
 """Token counts. Below the first, the tile of a matrix product is padded anyway."""
 
 
-def mixed_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
+def piecewise_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
     """Return the token counts that get graphs, up to the largest step."""
     largest = min(max_num_batched_tokens, SIZES[-1])
     return (*(size for size in SIZES if size < largest), largest)
 
 
-def _words(size: int) -> str:
+def _describe_size(size: int) -> str:
     return f"steps with prefills of {size} tokens"
 
 
@@ -55,9 +55,9 @@ class _Captured:
     input_ids: torch.Tensor
 
 
-class MixedGraphs:
-    """Replays steps with prefills. Call `size_of`, then `put` first after the buffer's `begin`, then `replay` after its
-    `send`."""
+class PiecewiseGraphs:
+    """Replays steps with prefills. Call `size_of`, then `stage` first after the buffer's `begin`, then `replay`
+    after its `send`."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class MixedGraphs:
         max_num_batched_tokens: int,
         failures: CaptureFailures | None = None,
     ) -> None:
-        self.sizes = mixed_sizes(max_num_batched_tokens)
+        self.sizes = piecewise_sizes(max_num_batched_tokens)
         self._forward = forward
         self._storage = storage
         self._ops = ops
@@ -89,47 +89,47 @@ class MixedGraphs:
 
     def capture_all(self) -> None:
         """Capture all sizes before the first request. Sizes that fail are left out and reported."""
-        errors = failures_of(self.sizes[::-1], self._try)
+        errors = failures_of(self.sizes[::-1], self._try_capture)
         if len(errors) == len(self.sizes):  # the model cannot be split, for example: report it once
             largest = self.sizes[-1]
-            for_good = is_refusal(errors[largest])
+            is_permanent = is_refusal(errors[largest])
             for size in self.sizes[:-1]:
-                self.failures.refuse(size, errors[size], for_good=for_good)
-            self.failures.note(largest, "steps with prefills", errors[largest], for_good=for_good)
+                self.failures.record(size, errors[size], is_permanent=is_permanent)
+            self.failures.record_and_report(largest, "steps with prefills", errors[largest], is_permanent=is_permanent)
             return
         for size, error in errors.items():
             self._note_failure(size, error)
 
-    def try_again(self) -> bool:
+    def capture_pending(self) -> bool:
         """Capture the largest size that failed or was released, if its pause is over. Call it while the engine is idle.
 
         Returns whether there was one.
         """
         for size in reversed(self.sizes):
             if size not in self._captured and self.failures.may_try(size):
-                error = self._try(size)
+                error = self._try_capture(size)
                 if error is not None:
                     self._note_failure(size, error)
                 else:
-                    self.failures.captured(size, _words(size))
+                    self.failures.record_capture(size, _describe_size(size))
                 return True
         return False
 
     @property
     def is_waiting(self) -> bool:
-        """Whether `try_again` will have something to capture."""
+        """Whether `capture_pending` will have something to capture."""
         return self.failures.is_waiting
 
     def release(self) -> bool:
         """Release all graphs and the memory that they share. Returns whether there were any."""
         for size in self._captured:
-            self.failures.put_off(size)
+            self.failures.defer(size)
         had_any = bool(self._captured)
         self._captured.clear()
         self._pool = self._stream = None
         return had_any
 
-    def _try(self, size: int) -> Exception | None:
+    def _try_capture(self, size: int) -> Exception | None:
         # All exceptions are accepted: a model called in two parts may raise anything.
         error = failure_of(partial(self._capture, size), lambda _: True)
         if error is not None and (not self._captured or is_refusal(error)):
@@ -138,7 +138,7 @@ class MixedGraphs:
         return error
 
     def _note_failure(self, size: int, error: Exception) -> None:
-        self.failures.note(size, _words(size), error)
+        self.failures.record_and_report(size, _describe_size(size), error)
 
     def _capture(self, size: int) -> None:
         """Capture one size. Waits for all work enqueued on the device, and uses the input buffer.
@@ -166,7 +166,7 @@ class MixedGraphs:
         """Return the number of graphs that a step of this size replays."""
         return len(self._captured[size].pieces.graphs)
 
-    def put(self, inputs: StepInputs, size: int) -> StepTensors:
+    def stage(self, inputs: StepInputs, size: int) -> StepTensors:
         """Put a step into the buffer where its graphs read it. Must be the first thing put into the buffer."""
         tensors = put_inputs(inputs, self._buffer, size)
         captured = self._captured[size].input_ids

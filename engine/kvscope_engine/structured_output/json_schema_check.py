@@ -1,7 +1,7 @@
 """Finds parts of a JSON schema that XGrammar (0.2.8) ignores silently.
 
 They are refused by name, so that an answer always satisfies its whole schema. Parts that XGrammar warns about are
-refused with its own message (`compiling`); docs/reference/structured-output.md lists what is enforced.
+refused with its own message (`grammar_compiler`); docs/reference/structured-output.md lists what is enforced.
 """
 
 from __future__ import annotations
@@ -35,9 +35,15 @@ MAKE_OBJECT: Final = frozenset({"properties", "additionalProperties", "unevaluat
 """Keywords, like those in `MAKE_ARRAY`, from which XGrammar infers the type of a schema without `type`."""
 UNKNOWN_FORMATS: Final = frozenset({"regex", "idn-email", "idn-hostname", "iri", "iri-reference"})
 """Formats of JSON Schema that XGrammar does not know. Other unknown names are only annotations in JSON Schema, too."""
-ONE: Final = ("additionalProperties", "unevaluatedProperties", "items", "unevaluatedItems", "propertyNames")
-SEVERAL: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
-NAMED: Final = ("properties", "patternProperties", "$defs", "definitions")
+SINGLE_SUBSCHEMA: Final = (
+    "additionalProperties",
+    "unevaluatedProperties",
+    "items",
+    "unevaluatedItems",
+    "propertyNames",
+)
+SUBSCHEMA_LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
+SUBSCHEMA_MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
 MAX_HOPS: Final = 32
 """Maximum number of references followed from one to the next."""
 
@@ -48,9 +54,9 @@ def unenforced(schema: Schema) -> str:
     while waiting:
         part = waiting.pop()
         if isinstance(part, dict):
-            if found := _in_one(part, schema):
+            if found := _unenforced_keyword(part, schema):
                 return found
-            waiting += _parts(part)
+            waiting += _subschemas(part)
     return ""
 
 
@@ -69,34 +75,34 @@ def unenforced_in_tag(tag: Any) -> str:
     return ""
 
 
-def _parts(schema: dict[str, Any]) -> Iterator[Any]:
-    yield from (schema[name] for name in ONE if name in schema)
-    for name in SEVERAL:
+def _subschemas(schema: dict[str, Any]) -> Iterator[Any]:
+    yield from (schema[name] for name in SINGLE_SUBSCHEMA if name in schema)
+    for name in SUBSCHEMA_LISTS:
         if isinstance(schema.get(name), list):
             yield from schema[name]
-    for name in NAMED:
+    for name in SUBSCHEMA_MAPS:
         if isinstance(schema.get(name), dict):
             yield from schema[name].values()
 
 
-def _in_one(schema: dict[str, Any], root: Schema) -> str:
+def _unenforced_keyword(schema: dict[str, Any], root: Schema) -> str:
     for name in schema:
         if name in NEVER:
             return f"{name!r} is not enforced"
     if schema.get("uniqueItems") is True:
         return "'uniqueItems' is not enforced"
     whole = next((name for name in WHOLE if name in schema), None)
-    return _beside(whole, schema, root) if whole is not None else _of_its_type(schema)
+    return _next_to_whole(whole, schema, root) if whole is not None else _unenforced_for_type(schema)
 
 
-def _beside(whole: str, schema: dict[str, Any], root: Schema) -> str:
+def _next_to_whole(whole: str, schema: dict[str, Any], root: Schema) -> str:
     """Return the first keyword next to `whole` that would not be enforced, and why."""
     for name in schema:
         if name in ASSERTIONS or (name in WHOLE and name != whole and not _is_in_enum(schema, whole, name)):
             return f"{name!r} beside {whole!r} is not enforced"
-    if "type" in schema and not (found := _types(schema | {"type": None}, root)) <= _named(schema["type"]):
+    if "type" in schema and not (found := _types(schema | {"type": None}, root)) <= _type_names(schema["type"]):
         return f"'type' beside {whole!r} is not enforced, and {whole!r} gives {', '.join(sorted(found))}"
-    if whole == "oneOf" and not _are_apart(schema["oneOf"], root):
+    if whole == "oneOf" and not _are_exclusive(schema["oneOf"], root):
         return "'oneOf' whose schemas may hold at once is not enforced: 'anyOf' is"
     return ""
 
@@ -105,11 +111,11 @@ def _is_in_enum(schema: dict[str, Any], whole: str, name: str) -> bool:
     return (whole, name) == ("const", "enum") and isinstance(schema[name], list) and schema[whole] in schema[name]
 
 
-def _of_its_type(schema: dict[str, Any]) -> str:
+def _unenforced_for_type(schema: dict[str, Any]) -> str:
     names = schema.keys()
     if "type" not in schema:
         return _without_type(names)
-    if "string" in _named(schema["type"]) and schema.get("format") in UNKNOWN_FORMATS:
+    if "string" in _type_names(schema["type"]) and schema.get("format") in UNKNOWN_FORMATS:
         return f"'format': {schema['format']!r} is not enforced"
     properties = schema.get("properties", {})
     required = schema.get("required", ())
@@ -128,7 +134,7 @@ def _without_type(names: Any) -> str:
     return "" if name is None else f"{name!r} without a 'type' that it is of is not enforced"
 
 
-def _named(types: object) -> set[str]:
+def _type_names(types: object) -> set[str]:
     named = {types} if isinstance(types, str) else set(types) if isinstance(types, list) else set()
     return named | {"integer"} if "number" in named else named
 
@@ -146,7 +152,7 @@ def _types(schema: Any, root: Schema, hops: int = MAX_HOPS) -> set[str]:
     for name in ("anyOf", "oneOf", "allOf"):
         if isinstance(schema.get(name), list):
             return {found for branch in schema[name] for found in _types(branch, root, hops - 1)}
-    return _named(schema.get("type")) or {"any"}
+    return _type_names(schema.get("type")) or {"any"}
 
 
 def _type_of(value: object) -> str:
@@ -163,7 +169,7 @@ def _referred(reference: str, root: Schema) -> Any:
     return found if reference.startswith("#") else None
 
 
-def _are_apart(branches: Any, root: Schema) -> bool:
+def _are_exclusive(branches: Any, root: Schema) -> bool:
     """Whether no value satisfies two of the schemas: by their types, or by the values of a property that all objects
     require.
     """
@@ -177,13 +183,17 @@ def _are_apart(branches: Any, root: Schema) -> bool:
             objects.append(_resolved(branch, root))
             types = set()
         types = types | {"integer"} if "number" in types else types
-        if "any" in types or "object" in types or types & seen - _values_apart(branch, branches, root, types):
+        if (
+            "any" in types
+            or "object" in types
+            or types & seen - _types_with_exclusive_values(branch, branches, root, types)
+        ):
             return False
         seen |= types
-    return len(objects) < 2 or any(_tells_apart(name, objects) for name in _required(objects[0]))
+    return len(objects) < 2 or any(_distinguishes(name, objects) for name in _required(objects[0]))
 
 
-def _values_apart(branch: Any, branches: list[Any], root: Schema, types: set[str]) -> set[str]:
+def _types_with_exclusive_values(branch: Any, branches: list[Any], root: Schema, types: set[str]) -> set[str]:
     """Return `types` if all branches list their values and no value is in two; otherwise the empty set."""
     listed = [_values(_resolved(other, root)) for other in branches]
     if any(values is None for values in listed):
@@ -207,7 +217,7 @@ def _required(schema: Any) -> list[str]:
     return [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
 
 
-def _tells_apart(name: str, objects: list[Any]) -> bool:
+def _distinguishes(name: str, objects: list[Any]) -> bool:
     seen: set[str] = set()
     for schema in objects:
         properties = schema.get("properties") if isinstance(schema, dict) else None

@@ -9,97 +9,97 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope_engine.structured_output import wire
-from kvscope_engine.structured_output.processes import MAX_SILENT_S, FormProcess, wait_for_any
-from kvscope_engine.structured_output.wire import WORD_BITS, Proof
+from kvscope_engine.structured_output import grammar_messages
+from kvscope_engine.structured_output.grammar_messages import WORD_BITS, TrialResult
+from kvscope_engine.structured_output.grammar_process import MAX_SILENCE_S, GrammarProcess, wait_for_any
 from kvscope_telemetry.errors import KvscopeError
 
 
-class Form:
+class Grammar:
     """A grammar that was accepted. Its process ends when the last reference to it is dropped."""
 
-    def __init__(self, process: FormProcess, proof: Proof, ends: Collection[int]) -> None:
+    def __init__(self, process: GrammarProcess, proof: TrialResult, ends: Collection[int]) -> None:
         self.process = process
         self.ends = ends
         self.first_mask = np.frombuffer(proof.mask, np.int32)
         self.num_bytes = process.own_bytes
         """Memory of the process when it was last measured, in bytes."""
-        weakref.finalize(self, process.end)
+        weakref.finalize(self, process.kill)
 
-    def matcher(self) -> FormMatcher:
+    def matcher(self) -> GrammarMatcher:
         """Return a matcher for one completion, at the beginning of the grammar."""
-        return FormMatcher(self)
+        return GrammarMatcher(self)
 
 
-class FormMatcher:
-    """A `TokenMatcher`. The mask after a token is requested with the next `Forms.send`."""
+class GrammarMatcher:
+    """A `TokenMatcher`. The mask after a token is requested with the next `StructuredOutputManager.send`."""
 
-    def __init__(self, form: Form) -> None:
-        self._form = form
-        self._mask: NDArray[np.int32] | None = form.first_mask
+    def __init__(self, grammar: Grammar) -> None:
+        self._grammar = grammar
+        self._mask: NDArray[np.int32] | None = grammar.first_mask
         """Mask of the allowed next tokens; None while it is computed."""
         self._is_stuck = False
         """Whether no token can continue the text, so that the mask has no meaning."""
         self._has_ended = False
-        self._number = form.process.follow(self)
+        self._number = grammar.process.add_completion(self)
 
     @property
     def is_ready(self) -> bool:
         """Whether `fill` need not wait. Also true if the grammar's process failed, which `accept` reports."""
-        return self._mask is not None or self._has_ended or bool(self._form.process.failure)
+        return self._mask is not None or self._has_ended or bool(self._grammar.process.failure)
 
     def fill(self, words: NDArray[np.int32], row: int, *, may_end: bool) -> None:
         """Write the allowed next tokens; waits for the mask if it is not known yet."""
-        mask = self._known_mask()
+        mask = self._await_mask()
         if mask is None or self._is_stuck:
             words[row] = -1  # a row without any token is not a distribution; `accept` ends the request
             return
         words[row] = mask
         if not may_end:
-            self._keep_from_ending(words[row])
+            self._disallow_end(words[row])
 
     def accept(self, token_id: int) -> None:
         """Advance by a sampled token. Raises KvscopeError if the grammar does not allow it, or its process failed."""
-        mask = self._known_mask()
+        mask = self._await_mask()
         if mask is None:
-            raise KvscopeError(self._form.process.failure or "its structured output has ended")
+            raise KvscopeError(self._grammar.process.failure or "its structured output has ended")
         if self._is_stuck:
-            raise KvscopeError("no token of this model goes on in the form that was asked for")
+            raise KvscopeError("no token of this model can continue the text by the requested grammar")
         if not int(mask[token_id // WORD_BITS]) >> token_id % WORD_BITS & 1:
-            raise KvscopeError(f"token {token_id} was sampled, which is not of the form that was asked for")
+            raise KvscopeError(f"token {token_id} was sampled, which the requested grammar does not allow")
         self._mask = None
-        if token_id in self._form.ends:
+        if token_id in self._grammar.ends:
             self._has_ended = True
         else:
-            self._form.process.accept(self._number, token_id)
+            self._grammar.process.accept(self._number, token_id)
 
     @property
     def has_ended(self) -> bool:
         """Whether an end-of-sequence token was accepted or, for a model without one, whether the text is complete."""
-        if not self._form.ends:
-            self._known_mask()
+        if not self._grammar.ends:
+            self._await_mask()
         return self._has_ended
 
-    def answered(self, state: int, mask: NDArray[np.int32]) -> None:
+    def receive_mask(self, state: int, mask: NDArray[np.int32]) -> None:
         """Receive the state and the mask from the grammar's process."""
-        self._has_ended = state == wire.ENDED
-        self._is_stuck = state != wire.GOES_ON
+        self._has_ended = state == grammar_messages.ENDED
+        self._is_stuck = state != grammar_messages.CONTINUES
         self._mask = mask
 
-    def _known_mask(self) -> NDArray[np.int32] | None:
+    def _await_mask(self) -> NDArray[np.int32] | None:
         """Wait for the mask and return it; None if the process failed, did not answer in time, or the text ended."""
         if self._mask is not None:
             return self._mask
-        process, deadline_s = self._form.process, time.monotonic() + MAX_SILENT_S
+        process, deadline_s = self._grammar.process, time.monotonic() + MAX_SILENCE_S
         while not self.is_ready and time.monotonic() < deadline_s:
-            if not process.pump():
+            if not process.receive():
                 wait_for_any([process], 0.1)
         return self._mask
 
-    def _keep_from_ending(self, mask: NDArray[np.int32]) -> None:
+    def _disallow_end(self, mask: NDArray[np.int32]) -> None:
         """Remove end-of-sequence tokens from the mask, unless it allows nothing else."""
         open_mask = mask.copy()
-        for token in self._form.ends:
+        for token in self._grammar.ends:
             open_mask.view(np.uint32)[token // WORD_BITS] &= ~np.uint32(1 << token % WORD_BITS)
         if open_mask.any():
             mask[:] = open_mask

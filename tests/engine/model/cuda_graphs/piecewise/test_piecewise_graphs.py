@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvscope_engine.model.cuda_graphs.piecewise.mixed_graphs import mixed_sizes
+from kvscope_engine.model.cuda_graphs.piecewise.piecewise_graphs import piecewise_sizes
 from kvscope_engine.model.loaded_model import LoadedModel
 
 Load = Callable[..., LoadedModel]
@@ -18,10 +18,10 @@ NUM_TOKENS = 9
 
 
 def test_sizes_reach_what_a_step_can_have_and_no_further() -> None:
-    assert mixed_sizes(8192) == (16, 32, 64, 128, 256, 512)
-    assert mixed_sizes(100) == (16, 32, 64, 100)
-    assert mixed_sizes(16) == (16,)
-    assert mixed_sizes(7) == (7,)
+    assert piecewise_sizes(8192) == (16, 32, 64, 128, 256, 512)
+    assert piecewise_sizes(100) == (16, 32, 64, 100)
+    assert piecewise_sizes(16) == (16,)
+    assert piecewise_sizes(7) == (7,)
 
 
 def prompts(seed: int, count: int) -> list[list[int]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvscope_engine.structured_output.unenforced import unenforced, unenforced_in_tag
+from kvscope_engine.structured_output.json_schema_check import unenforced, unenforced_in_tag
 
 INTEGER = {"type": "integer"}
 CAT, DOG = (

@@ -17,10 +17,15 @@ import numpy as np
 import psutil
 import pytest
 
-from kvscope_engine.structured_output import forms as forms_module
-from kvscope_engine.structured_output.compiling import MAX_WHITESPACE
-from kvscope_engine.structured_output.forms import Forms, PreparedPrompt, matcher_for, prepared
-from kvscope_engine.structured_output.matcher import FormMatcher
+from kvscope_engine.structured_output import structured_output_manager as forms_module
+from kvscope_engine.structured_output.grammar_compiler import MAX_WHITESPACE
+from kvscope_engine.structured_output.grammar_matcher import GrammarMatcher
+from kvscope_engine.structured_output.structured_output_manager import (
+    PreparedPrompt,
+    StructuredOutputManager,
+    matcher_for,
+    prepare_prompt,
+)
 from kvscope_engine.tokenization.tokenizer import Tokenizer
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.structured import Structured
@@ -41,13 +46,13 @@ CHOICES = ("red", 'with "quotes" and \\', "new\nline\tand tab", "naïve \U0001f6
 
 
 @pytest.fixture(scope="module")
-def forms(default_tokenizer: Tokenizer) -> Iterator[Forms]:
+def forms(default_tokenizer: Tokenizer) -> Iterator[StructuredOutputManager]:
     pytest.importorskip("xgrammar")
-    with closing(Forms(default_tokenizer, NUM_LOGITS, {2})) as forms:
+    with closing(StructuredOutputManager(default_tokenizer, NUM_LOGITS, {2})) as forms:
         yield forms
 
 
-def allowed(matcher: FormMatcher, *, may_end: bool = True) -> list[int]:
+def allowed(matcher: GrammarMatcher, *, may_end: bool = True) -> list[int]:
     words = np.zeros((3, NUM_LOGITS // 32), np.int32)
     matcher.fill(words, 1, may_end=may_end)
     assert not words[[0, 2]].any(), "other rows are left alone"
@@ -55,7 +60,7 @@ def allowed(matcher: FormMatcher, *, may_end: bool = True) -> list[int]:
     return [int(token) for token in np.flatnonzero(bits)]
 
 
-def walk(matcher: FormMatcher, tokenizer: Tokenizer, seed: int) -> str:
+def walk(matcher: GrammarMatcher, tokenizer: Tokenizer, seed: int) -> str:
     """What comes of tokens drawn from those that are allowed, its end preferred."""
     drawn = random.Random(seed)
     said: list[int] = []
@@ -91,7 +96,9 @@ KINDS: dict[str, tuple[str, Callable[[str], object]]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whatever_is_drawn_is_of_the_form(kind: Any, forms: Forms, default_tokenizer: Tokenizer) -> None:
+def test_whatever_is_drawn_is_of_the_form(
+    kind: Any, forms: StructuredOutputManager, default_tokenizer: Tokenizer
+) -> None:
     text, is_right = KINDS[kind]
     form = forms.get(Structured(kind=kind, text=text))
     for seed in range(12):
@@ -99,7 +106,7 @@ def test_whatever_is_drawn_is_of_the_form(kind: Any, forms: Forms, default_token
         assert is_right(said), said
 
 
-def test_every_choice_can_be_made(forms: Forms, default_tokenizer: Tokenizer) -> None:
+def test_every_choice_can_be_made(forms: StructuredOutputManager, default_tokenizer: Tokenizer) -> None:
     form = forms.get(Structured(kind="choice", text=json.dumps(CHOICES)))
     for choice in CHOICES:
         matcher = form.matcher()
@@ -108,14 +115,16 @@ def test_every_choice_can_be_made(forms: Forms, default_tokenizer: Tokenizer) ->
         assert 2 in allowed(matcher)
 
 
-def test_a_json_object_may_be_any(forms: Forms, default_tokenizer: Tokenizer) -> None:
+def test_a_json_object_may_be_any(forms: StructuredOutputManager, default_tokenizer: Tokenizer) -> None:
     matcher = forms.get(Structured(kind="json_object")).matcher()
     for token in default_tokenizer.encode('{"a": [1, null, {"b": "c"}]}', add_special_tokens=False):
         matcher.accept(token)
     assert 2 in allowed(matcher)
 
 
-def test_nothing_goes_on_for_ever_between_two_parts(forms: Forms, default_tokenizer: Tokenizer) -> None:
+def test_nothing_goes_on_for_ever_between_two_parts(
+    forms: StructuredOutputManager, default_tokenizer: Tokenizer
+) -> None:
     matcher = forms.get(Structured(kind="json_object")).matcher()
     (newline,) = default_tokenizer.encode("\n", add_special_tokens=False)
     matcher.accept(*default_tokenizer.encode("{", add_special_tokens=False))
@@ -123,11 +132,11 @@ def test_nothing_goes_on_for_ever_between_two_parts(forms: Forms, default_tokeni
         assert newline in allowed(matcher)
         matcher.accept(newline)
     assert newline not in allowed(matcher)
-    with pytest.raises(KvscopeError, match="not of the form"):
+    with pytest.raises(KvscopeError, match="does not allow"):
         matcher.accept(newline)
 
 
-def test_an_end_waits_for_min_tokens_where_something_else_may_come(forms: Forms) -> None:
+def test_an_end_waits_for_min_tokens_where_something_else_may_come(forms: StructuredOutputManager) -> None:
     matcher = forms.get(Structured(kind="regex", text="a*")).matcher()
     assert 2 in allowed(matcher)
     assert 2 not in allowed(matcher, may_end=False)
@@ -137,21 +146,21 @@ def test_an_end_waits_for_min_tokens_where_something_else_may_come(forms: Forms)
     assert allowed(only_ends, may_end=False) == [2]
 
 
-def test_completions_go_their_own_ways(forms: Forms) -> None:
+def test_completions_go_their_own_ways(forms: StructuredOutputManager) -> None:
     form = forms.get(Structured(kind="regex", text="[ab]c"))
     first, second = form.matcher(), form.matcher()
     first.accept(allowed(first)[0])
     assert allowed(second) != allowed(first)
 
 
-def test_many_are_asked_at_once_and_each_has_its_own_mask(forms: Forms) -> None:
+def test_many_are_asked_at_once_and_each_has_its_own_mask(forms: StructuredOutputManager) -> None:
     form = forms.get(Structured(kind="regex", text="a[bc]|d[ef]|g[hi]"))
     for _ in range(3):
         matchers = [form.matcher() for _ in range(40)]
         firsts = [token for token in allowed(matchers[0]) if token < 256][:3]
         for number, matcher in enumerate(matchers):
             matcher.accept(firsts[number % 3])
-        forms.send()
+        forms.request_masks()
         while not all(matcher.is_ready for matcher in matchers):
             forms.await_masks(is_idle=True)
         found = [tuple(allowed(matcher)) for matcher in matchers]
@@ -163,10 +172,10 @@ def test_those_in_use_have_a_bound_of_memory_together(
     default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("xgrammar")
-    with closing(Forms(default_tokenizer, NUM_LOGITS, {2})) as forms:
+    with closing(StructuredOutputManager(default_tokenizer, NUM_LOGITS, {2})) as forms:
         kept = forms.get(Structured(kind="regex", text="kept"))
         monkeypatch.setattr(forms_module, "MAX_BYTES", 1)
-        with pytest.raises(BadInput, match="the engine is behind: forms in use take"):
+        with pytest.raises(BadInput, match="the engine is behind: grammars in use take"):
             forms.get(Structured(kind="regex", text="another"))
         del kept
         assert allowed(forms.get(Structured(kind="regex", text="another")).matcher())
@@ -174,7 +183,7 @@ def test_those_in_use_have_a_bound_of_memory_together(
 
 def test_without_an_end_in_the_vocabulary_a_whole_text_is_the_end(default_tokenizer: Tokenizer) -> None:
     pytest.importorskip("xgrammar")
-    with closing(Forms(default_tokenizer, NUM_LOGITS, ())) as forms:
+    with closing(StructuredOutputManager(default_tokenizer, NUM_LOGITS, ())) as forms:
         matcher = forms.get(Structured(kind="regex", text="ab")).matcher()
         for token in default_tokenizer.encode("ab", add_special_tokens=False):
             assert not matcher.has_ended
@@ -194,12 +203,12 @@ def test_without_an_end_in_the_vocabulary_a_whole_text_is_the_end(default_tokeni
         ("json_schema", "[" * 100_000, "json_schema is not accepted: 100000 levels are nested, at most 128"),
         ("grammar", "root ::= other", 'Rule "other" is not defined'),
         ("grammar", 'start ::= "a"', 'The root rule with name "root" is not found'),
-        ("grammar", 'root ::= root "a"', "grammar is not accepted: no text of this model's tokens is of that form"),
+        ("grammar", 'root ::= root "a"', "grammar is not accepted: no text of this model's tokens matches it"),
         ("regex", "(" * 50_000 + ")" * 50_000, "regex is not accepted: EBNF parser error"),
         ("regex", "a\ud800", "regex is not accepted: '.*' is no character"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_line(forms: Forms, kind: Any, text: str, named: str) -> None:
+def test_what_is_wrong_is_said_in_a_line(forms: StructuredOutputManager, kind: Any, text: str, named: str) -> None:
     with pytest.raises(BadInput, match=named) as refusal:
         forms.get(Structured(kind=kind, text=text))
     assert "\n" not in str(refusal.value)
@@ -218,24 +227,24 @@ def test_what_is_wrong_is_said_in_a_line(forms: Forms, kind: Any, text: str, nam
 def test_deeply_nested_schema_is_refused_before_anything_is_compiled(kind: Any, text: str) -> None:
     without_tokenizer: Any = None
     with pytest.raises(BadInput, match=r"levels are nested, at most 128 are accepted"):
-        Forms(without_tokenizer, NUM_LOGITS, {2}).get(Structured(kind=kind, text=text))
+        StructuredOutputManager(without_tokenizer, NUM_LOGITS, {2}).get(Structured(kind=kind, text=text))
 
 
-def test_brackets_inside_strings_are_not_nested(forms: Forms) -> None:
+def test_brackets_inside_strings_are_not_nested(forms: StructuredOutputManager) -> None:
     text = json.dumps({"const": '\\"' + "[{" * 200})
     assert allowed(forms.get(Structured(kind="json_schema", text=text)).matcher())
 
 
-def test_a_form_is_compiled_once_and_kept(forms: Forms) -> None:
+def test_a_form_is_compiled_once_and_kept(forms: StructuredOutputManager) -> None:
     asked = Structured(kind="choice", text='["kept"]')
-    assert not forms.has(asked)
+    assert not forms.is_compiled(asked)
     kept = forms.get(asked)
-    assert forms.has(asked)
+    assert forms.is_compiled(asked)
     assert forms.get(asked) is kept
-    prompt = prepared([1, 2], asked, forms)
+    prompt = prepare_prompt([1, 2], asked, forms)
     assert prompt == [1, 2]
     assert isinstance(prompt, PreparedPrompt)
-    assert prepared(prompt, asked, None) is prompt, "what was prepared is not compiled again"
+    assert prepare_prompt(prompt, asked, None) is prompt, "what was prepared is not compiled again"
     assert matcher_for(prompt) is not None
     assert matcher_for([1, 2]) is None
 
@@ -244,19 +253,19 @@ def test_those_used_last_are_kept_and_those_in_use_stay(
     default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("xgrammar")
-    monkeypatch.setattr(forms_module, "MAX_KEPT", 1)
-    monkeypatch.setattr(forms_module, "MAX_FORMS", 2)
+    monkeypatch.setattr(forms_module, "MAX_CACHED", 1)
+    monkeypatch.setattr(forms_module, "MAX_GRAMMARS", 2)
     a, b, c, d = (Structured(kind="regex", text=text) for text in "abcd")
-    with closing(Forms(default_tokenizer, NUM_LOGITS, {2})) as forms:
+    with closing(StructuredOutputManager(default_tokenizer, NUM_LOGITS, {2})) as forms:
         in_use = forms.get(a)
         forms.get(b)
-        assert forms.has(a)
-        assert forms.has(b)
+        assert forms.is_compiled(a)
+        assert forms.is_compiled(b)
         forms.get(c)
-        assert not forms.has(b)
+        assert not forms.is_compiled(b)
         also_in_use = forms.get(d)
-        assert not forms.has(c)
-        with pytest.raises(BadInput, match="the engine is behind: 2 forms are in use already"):
+        assert not forms.is_compiled(c)
+        with pytest.raises(BadInput, match="the engine is behind: 2 grammars are in use already"):
             forms.get(c)
         assert allowed(in_use.matcher())
         assert allowed(also_in_use.matcher())
@@ -272,7 +281,7 @@ COSTLY = {
 
 
 @pytest.mark.parametrize("name", COSTLY)
-def test_a_form_that_is_too_costly_is_refused_before_it_is_accepted(name: str, forms: Forms) -> None:
+def test_a_form_that_is_too_costly_is_refused_before_it_is_accepted(name: str, forms: StructuredOutputManager) -> None:
     with pytest.raises(BadInput, match=r"too costly|Repetition|limit") as refusal:
         forms.get(Structured(kind="regex", text=COSTLY[name]))
     assert "\n" not in str(refusal.value)
@@ -284,10 +293,10 @@ LATE = "x{400}(.{1,60}){1,60}(.{1,60}){1,60}"
 
 
 @pytest.fixture
-def late(default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Iterator[FormMatcher]:
+def late(default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Iterator[GrammarMatcher]:
     """One token before what is too costly, where nobody looked."""
     pytest.importorskip("xgrammar")
-    with closing(Forms(default_tokenizer, NUM_LOGITS, {2}, LONG_S)) as forms:
+    with closing(StructuredOutputManager(default_tokenizer, NUM_LOGITS, {2}, LONG_S)) as forms:
         matcher = forms.get(Structured(kind="regex", text=LATE)).matcher()
         ids = default_tokenizer.encode("x" * 400, add_special_tokens=False)
         for token in ids:
@@ -296,7 +305,7 @@ def late(default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 def test_a_token_that_takes_too_long_ends_its_request_and_nobody_else_waits(
-    late: FormMatcher, forms: Forms, default_tokenizer: Tokenizer
+    late: GrammarMatcher, forms: StructuredOutputManager, default_tokenizer: Tokenizer
 ) -> None:
     assert not late.is_ready
     other = forms.get(Structured(kind="regex", text="(yes|no)+")).matcher()
@@ -312,7 +321,7 @@ def test_a_token_that_takes_too_long_ends_its_request_and_nobody_else_waits(
         late.accept(3)
 
 
-def test_a_form_that_nobody_waits_for_is_given_up(forms: Forms) -> None:
+def test_a_form_that_nobody_waits_for_is_given_up(forms: StructuredOutputManager) -> None:
     asked = Structured(kind="regex", text="(.{1,60}){1,60}(.{1,60}){1,60}(.{1,60}){1,60}")
     is_wanted = threading.Event()
     is_wanted.set()
@@ -327,12 +336,12 @@ def test_a_form_that_nobody_waits_for_is_given_up(forms: Forms) -> None:
     for thread in threads:
         thread.start()
     is_wanted.clear()
-    assert [reasons.get(timeout=LONG_S) for _ in threads] == ["no client waits for this form any more"] * 2
+    assert [reasons.get(timeout=LONG_S) for _ in threads] == ["no client waits for this grammar any more"] * 2
     for thread in threads:
         thread.join()
 
 
-def go_on(matcher: FormMatcher, count: int) -> None:
+def go_on(matcher: GrammarMatcher, count: int) -> None:
     for _ in range(count):
         matcher.accept(allowed(matcher)[0])
 
@@ -341,7 +350,7 @@ def test_a_lost_process_ends_its_requests_and_the_next_ask_makes_another(default
     pytest.importorskip("xgrammar")
     asked = Structured(kind="regex", text="[ab]+")
     before = psutil.Process().children()
-    with closing(Forms(default_tokenizer, NUM_LOGITS, {2})) as forms:
+    with closing(StructuredOutputManager(default_tokenizer, NUM_LOGITS, {2})) as forms:
         matcher = forms.get(asked).matcher()
         (keeper,) = (child for child in psutil.Process().children() if child not in before)
         keeper.kill()
@@ -356,10 +365,10 @@ def test_a_lost_process_ends_its_requests_and_the_next_ask_makes_another(default
 def test_no_process_is_left_behind(default_tokenizer: Tokenizer) -> None:
     pytest.importorskip("xgrammar")
     before = set(psutil.Process().children(recursive=True))
-    with closing(Forms(default_tokenizer, NUM_LOGITS, {2})) as forms:
+    with closing(StructuredOutputManager(default_tokenizer, NUM_LOGITS, {2})) as forms:
         form = forms.get(Structured(kind="regex", text="[ab]+"))
         mine = set(psutil.Process().children(recursive=True)) - before
-        assert len(mine) == 2, "the keeper and the form"
+        assert len(mine) == 2, "the fork server and the form"
     assert form.num_bytes
     _, left = psutil.wait_procs(mine, timeout=LONG_S)
     assert not left
@@ -370,19 +379,22 @@ def test_where_it_cannot_start_forms_are_refused_with_the_reason(
 ) -> None:
     pytest.importorskip("xgrammar")
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with closing(Forms(default_tokenizer, NUM_LOGITS, {2})) as forms, pytest.raises(BadInput) as refusal:
+    with (
+        closing(StructuredOutputManager(default_tokenizer, NUM_LOGITS, {2})) as forms,
+        pytest.raises(BadInput) as refusal,
+    ):
         forms.get(Structured(kind="json_object"))
     assert str(refusal.value).startswith("json_object is not accepted: its process does not start: ")
 
 
 def test_a_model_without_text_has_no_forms() -> None:
     with pytest.raises(BadInput, match="no tokenizer"):
-        prepared([1], Structured(kind="json_object"), None)
+        prepare_prompt([1], Structured(kind="json_object"), None)
 
 
 def test_an_engine_that_ends_waits_for_no_process_that_starts(default_tokenizer: Tokenizer) -> None:
     pytest.importorskip("xgrammar")
-    forms = Forms(default_tokenizer, NUM_LOGITS, {2})
+    forms = StructuredOutputManager(default_tokenizer, NUM_LOGITS, {2})
     refusals: queue.SimpleQueue[BadInput] = queue.SimpleQueue()
 
     def ask() -> None:
@@ -398,7 +410,7 @@ def test_an_engine_that_ends_waits_for_no_process_that_starts(default_tokenizer:
         assert time.monotonic() < deadline_s, "no process was started"
         time.sleep(0.005)
     (keeper,) = new
-    while not any("structured_output.keeper" in word for word in keeper.cmdline()):  # its parent waits for that
+    while not any("structured_output.fork_server" in word for word in keeper.cmdline()):  # its parent waits for that
         assert time.monotonic() < deadline_s, "the process never became itself"
         time.sleep(0.001)
     keeper.suspend()  # a busy machine gives it no time

@@ -1,4 +1,4 @@
-"""The engine's side of the grammar processes: the keeper that they are forked from, and each of them.
+"""The engine's side of the grammar processes: the fork server that they are forked from, and each of them.
 
 Owns their sockets and their termination: a process that must be killed is killed, even within C++ code.
 """
@@ -22,34 +22,34 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope_engine.structured_output import wire
-from kvscope_engine.structured_output.wire import Proof, Vocabulary
+from kvscope_engine.structured_output import grammar_messages
+from kvscope_engine.structured_output.grammar_messages import TrialResult, Vocabulary
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.structured import Structured
 
 START_S: Final = 120.0
-"""Timeout for the keeper to import its libraries and process the vocabulary, in seconds, on a busy machine."""
-SLOW_S: Final = 0.005
+"""Timeout for the fork server to import its libraries and process the vocabulary, in seconds, on a busy machine."""
+MAX_STEP_WAIT_S: Final = 0.005
 """A step does not wait longer than this for a grammar's mask, in seconds; its requests run in a step after it
 arrived."""
 MAX_TOKEN_S: Final = 0.25
 """Maximum CPU time for one token, in seconds: after that the process is killed, and the requests of its grammar end."""
-MAX_SILENT_S: Final = 60.0
+MAX_SILENCE_S: Final = 60.0
 """Maximum time without an answer of a process that does not compute either, in seconds: it was stopped, or is
 starved."""
-YIELDING: Final = 19
+LOW_PRIORITY_NICE: Final = 19
 """`nice` value for a process that is slow."""
 POLL_S: Final = 0.1
 
 
-class Awaiting(Protocol):
+class MaskReceiver(Protocol):
     """Receiver of the masks of one completion."""
 
-    def answered(self, state: int, mask: NDArray[np.int32]) -> None:
-        """Receive the mask after the last token; it has no meaning unless `state` is `wire.GOES_ON`."""
+    def receive_mask(self, state: int, mask: NDArray[np.int32]) -> None:
+        """Receive the mask after the last token; it has no meaning unless `state` is `grammar_messages.CONTINUES`."""
 
 
-class KeeperProcess:
+class ForkServerProcess:
     """The process that grammar processes are forked from, started for the first grammar.
 
     It forks once it has the vocabulary.
@@ -61,7 +61,7 @@ class KeeperProcess:
         if importlib.util.find_spec("xgrammar") is None:
             raise KvscopeError("xgrammar is not installed here")
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        words = [sys.executable, "-m", "kvscope_engine.structured_output.keeper", str(theirs.fileno())]
+        words = [sys.executable, "-m", "kvscope_engine.structured_output.fork_server", str(theirs.fileno())]
         environment = os.environ | {"MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         with theirs:
             try:
@@ -72,11 +72,11 @@ class KeeperProcess:
                 self._line.close()
                 raise KvscopeError(f"its process does not start: {error}") from error
 
-    def introduce(self, vocabulary: Vocabulary) -> None:
+    def send_vocabulary(self, vocabulary: Vocabulary) -> None:
         """Send the vocabulary, and wait until the process is ready. Raises KvscopeError, also after `kill`."""
         try:
             self._line.settimeout(START_S)
-            wire.send_long(self._line, msgspec.msgpack.encode(vocabulary))
+            grammar_messages.send_long(self._line, msgspec.msgpack.encode(vocabulary))
             if not self._line.recv(1):
                 raise EOFError("it stopped immediately")
             self._line.settimeout(None)
@@ -89,15 +89,15 @@ class KeeperProcess:
         """Whether the process runs and can fork."""
         return self._process.poll() is None
 
-    def fork(self, busy: set[FormProcess]) -> FormProcess:
+    def fork(self, busy: set[GrammarProcess]) -> GrammarProcess:
         """Return a new process without a grammar. It is in `busy` while it owes an answer. Raises KvscopeError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
-                socket.send_fds(self._line, [wire.FORK], [theirs.fileno()])
+                socket.send_fds(self._line, [grammar_messages.FORK], [theirs.fileno()])
             except OSError as error:
                 ours.close()
-                raise KvscopeError(f"the process of forms has ended: {error}") from error
+                raise KvscopeError(f"the fork server of grammars has ended: {error}") from error
         descriptors: list[int] = []
         try:
             ours.settimeout(START_S)
@@ -105,14 +105,14 @@ class KeeperProcess:
             if len(descriptors) != 2:
                 raise EOFError("it stopped immediately" if not data else "no file can be opened any more")
             ours.settimeout(None)
-            masks = wire.masks_in(descriptors[1])
+            masks = grammar_messages.map_masks(descriptors[1])
             os.close(descriptors.pop())
         except (OSError, EOFError) as error:
             ours.close()
             for descriptor in descriptors:
                 os.close(descriptor)
-            raise KvscopeError(f"a form's process does not start: {error}") from error
-        return FormProcess(ours, int.from_bytes(data, "little"), descriptors[0], masks, busy)
+            raise KvscopeError(f"a grammar's process does not start: {error}") from error
+        return GrammarProcess(ours, int.from_bytes(data, "little"), descriptors[0], masks, busy)
 
     def kill(self) -> None:
         """Kill the process without waiting for its end. May be called on any thread."""
@@ -125,11 +125,11 @@ class KeeperProcess:
         self._process.wait()
 
 
-class FormProcess:
-    """Process of one grammar. Once it has a proof, its methods must be called on the engine's thread, except `end`."""
+class GrammarProcess:
+    """Process of one grammar. Once it has a proof, its methods must be called on the engine's thread, except `kill`."""
 
     def __init__(
-        self, line: socket.socket, pid: int, descriptor: int, masks: NDArray[np.int32], busy: set[FormProcess]
+        self, line: socket.socket, pid: int, descriptor: int, masks: NDArray[np.int32], busy: set[GrammarProcess]
     ) -> None:
         self.failure = ""
         """Why the process no longer answers; empty while it does."""
@@ -142,24 +142,24 @@ class FormProcess:
         """Row of `masks` by the number of the completion, from its first token on."""
         self._free_rows: list[int] = []
         """Rows that were used before and are free again."""
-        self._awaiting: weakref.WeakValueDictionary[int, Awaiting] = weakref.WeakValueDictionary()
+        self._awaiting: weakref.WeakValueDictionary[int, MaskReceiver] = weakref.WeakValueDictionary()
         self._dropped: deque[int] = deque()
         self._outgoing = bytearray()
         self._num_unanswered = 0
         self._last_number = 0
         self._since_ns = 0
         self._since_cpu_ns = 0
-        self._is_slow = self._is_yielding = False
+        self._is_slow = self._has_low_priority = False
         self._is_ended = False
 
     # Methods for the trial of the grammar, on any thread.
 
-    def begin(self, asked: Structured) -> None:
+    def start_trial(self, spec: Structured) -> None:
         """Send the grammar to the process."""
         with contextlib.suppress(OSError):  # then no proof arrives, which is detected
-            wire.send_long(self._line, msgspec.msgpack.encode(asked))
+            grammar_messages.send_long(self._line, msgspec.msgpack.encode(spec))
 
-    def proof(self) -> Proof | None:
+    def poll_result(self) -> TrialResult | None:
         """Return the result of the trial; None if there is none after `POLL_S`.
 
         Raises EOFError if the process has ended.
@@ -167,7 +167,7 @@ class FormProcess:
         if not _can_be_read(self._line, POLL_S):
             return None
         try:
-            return msgspec.msgpack.decode(wire.receive_long(self._line), type=Proof)
+            return msgspec.msgpack.decode(grammar_messages.receive_long(self._line), type=TrialResult)
         except OSError as error:
             raise EOFError(str(error)) from error
 
@@ -182,12 +182,12 @@ class FormProcess:
         return sum(int(words[1]) << 10 for words in lines if words[0] in ("Private_Dirty:", "Swap:"))
 
     @property
-    def computed_s(self) -> float:
+    def cpu_s(self) -> float:
         return self._cpu_ns() / 1e9
 
     # Methods for completions, on the engine's thread.
 
-    def follow(self, completion: Awaiting) -> int:
+    def add_completion(self, completion: MaskReceiver) -> int:
         """Register a new completion at the beginning of the grammar. Returns its number."""
         self._last_number += 1
         self._awaiting[self._last_number] = completion
@@ -206,7 +206,7 @@ class FormProcess:
             self._since_ns, self._since_cpu_ns = time.monotonic_ns(), self._cpu_ns()
         self._num_unanswered += 1
         self._busy.add(self)
-        self._outgoing += wire.ASK.pack(wire.ACCEPT, row, number, token)
+        self._outgoing += grammar_messages.REQUEST.pack(grammar_messages.ACCEPT, row, number, token)
 
     @property
     def is_waited_for(self) -> bool:
@@ -217,13 +217,13 @@ class FormProcess:
         """Return the descriptor that becomes readable when an answer arrives."""
         return self._line.fileno()
 
-    def pump(self) -> bool:
+    def receive(self) -> bool:
         """Receive answers without waiting. Returns whether there were any. A process that takes too long is killed."""
         self.send()
-        any_heard = False
+        any_received = False
         while self._num_unanswered and not self.failure:
             try:
-                data = self._line.recv(wire.PACKET_BYTES, socket.MSG_DONTWAIT)
+                data = self._line.recv(grammar_messages.PACKET_BYTES, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 break
             except OSError as error:
@@ -232,15 +232,15 @@ class FormProcess:
             if not data:
                 self._fail("the process of its structured output stopped unexpectedly")
                 break
-            self._hear(data)
-            any_heard = True
+            self._handle_answers(data)
+            any_received = True
         if self._num_unanswered and not self.failure:
-            self._look()
+            self._check_progress()
         else:
             self._busy.discard(self)
-        return any_heard
+        return any_received
 
-    def end(self) -> None:
+    def kill(self) -> None:
         """Kill the process. Idempotent; may be called on any thread."""
         if not self._is_ended:
             self._is_ended = True
@@ -251,68 +251,68 @@ class FormProcess:
 
     def send(self) -> None:
         """Send all pending requests, in one packet if they fit."""
-        self._take_dropped()
+        self._release_dropped()
         try:
             while self._outgoing:
-                self._line.send(self._outgoing[: wire.MAX_ASK_BYTES], socket.MSG_DONTWAIT)
-                del self._outgoing[: wire.MAX_ASK_BYTES]
+                self._line.send(self._outgoing[: grammar_messages.MAX_REQUEST_BYTES], socket.MSG_DONTWAIT)
+                del self._outgoing[: grammar_messages.MAX_REQUEST_BYTES]
         except BlockingIOError:
             return  # the process is busy: the rest is sent later
         except OSError:
             self._outgoing.clear()  # the process has ended, as the next recv will report
 
-    def _hear(self, data: bytes) -> None:
-        (longest_ns,) = wire.LONGEST.unpack_from(data)
-        self._is_slow = longest_ns > SLOW_S * 1e9
+    def _handle_answers(self, data: bytes) -> None:
+        (longest_ns,) = grammar_messages.LONGEST.unpack_from(data)
+        self._is_slow = longest_ns > MAX_STEP_WAIT_S * 1e9
         self._since_ns, self._since_cpu_ns = time.monotonic_ns(), self._cpu_ns()
-        for number, state in wire.ANSWER.iter_unpack(memoryview(data)[wire.LONGEST.size :]):
+        for number, state in grammar_messages.ANSWER.iter_unpack(memoryview(data)[grammar_messages.LONGEST.size :]):
             self._num_unanswered -= 1
             completion = self._awaiting.get(number)
             if completion is not None:
-                completion.answered(state, self._masks[self._rows[number]])
+                completion.receive_mask(state, self._masks[self._rows[number]])
 
     def _drop(self, number: int) -> None:
         """Record that a completion ended. Called on any thread."""
         self._dropped.append(number)
         self._busy.add(self)
 
-    def _take_dropped(self) -> None:
+    def _release_dropped(self) -> None:
         while self._dropped:
             number = self._dropped.popleft()
             row = self._rows.pop(number, None)
             if row is not None:
-                self._outgoing += wire.ASK.pack(wire.DROP, row, number, 0)
+                self._outgoing += grammar_messages.REQUEST.pack(grammar_messages.DROP, row, number, 0)
                 self._free_rows.append(row)
 
     def _free_row(self) -> int:
-        self._take_dropped()
+        self._release_dropped()
         if self._free_rows:
             return self._free_rows.pop()
-        if len(self._rows) == wire.MAX_ROWS:
-            raise KvscopeError(f"{wire.MAX_ROWS} completions of its form are being made already")
+        if len(self._rows) == grammar_messages.MAX_ROWS:
+            raise KvscopeError(f"{grammar_messages.MAX_ROWS} completions of its grammar are running already")
         return len(self._rows)
 
-    def _look(self) -> None:
+    def _check_progress(self) -> None:
         """Check how long the answer that is due takes, and lower the priority of the process or kill it."""
         silent_s = (time.monotonic_ns() - self._since_ns) / 1e9
-        if silent_s <= SLOW_S:
+        if silent_s <= MAX_STEP_WAIT_S:
             return
         self._is_slow = True
         computed_ns = self._cpu_ns() - self._since_cpu_ns
-        if computed_ns > SLOW_S * 1e9 and not self._is_yielding:
-            self._is_yielding = True
+        if computed_ns > MAX_STEP_WAIT_S * 1e9 and not self._has_low_priority:
+            self._has_low_priority = True
             with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, self._pid, YIELDING)
+                os.setpriority(os.PRIO_PROCESS, self._pid, LOW_PRIORITY_NICE)
         if computed_ns > MAX_TOKEN_S * 1e9:
             self._fail(f"its structured output took more than {MAX_TOKEN_S:g} s of computing for one token")
-        elif silent_s > MAX_SILENT_S:
-            self._fail(f"the process of its structured output did not respond for {MAX_SILENT_S:g} s")
+        elif silent_s > MAX_SILENCE_S:
+            self._fail(f"the process of its structured output did not respond for {MAX_SILENCE_S:g} s")
 
     def _fail(self, reason: str) -> None:
         self.failure = reason
         self._num_unanswered = 0
         self._busy.discard(self)
-        self.end()
+        self.kill()
 
     def _cpu_ns(self) -> int:
         try:
@@ -321,7 +321,7 @@ class FormProcess:
             return 0
 
 
-def wait_for_any(processes: list[FormProcess], max_s: float) -> None:
+def wait_for_any(processes: list[GrammarProcess], max_s: float) -> None:
     """Wait until one of the processes can be read, at most `max_s` seconds."""
     poll = select.poll()
     for process in processes:

@@ -1,0 +1,31 @@
+"""Options of a model runner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerConfig:
+    """How a `ModelRunner` runs steps. The options of the same name in `EngineConfig` are described there."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_drafts: int = 0
+    """Maximum number of draft tokens per request."""
+    enforce_eager: bool = False
+    """Whether to run without CUDA graphs."""
+    piecewise_graphs: bool = False
+    """Whether steps with prefills replay CUDA graphs between their attention calls."""
+    shares_graphs: bool = False
+    """Whether all ranks of tensor parallelism capture and replay the same CUDA graphs together."""
+    page_heat: int = 0
+    """Attention per block is measured in every step whose number is a multiple of this; 0 for never."""
+    sparse_decode: float | None = None
+    """Share of blocks that decodes attend to (sparse attention); None for all blocks."""
+    tile_sizes: Sequence[int] = ()
+    """Sizes of fixed tiles, for results that do not depend on the batch: the size of most tiles, then the others in
+    use. Empty if steps are not tiled."""
+    fingerprints: bool = False
+    """Whether to compute a checksum of the logits of each sampled row."""

@@ -1,0 +1,324 @@
+"""Compiled grammars of structured output: each is compiled and tried in a separate process before it is accepted.
+
+C++ code cannot be interrupted, and a regex of twenty characters can keep it busy forever, during compilation or at its
+hundredth token. So nothing of a grammar is computed in the engine: a process that takes too long is killed without
+affecting other requests (docs/internals/decisions/0024-grammars-run-in-their-own-processes.md).
+
+Owns the fork server, which is started for the first grammar, and the cache of grammars. `get` may be called on any
+thread, `await_masks` only on the engine's.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from typing import Final
+
+from kvscope_engine.structured_output.grammar_matcher import Grammar, GrammarMatcher
+from kvscope_engine.structured_output.grammar_messages import TrialResult
+from kvscope_engine.structured_output.grammar_process import (
+    MAX_STEP_WAIT_S,
+    POLL_S,
+    ForkServerProcess,
+    GrammarProcess,
+    wait_for_any,
+)
+from kvscope_engine.structured_output.vocabulary import vocabulary_of
+from kvscope_engine.tokenization.tokenizer import Tokenizer
+from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.messages.structured import Structured
+
+MAX_COMPILE_S: Final = 5.0
+"""Maximum CPU time to compile and try a grammar, in seconds."""
+MAX_WAIT_S: Final = 60.0
+"""Maximum time to wait for a grammar, in seconds, on a machine that is busy with other work."""
+MAX_GRAMMARS: Final = 64
+"""Maximum number of grammars, each with a process: in use, being compiled, and cached."""
+MAX_BYTES: Final = 1 << 30
+"""Memory of all grammar processes above which no further grammar is accepted, in bytes."""
+MAX_CACHED: Final = 32
+MAX_CACHED_BYTES: Final = 64 << 20
+"""Maximum memory of the cached grammars, in bytes. A larger grammar only exists while it is in use."""
+MAX_DEPTH: Final = 128
+"""Maximum nesting depth of objects and arrays in a JSON schema. XGrammar's time grows with the cube of the depth: 0.2 s
+at 128, 8 s and more at 500, during which other grammars of the same client wait."""
+_STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_BRACKET: Final = re.compile(r"[][{}]")
+UNWANTED: Final = "no client waits for this grammar any more"
+
+IsWanted = Callable[[], bool]
+
+
+def always_wanted() -> bool:
+    return True
+
+
+class _Compilation:
+    """A grammar that is being compiled; `is_wanted_callbacks` are the callbacks of all callers that wait for it."""
+
+    def __init__(self) -> None:
+        self.is_wanted_callbacks: list[IsWanted] = []
+        self.grammar: Future[Grammar] = Future()
+
+
+class StructuredOutputManager:
+    """Compiles and caches the grammars of one model.
+
+    Args:
+        tokenizer: Tokenizer of the model.
+        num_logits: Width of the model's logits.
+        ends: Token ids that may end a text.
+        max_s: Maximum CPU time to compile and try a grammar, in seconds.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, num_logits: int, ends: Collection[int], max_s: float = MAX_COMPILE_S
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._num_logits = num_logits
+        self._ends = tuple(token for token in sorted(ends) if token < num_logits)
+        self._max_s = max_s
+        self._in_use: weakref.WeakValueDictionary[Structured, Grammar] = weakref.WeakValueDictionary()
+        self._cached: OrderedDict[Structured, Grammar] = OrderedDict()
+        self._compilations: dict[Structured, _Compilation] = {}
+        self._lock = threading.Lock()
+        self._fork_server: ForkServerProcess | None = None
+        self._fork_server_lock = threading.Lock()
+        self._busy: set[GrammarProcess] = set()
+        """Processes that owe the engine's thread an answer, or must be informed of completions that ended. Any thread
+        adds to this set, so it must be copied before iterating."""
+        self._is_closed = False
+
+    def is_compiled(self, spec: Structured) -> bool:
+        """Whether the grammar is compiled already, so that `get` returns immediately."""
+        with self._lock:
+            grammar = self._in_use.get(spec)
+            return grammar is not None and not grammar.process.failure
+
+    def get(self, spec: Structured, is_wanted: IsWanted = always_wanted) -> Grammar:
+        """Return the grammar, compiled and tried if it is new. Compilation is cancelled once no caller wants it.
+
+        Raises BadInput with one line that names the grammar if it cannot be compiled, no text can match it, it takes
+        more than `max_s` of CPU time, or too many grammars are in use.
+        """
+        _check_text(spec)
+        fork_server = self._ready_fork_server(spec)
+        if not self.is_compiled(spec):
+            self._measure()
+        with self._lock:
+            grammar = self._in_use.get(spec)
+            if grammar is not None and not grammar.process.failure:
+                self._add_to_cache(spec, grammar)
+                return grammar
+            compilation = self._compilations.get(spec)
+            is_first = compilation is None
+            if compilation is None:
+                self._evict_cached(spec)
+                compilation = self._compilations[spec] = _Compilation()
+            compilation.is_wanted_callbacks.append(is_wanted)
+        if is_first:
+            self._run(fork_server, spec, compilation)
+        while True:
+            try:
+                return compilation.grammar.result(POLL_S)
+            except TimeoutError:
+                if not is_wanted():
+                    raise BadInput(UNWANTED) from None
+
+    def request_masks(self) -> None:
+        """Ask the processes for the masks after all accepted tokens, with one packet per process."""
+        for process in list(self._busy):
+            process.send()
+
+    def await_masks(self, *, is_idle: bool) -> None:
+        """Receive masks from the processes, and wait briefly for those that will answer soon.
+
+        With `is_idle` the engine has nothing to do until a process answers, so it waits for any of them.
+        """
+        deadline_s = time.monotonic() + MAX_STEP_WAIT_S
+        while self._busy:
+            heard = [process.receive() for process in list(self._busy)]
+            awaited = [process for process in list(self._busy) if is_idle or process.is_waited_for]
+            left_s = deadline_s - time.monotonic()
+            if not awaited or left_s <= 0 or (is_idle and any(heard)):
+                return
+            wait_for_any(awaited, left_s)
+
+    def close(self) -> None:
+        self._is_closed = True
+        if (fork_server := self._fork_server) is not None:
+            fork_server.kill()  # a thread that waits for it to start holds the lock
+        with self._fork_server_lock, self._lock:
+            for grammar in list(self._in_use.values()):
+                grammar.process.kill()
+            self._cached.clear()
+            if self._fork_server is not None:
+                self._fork_server.close()
+
+    def _run(self, fork_server: ForkServerProcess, spec: Structured, compilation: _Compilation) -> None:
+        try:
+            grammar = self._compiled(fork_server, spec, compilation)
+        except Exception as error:  # raised in all waiting callers; the next caller compiles it again
+            with self._lock:
+                self._compilations.pop(spec, None)
+            compilation.grammar.set_exception(error)
+            return
+        with self._lock:
+            del self._compilations[spec]
+            self._in_use[spec] = grammar
+            self._add_to_cache(spec, grammar)
+        compilation.grammar.set_result(grammar)
+
+    def _compiled(self, fork_server: ForkServerProcess, spec: Structured, compilation: _Compilation) -> Grammar:
+        try:
+            process = fork_server.fork(self._busy)
+        except KvscopeError as error:
+            raise BadInput(f"{spec.kind} is not accepted: {error}") from None
+        try:
+            proof = self._await_result(process, spec, compilation)
+            if proof.reason:
+                raise BadInput(proof.reason)
+            return Grammar(process, proof, self._ends)
+        except BaseException:
+            process.kill()
+            raise
+
+    def _await_result(self, process: GrammarProcess, spec: Structured, compilation: _Compilation) -> TrialResult:
+        process.start_trial(spec)
+        deadline_s = time.monotonic() + MAX_WAIT_S
+        while True:
+            try:
+                proof = process.poll_result()
+            except EOFError:
+                raise BadInput(
+                    f"{spec.kind} is too costly: its compiler ran out of memory or recursion depth"
+                ) from None
+            if proof is not None:
+                return proof
+            if process.cpu_s > self._max_s:
+                raise BadInput(
+                    f"{spec.kind} is too costly: it takes more than {self._max_s:g} s to compile and try; "
+                    "use a simpler one"
+                )
+            if time.monotonic() > deadline_s:
+                raise BadInput(f"the engine is behind: {spec.kind} was not compiled within {MAX_WAIT_S:g} s")
+            with self._lock:
+                if self._is_closed or not any(
+                    is_wanted_callbacks() for is_wanted_callbacks in compilation.is_wanted_callbacks
+                ):
+                    self._compilations.pop(spec, None)  # later callers start another compilation
+                    raise BadInput(UNWANTED)
+
+    def _ready_fork_server(self, spec: Structured) -> ForkServerProcess:
+        with self._fork_server_lock:
+            if self._is_closed:
+                raise BadInput(f"{spec.kind} is not accepted: the engine is closed")
+            if self._fork_server is None or not self._fork_server.is_alive:
+                if self._fork_server is not None:
+                    self._fork_server.close()
+                    self._fork_server = None
+                try:
+                    self._fork_server = fork_server = ForkServerProcess()
+                    if self._is_closed:
+                        fork_server.kill()
+                    fork_server.send_vocabulary(vocabulary_of(self._tokenizer, self._num_logits, self._ends))
+                except KvscopeError as error:
+                    raise BadInput(f"{spec.kind} is not accepted: {error}") from None
+            return self._fork_server
+
+    def _evict_cached(self, spec: Structured) -> None:
+        """Evict cached grammars until there is capacity for another. Must be called with the lock held.
+
+        Raises BadInput if the remaining ones are all in use.
+        """
+        while self._cached and (
+            len(self._in_use) + len(self._compilations) >= MAX_GRAMMARS or self._num_bytes() > MAX_BYTES
+        ):
+            self._cached.popitem(last=False)  # its process ends, unless it is in use
+        if len(self._in_use) + len(self._compilations) >= MAX_GRAMMARS:
+            reason = f"{MAX_GRAMMARS} grammars are in use already, and {spec.kind} is another one"
+            raise BadInput(f"the engine is behind: {reason}")
+        if self._num_bytes() > MAX_BYTES:
+            reason = f"grammars in use take {MAX_BYTES >> 20} MiB already, and {spec.kind} is another one"
+            raise BadInput(f"the engine is behind: {reason}")
+
+    def _measure(self) -> None:
+        """Update the memory used by all grammars, which grows with use."""
+        with self._lock:
+            grammars = list(self._in_use.values())
+        for grammar in grammars:
+            grammar.num_bytes = grammar.process.own_bytes
+
+    def _num_bytes(self) -> int:
+        return sum(grammar.num_bytes for grammar in list(self._in_use.values()))
+
+    def _add_to_cache(self, spec: Structured, grammar: Grammar) -> None:
+        if _num_bytes(spec, grammar) > MAX_CACHED_BYTES:
+            self._cached.pop(spec, None)
+            return
+        self._cached[spec] = grammar
+        self._cached.move_to_end(spec)
+        while len(self._cached) > 1 and (len(self._cached) > MAX_CACHED or self._cached_bytes() > MAX_CACHED_BYTES):
+            self._cached.popitem(last=False)
+
+    def _cached_bytes(self) -> int:
+        return sum(_num_bytes(spec, grammar) for spec, grammar in self._cached.items())
+
+
+class PreparedPrompt(list[int]):
+    """Token ids of a prompt with the grammar of its answer, so that nothing has to be compiled between two steps."""
+
+    def __init__(self, token_ids: list[int], grammar: Grammar) -> None:
+        super().__init__(token_ids)
+        self.grammar = grammar
+
+
+def prepare_prompt(
+    token_ids: list[int],
+    spec: Structured | None,
+    grammars: StructuredOutputManager | None,
+    is_wanted: IsWanted = always_wanted,
+) -> list[int]:
+    """Return `token_ids` with the compiled grammar, if one is requested.
+
+    Raises BadInput as `StructuredOutputManager.get` does, and for a model without a tokenizer.
+    """
+    if spec is None or isinstance(token_ids, PreparedPrompt):
+        return token_ids
+    if grammars is None:
+        raise BadInput(
+            "structured is not accepted: this model has no tokenizer, so no text that a grammar could apply to"
+        )
+    return PreparedPrompt(token_ids, grammars.get(spec, is_wanted))
+
+
+def matcher_for(token_ids: list[int]) -> GrammarMatcher | None:
+    """Return a matcher for one completion of a prompt; None if no structured output is requested."""
+    return token_ids.grammar.matcher() if isinstance(token_ids, PreparedPrompt) else None
+
+
+def _num_bytes(spec: Structured, grammar: Grammar) -> int:
+    return grammar.num_bytes + 4 * len(spec.text)
+
+
+def _check_text(spec: Structured) -> None:
+    try:
+        spec.text.encode()
+    except UnicodeEncodeError as error:
+        raise BadInput(f"{spec.kind} is not accepted: {spec.text[error.start]!r} is no character") from None
+    if spec.kind in ("json_schema", "structural_tag") and (depth := _json_depth(spec.text)) > MAX_DEPTH:
+        raise BadInput(f"{spec.kind} is not accepted: {depth} levels are nested, at most {MAX_DEPTH} are accepted")
+
+
+def _json_depth(text: str) -> int:
+    """Return how deeply objects and arrays of a JSON text are nested, in one pass and without recursion."""
+    depth = deepest = 0
+    for bracket in _BRACKET.findall(_STRING.sub("", text)):
+        depth += 1 if bracket in "[{" else -1
+        deepest = max(deepest, depth)
+    return deepest
