@@ -25,7 +25,7 @@ THEME_CHOICES: Final = ("auto", "dark", "light")
 _COMMANDS_HELP: Final = "without a command the window opens; commands need no display (see `COMMAND --help`)"
 
 SELECTABLE: Final = ("request", "block")
-_LONGEST_S: Final = 1e9
+_MAX_S: Final = 1e9
 _MAX_DIGITS: Final = 18
 _HELP: Final = ("-h", "--help")
 
@@ -184,7 +184,7 @@ def _moment(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
-    if not 0 <= seconds < _LONGEST_S:
+    if not 0 <= seconds < _MAX_S:
         raise argparse.ArgumentTypeError(f"{text!r} is not accepted: seconds from the start, such as 12.5")
     return seconds
 

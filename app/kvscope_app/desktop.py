@@ -117,7 +117,7 @@ class Desktop(QObject):
 
             session.set_disk_history(DiskHistory(make_ring(self._settings), source.set_sink))
 
-    def offer_left_rings(self) -> CrashedHistories:
+    def offer_crashed_histories(self) -> CrashedHistories:
         """Offer once to open the histories of crashed sessions, in the first window that has something to show."""
         self._crashed_histories = CrashedHistories(self, lambda: self.windows, self.open_recording)
         return self._crashed_histories
@@ -370,7 +370,7 @@ def _run(
     else:
         for opening in openings:
             desktop.open_when_ready(opening, options.at_s, options.selects)
-    desktop.offer_left_rings()
+    desktop.offer_crashed_histories()
     if desktop.windows:
         probe_startup(app, desktop.windows[0])
     with closing_on_signals(app):
@@ -406,10 +406,10 @@ class _ExposeProbe(QObject):
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if event.type() == QEvent.Type.Expose:
             watched.removeEventFilter(self)
-            QTimer.singleShot(0, self, self._tell)
+            QTimer.singleShot(0, self, self._print_exposed)
         return False
 
-    def _tell(self) -> None:
+    def _print_exposed(self) -> None:
         heavy = [name for name in ("torch", "triton", "transformers", "kvscope_engine") if name in sys.modules]
         seconds = (time.monotonic_ns() - self._since_ns) / 1e9
         print(json.dumps({"first_expose_s": round(seconds, 3), "heavy_modules": heavy}), flush=True)

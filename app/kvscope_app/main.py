@@ -33,7 +33,7 @@ from kvscope_telemetry.termination import INTERRUPTED, exiting_on_signals, leavi
 if TYPE_CHECKING:
     from kvscope_app.playback.recording_opening import RecordingOpening
 
-_PATIENCE_S: Final = 0.5
+_DIALOG_AFTER_S: Final = 0.5
 """A recording that takes longer to open gets a window; a failure within this time ends the command."""
 
 COMMANDS: Final = (
@@ -76,7 +76,7 @@ def run(options: Options) -> int:
     from kvscope_app.window.display_server import require_display, require_qt, require_sound_qt
 
     require_display(os.environ)
-    openings = _begin_to_open(options.recordings)
+    openings = _start_opening(options.recordings)
     engine = None
     if not options.attach and not options.recordings and options.fleet is None:
         from kvscope_app.engine_launcher.engine_process import EngineProcess
@@ -100,7 +100,7 @@ def run(options: Options) -> int:
                 print_line(f"The engine runs on; watch it with: {PROGRAM} --attach {engine.endpoint}")
 
 
-def _begin_to_open(paths: Sequence[str]) -> list[RecordingOpening]:
+def _start_opening(paths: Sequence[str]) -> list[RecordingOpening]:
     if not paths:
         return []
     from kvscope_app.playback.recording_opening import RecordingOpening
@@ -110,11 +110,11 @@ def _begin_to_open(paths: Sequence[str]) -> list[RecordingOpening]:
 
 
 def _wait_a_moment(openings: Sequence[RecordingOpening]) -> None:
-    """Wait up to `_PATIENCE_S` for the recordings.
+    """Wait up to `_DIALOG_AFTER_S` for the recordings.
 
     Raises BadInput for one that cannot be opened, which needs no window.
     """
-    deadline_s = time.monotonic() + _PATIENCE_S
+    deadline_s = time.monotonic() + _DIALOG_AFTER_S
     for opening in openings:
         opening.wait(max(deadline_s - time.monotonic(), 0.0))
     for opening in openings:

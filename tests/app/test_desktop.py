@@ -135,7 +135,7 @@ def test_key_option_applies_to_every_attached_engine(qapp, tmp_path, monkeypatch
 
 
 def test_closed_desktop_does_not_look_for_history_of_crashed_sessions(desktop, monkeypatch):
-    offer = desktop.offer_left_rings()
+    offer = desktop.offer_crashed_histories()
     desktop.close()
     looked = []
     monkeypatch.setattr(crashed_histories, "find_left_rings", lambda: looked.append(1))

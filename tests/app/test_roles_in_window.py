@@ -109,7 +109,7 @@ def test_answer_ends_as_interrupted_if_its_abort_is_refused(engine, session, cha
 
 
 def test_stopped_answer_ends_after_a_timeout_without_a_final_reply(engine, session, chat, qtbot, monkeypatch):
-    monkeypatch.setattr(chat_module, "STOP_PATIENCE_MS", 50)
+    monkeypatch.setattr(chat_module, "STOP_TIMEOUT_MS", 50)
     conversation = chat.conversations[0]
     chat.ask(conversation, "hello")
     chat.stop(conversation)

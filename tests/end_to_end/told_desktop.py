@@ -31,7 +31,7 @@ class ToldDesktop(QObject):
     def __init__(self, desktop: Desktop, endpoint: str) -> None:
         super().__init__()
         self.window = desktop.open_window(endpoint)
-        desktop.offer_left_rings()
+        desktop.offer_crashed_histories()
         self.window.session.noticed.connect(lambda text: tell(f"notice {text}"))
         self._banner = ""
         self._is_live = False

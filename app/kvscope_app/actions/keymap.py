@@ -24,7 +24,7 @@ def keys_of(name: str, own_keys: tuple[str, ...], chosen: Chosen) -> tuple[str, 
     return chosen.get(name, own_keys)
 
 
-def rivals(command: Command, keys: Iterable[str], commands: Iterable[Command], chosen: Chosen) -> list[Command]:
+def conflicts(command: Command, keys: Iterable[str], commands: Iterable[Command], chosen: Chosen) -> list[Command]:
     """Return the other commands for which one of `keys` would be ambiguous, so that pressing it would trigger
     neither.
     """
@@ -33,7 +33,7 @@ def rivals(command: Command, keys: Iterable[str], commands: Iterable[Command], c
         other
         for other in commands
         if other.name != command.name
-        and _meet(command, other)
+        and _overlap(command, other)
         and wanted & {key.casefold() for key in keys_of(other.name, other.own_keys, chosen)}
     ]
 
@@ -42,7 +42,7 @@ def with_keys(command: Command, keys: tuple[str, ...], commands: Iterable[Comman
     """Return the choices after assigning `keys` to `command` and removing them from conflicting commands."""
     commands = list(commands)
     result = dict(chosen)
-    for rival in rivals(command, keys, commands, chosen):
+    for rival in conflicts(command, keys, commands, chosen):
         taken = {key.casefold() for key in keys}
         left = tuple(k for k in keys_of(rival.name, rival.own_keys, chosen) if k.casefold() not in taken)
         _choose(result, rival, left)
@@ -57,6 +57,6 @@ def _choose(chosen: dict[str, tuple[str, ...]], command: Command, keys: tuple[st
         chosen[command.name] = keys
 
 
-def _meet(first: Command, second: Command) -> bool:
+def _overlap(first: Command, second: Command) -> bool:
     """Whether there is a focus in which the keys of both apply."""
     return not first.within or not second.within or first.within == second.within

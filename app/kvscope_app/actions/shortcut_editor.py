@@ -20,7 +20,7 @@ from PySide6.QtWidgets import (
 )
 
 from kvscope_app.actions.action_registry import Actions
-from kvscope_app.actions.keymap import Chosen, Command, keys_of, rivals, with_keys
+from kvscope_app.actions.keymap import Chosen, Command, conflicts, keys_of, with_keys
 from kvscope_app.settings.settings_store import SettingsStore
 from kvscope_app.ui.sheet import Sheet
 from kvscope_app.ui.widget_factories import label
@@ -70,7 +70,7 @@ class ShortcutEditor(Sheet):
         if command is None or not keys:
             self.hint.setText(_HINT)
             return
-        others = rivals(command, (keys,), self._actions.commands(), self._choices.values.shortcuts)
+        others = conflicts(command, (keys,), self._actions.commands(), self._choices.values.shortcuts)
         if others and self._doubted != (command.name, keys):
             self._doubted = (command.name, keys)
             names = " and ".join(f"“{other.text.rstrip('…')}”" for other in others)

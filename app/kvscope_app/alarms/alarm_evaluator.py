@@ -25,7 +25,7 @@ from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
-_AT_A_TIME: Final = 50
+_SECONDS_PER_STEP: Final = 50
 """Seconds of the overview evaluated per turn of the event loop; each takes about 0.1 ms."""
 
 
@@ -133,7 +133,7 @@ class AlarmEvaluator(QObject):
             self._report_failure(self._webhook.failure)
         overview = self._session.overview
         first = overview.index_at(self._seen_ns) + 1
-        last = min(first + _AT_A_TIME, len(overview))
+        last = min(first + _SECONDS_PER_STEP, len(overview))
         if first >= last or not self._is_following:
             return
         self._seen_ns = int(overview.time_ns[last - 1])

@@ -74,12 +74,12 @@ class AlarmStrip(PassingStrip):
         self._shown_alarms.pop(alarm.name, None)
         self._over_s.pop(alarm.name, None)
         self._shown_alarms[alarm.name] = alarm
-        self._show()
+        self._refresh()
 
     def _on_alarm_continued(self, alarm: Alarm) -> None:
         if alarm.name in self._shown_alarms:
             self._shown_alarms[alarm.name] = alarm
-            self._show()
+            self._refresh()
 
     def _on_over(self, alarm: Alarm) -> None:
         if alarm.name in self._shown_alarms:
@@ -87,26 +87,26 @@ class AlarmStrip(PassingStrip):
             self._over_s[alarm.name] = time.monotonic()
             if not self._clock.isActive():  # restarting the timer would delay the alarms that ended before
                 self._clock.start()
-            self._show()
+            self._refresh()
 
     def _forget_old(self) -> None:
         now_s = time.monotonic()
         for name in [name for name, at_s in self._over_s.items() if now_s - at_s >= HIDE_AFTER_S]:
             self._forget(name)
-        self._show()
+        self._refresh()
 
     def _show_in_timeline(self) -> None:
         self._seek(next(reversed(self._shown_alarms.values())).begin_ns)
 
     def _dismiss(self) -> None:
         self._forget(next(reversed(self._shown_alarms)))
-        self._show()
+        self._refresh()
 
     def _forget(self, name: str) -> None:
         self._shown_alarms.pop(name, None)
         self._over_s.pop(name, None)
 
-    def _show(self) -> None:
+    def _refresh(self) -> None:
         if not self._over_s:
             self._clock.stop()
         alarm = next(reversed(self._shown_alarms.values()), None)

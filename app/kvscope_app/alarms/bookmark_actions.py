@@ -44,7 +44,7 @@ def bookmark_actions(window: SessionWindow, alarms: AlarmEvaluator) -> list[Acti
             "bookmark_undo",
             "Restore deleted bookmark",
             TIME,
-            partial(bring_back, window),
+            partial(restore_bookmark, window),
             enabled=lambda: window.session.bookmarks.can_undo,
         ),
         ActionSpec("loop_begin", "Set loop start", TIME, partial(set_loop, window, is_begin=True), ("Ctrl+[",)),
@@ -96,10 +96,10 @@ def seek_bookmark(window: SessionWindow, *, forward: bool) -> None:
     _show_message(window, mark_text(found))
 
 
-def bring_back(window: SessionWindow) -> None:
+def restore_bookmark(window: SessionWindow) -> None:
     """Restore the bookmark that was deleted last."""
     back = window.session.bookmarks.undo()
-    _show_message(window, "No bookmark was deleted" if back is None else f"Back again: {mark_text(back)}")
+    _show_message(window, "No bookmark was deleted" if back is None else f"Restored: {mark_text(back)}")
 
 
 def copy_moment(window: SessionWindow) -> None:

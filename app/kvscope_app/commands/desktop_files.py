@@ -31,7 +31,7 @@ _UPDATES: Final = (
     ("update-desktop-database", "applications", "desktop-file-utils"),
 )
 """Programs that update the desktop's databases: name, folder passed as argument, and package. Icons need none."""
-_PATIENCE_S: Final = 60.0
+_TIMEOUT_S: Final = 60.0
 _QUOTED: Final = str.maketrans({character: f"\\{character}" for character in '"`$\\'})
 
 
@@ -104,7 +104,7 @@ def _update(name: str, folder: Path) -> bool:
     if found is None or not folder.is_dir():
         return found is not None
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        subprocess.run([found, str(folder)], check=True, timeout=_PATIENCE_S, capture_output=True)
+        subprocess.run([found, str(folder)], check=True, timeout=_TIMEOUT_S, capture_output=True)
         return True
     return False
 

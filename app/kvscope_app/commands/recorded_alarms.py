@@ -49,7 +49,7 @@ class RecordedAlarms:
         if first < last:
             for alarm in self._engine.read(self._overview, first, last):
                 self._report(alarm)
-            self._write_standing()
+            self._write_ongoing()
             self._seen_ns = int(self._overview.time_ns[last - 1])
             self._overview.forget_before(self._seen_ns - _KEPT_NS)
         self._report_failure()
@@ -60,7 +60,7 @@ class RecordedAlarms:
             self._webhook.close(_END_S)
             self._report_failure()
 
-    def _write_standing(self) -> None:
+    def _write_ongoing(self) -> None:
         """Write ongoing alarms whose worst value changed, or all of them after a new file has begun.
 
         The recording may end before these alarms do.

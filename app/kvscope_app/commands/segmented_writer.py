@@ -83,7 +83,7 @@ class SegmentedWriter:
         self._record(message)
         if self._is_segmented:
             if isinstance(message, Frame) and self._is_due:
-                self._begin_next()
+                self._start_next()
             self._follower.feed(message)
         return self._writer.write(message, data)
 
@@ -128,7 +128,7 @@ class SegmentedWriter:
         too_many = self._segment_bytes is not None and self.num_bytes >= self._segment_bytes
         return too_many and not self._follower.is_lost
 
-    def _begin_next(self) -> None:
+    def _start_next(self) -> None:
         """Continue in a new file, which starts with a snapshot of the current state.
 
         A thread completes the previous file.

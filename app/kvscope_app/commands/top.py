@@ -96,7 +96,7 @@ def _print_once(engines: list[Any], wait_s: float, *, as_json: bool) -> int:
     from kvscope_app.commands.top_lines import engine_lines, in_encoding, legend_lines, plain_text, request_lines
 
     deadline_s = time.monotonic() + wait_s
-    while time.monotonic() < deadline_s and not all(engine.has_full_span for engine in engines):
+    while time.monotonic() < deadline_s and not all(engine.is_ready for engine in engines):
         for engine in engines:
             engine.read(limit=0)
         time.sleep(POLL_S)

@@ -132,7 +132,7 @@ class WatchedEngine:
             self._refusal = str(error)
 
     @property
-    def has_full_span(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether waiting longer adds nothing: a full second can be reported, or the engine refused us or ended."""
         if self._source is None:
             return True
@@ -235,7 +235,7 @@ class _RequestTracker:
         overview = self._overview
         until_ns = int(overview.time_ns[-1]) + SECOND_NS
 
-        def of(key: str, span_s: int) -> float | None:
+        def figure(key: str, span_s: int) -> float | None:
             return BY_KEY[key].of(overview, _Span(max(until_ns - span_s * SECOND_NS, self._since_ns), until_ns - 1))
 
         def now(name: str) -> int | None:
@@ -249,16 +249,16 @@ class _RequestTracker:
             "free_blocks": now("free_blocks"),
             "usage": None if np.isnan(usage) else usage,
         }
-        preemptions_per_min = of("preemptions_per_min", WINDOW_S)
+        preemptions_per_min = figure("preemptions_per_min", WINDOW_S)
         return {
             **(pool if has_pool else {}),
             "num_running": now("num_running"),
             "num_waiting": now("num_waiting"),
             "preemptions_per_s": None if preemptions_per_min is None else preemptions_per_min / 60,
-            "decode_tokens_per_s": of("decode_tokens_per_s", RATE_S),
-            "prefill_tokens_per_s": of("prefill_tokens_per_s", RATE_S),
-            "hit_rate": of("hit_rate", WINDOW_S),
-            "first_token_p50_s": of("first_token_p50_s", WINDOW_S),
+            "decode_tokens_per_s": figure("decode_tokens_per_s", RATE_S),
+            "prefill_tokens_per_s": figure("prefill_tokens_per_s", RATE_S),
+            "hit_rate": figure("hit_rate", WINDOW_S),
+            "first_token_p50_s": figure("first_token_p50_s", WINDOW_S),
         }
 
     def _device(self, name: str, *, is_engines_share: bool) -> DeviceReading:

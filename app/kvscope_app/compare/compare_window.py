@@ -27,7 +27,7 @@ from kvscope_telemetry.exports.comparison.comparison import Run, compare
 from kvscope_telemetry.exports.span import Span
 from kvscope_telemetry.recordings.reader import Recording
 
-_TOGETHER_MS: Final = 400
+_DEBOUNCE_MS: Final = 400
 """Minimum interval of refreshes while the overviews grow."""
 _SHARE_OF_TIME: Final = 20
 """Refreshing may take at most 1 / this of the time. Hours of data cost 50 ms per run."""
@@ -47,7 +47,7 @@ class CompareWindow(CompareBody):
         add_compare_actions(self, self.actions_by_name)
         self.bar = PlaybackBar(self.pair, self.pair.bookmarks, tuple(self.actions_by_name[name] for name in _BUTTONS))
         self._refreshers = [Refresher(session, self) for session in self.sessions]
-        self._refresh_timer = QTimer(self, singleShot=True, interval=_TOGETHER_MS)
+        self._refresh_timer = QTimer(self, singleShot=True, interval=_DEBOUNCE_MS)
         self._text_timer = QTimer(self, singleShot=True, interval=_TEXT_INTERVAL_MS)
         self.lay_out(self.bar)
         self._connect()
@@ -66,7 +66,7 @@ class CompareWindow(CompareBody):
         self.curves.refresh()
         self.refresh_figures()
         took_ms = (time.monotonic_ns() - begun_ns) // 1_000_000
-        self._refresh_timer.setInterval(max(_TOGETHER_MS, _SHARE_OF_TIME * took_ms))
+        self._refresh_timer.setInterval(max(_DEBOUNCE_MS, _SHARE_OF_TIME * took_ms))
 
     def refresh_figures(self) -> None:
         """Recompute the figures, of the whole runs or of the visible range."""

@@ -19,9 +19,9 @@ _VERDICTS: Final = {
     Verdict.UNTOLD: "not enough data",
 }
 _PARTS_TIP: Final = "5th, 50th and 95th percentile of the parts of a run"
-_LEAST_SHARE: Final = 0.005
-_MOST_SHARE: Final = 10.0
-"""Differences outside `_LEAST_SHARE` to `_MOST_SHARE` of A are not shown as a percentage."""
+_MIN_SHARE: Final = 0.005
+_MAX_SHARE: Final = 10.0
+"""Differences outside `_MIN_SHARE` to `_MAX_SHARE` of A are not shown as a percentage."""
 
 
 def cells(row: ComparisonRow) -> tuple[str, ...]:
@@ -46,7 +46,7 @@ def difference_text(row: ComparisonRow) -> str:
         points = 100 * abs(row.difference)
         return f"{sign}{points:.1f} points" if points >= 0.05 else f"{sign}{points:.2g} points"
     share = abs(row.difference / row.a) if row.a else math.inf
-    return f"{sign}{value} ({sign}{percent(share, 0)})" if _LEAST_SHARE <= share < _MOST_SHARE else sign + value
+    return f"{sign}{value} ({sign}{percent(share, 0)})" if _MIN_SHARE <= share < _MAX_SHARE else sign + value
 
 
 def parts_text(row: ComparisonRow, parts: RunParts | None) -> str:

@@ -23,10 +23,10 @@ from kvscope_app.views.chart.chart_stack import PanelGrid
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
 
 _STEPS_S: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 86_400)
-_APART_PX: Final = 70
+_LABEL_SPACING_PX: Final = 70
 SIDES: Final = (CurveSpec("A", "A", 0), CurveSpec("B", "B", 1, dashed=True))
 """Appearance of the two runs throughout the window."""
-_TOO_LITTLE_S: Final = 1e-3
+_MIN_OVERLAP_S: Final = 1e-3
 
 
 class CurvesView(QWidget):
@@ -58,7 +58,7 @@ class CurvesView(QWidget):
         """Show the range `first_s` to `last_s` on the pair's timeline."""
         first_s, last_s = max(first_s, 0.0), min(last_s, self._length_s)
         origin_ns = self._pair.origin_ns
-        if last_s - first_s > _TOO_LITTLE_S:
+        if last_s - first_s > _MIN_OVERLAP_S:
             span = TimeSpan(origin_ns + round(first_s * 1e9), origin_ns + round(last_s * 1e9))
             self._pair.visible_range.show(span)
         self.refresh()  # resets a dragged range that is too short or exceeds the end
@@ -146,7 +146,7 @@ class ElapsedAxis(TimeAxis):
 
     def tickValues(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, list[float]]]:
         """Return round times that are far enough apart for their labels."""
-        wanted = (maxVal - minVal) * _APART_PX / max(size, 1)
+        wanted = (maxVal - minVal) * _LABEL_SPACING_PX / max(size, 1)
         step = next((step for step in _STEPS_S if step >= wanted), _STEPS_S[-1])
         places = np.arange(np.ceil(minVal / step), np.floor(maxVal / step) + 1)
         return [(step, (step * places).tolist())]

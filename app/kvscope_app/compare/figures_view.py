@@ -45,7 +45,7 @@ class FiguresModel(TableModel):
         self._cells: list[tuple[str, ...]] = []
         self._theme = DARK
 
-    def show(self, rows: tuple[ComparisonRow, ...]) -> None:
+    def set_rows(self, rows: tuple[ComparisonRow, ...]) -> None:
         """Show these rows. The scroll position is retained if their number stays the same."""
         if len(rows) != len(self.rows):
             self.beginResetModel()
@@ -108,7 +108,7 @@ class FiguresView(QWidget):
 
     def show_comparison(self, comparison: Comparison) -> None:
         self.comparison = comparison
-        self.model.show(comparison.rows)
+        self.model.set_rows(comparison.rows)
         text = unlike_text(comparison)
         self._unlike.setText(f"Settings differ: {text}" if text else "")
         self._unlike.setVisible(bool(text))

@@ -28,7 +28,7 @@ _SAME_NS: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class PairSide:
     """One of the two runs, with its times converted to A's clock."""
 
     session: Session
@@ -79,11 +79,11 @@ class SessionPair(QObject):
         self._position_ns = 0
         self._is_playing = False
         self._speed = 1.0
-        self._stepping: Side | None = None
-        self._event_side: Side | None = None
+        self._stepping: PairSide | None = None
+        self._event_side: PairSide | None = None
         """Side whose event is shown."""
         self._clock = QTimer(self, interval=FRAME_MS)
-        self._clock.timeout.connect(self._look)
+        self._clock.timeout.connect(self._advance)
         for session in (a, b):
             session.timeline.cursor_changed.connect(self._on_jumped)
         self.bookmarks, self.loop = PairBookmarks(self), Loop(self, self)
@@ -93,17 +93,17 @@ class SessionPair(QObject):
     # Alignment
 
     @property
-    def sides(self) -> tuple[Side, Side]:
-        return Side(self.a, 0), Side(self.b, self.alignment.offset_ns)
+    def sides(self) -> tuple[PairSide, PairSide]:
+        return PairSide(self.a, 0), PairSide(self.b, self.alignment.offset_ns)
 
     def by_starts(self) -> Alignment:
-        (a_first, _), (b_first, _) = Side(self.a, 0).range_ns, Side(self.b, 0).range_ns
+        (a_first, _), (b_first, _) = PairSide(self.a, 0).range_ns, PairSide(self.b, 0).range_ns
         return Alignment.of(a_first, b_first)
 
     @property
     def have_one_clock(self) -> bool:
         """Whether the two runs overlap in wall-clock time."""
-        a, b = Side(self.a, 0).range_ns, Side(self.b, 0).range_ns
+        a, b = PairSide(self.a, 0).range_ns, PairSide(self.b, 0).range_ns
         return a[0] <= b[1] and b[0] <= a[1]
 
     def align(self, alignment: Alignment, at_ns: int | None = None) -> None:
@@ -162,7 +162,7 @@ class SessionPair(QObject):
             self._is_playing = True
             self._stepping = None
             self._clock.start()
-            self._look()
+            self._advance()
 
     def pause(self) -> None:
         self._clock.stop()
@@ -219,7 +219,7 @@ class SessionPair(QObject):
             self._show(lead, timed, before=not lead.session.timeline.is_before_event)
         return timed
 
-    def _show(self, lead: Side, timed: TimedEvent, *, before: bool) -> None:
+    def _show(self, lead: PairSide, timed: TimedEvent, *, before: bool) -> None:
         self.pause()
         self.go_to(timed.time_ns - lead.offset_ns)
         self._stepping = self._event_side = lead  # the other run follows once this one has reached its frame
@@ -233,7 +233,7 @@ class SessionPair(QObject):
             side.go_to(max(first, min(self._position_ns, last)))
         self.cursor_changed.emit()
 
-    def _look(self) -> None:
+    def _advance(self) -> None:
         """Advance the cursor to the slower run during playback, and pause or resume the faster one."""
         going = [side for side in self.sides if side.continues_at(max(self._position_ns, side.cursor_ns))]
         going = [side for side in going if side.range_ns[0] <= self._position_ns]

@@ -11,7 +11,7 @@ from PySide6.QtCore import QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
-from kvscope_app.compare.session_pair import Side
+from kvscope_app.compare.session_pair import PairSide
 from kvscope_app.session.session import Session
 from kvscope_app.ui.fonts import sans
 from kvscope_app.ui.model_name import model_name
@@ -74,7 +74,7 @@ class SideView(QWidget):
         self.map = PageMapView(session)
         self._build()
 
-    def show_at(self, side: Side, at_ns: int) -> None:
+    def show_at(self, side: PairSide, at_ns: int) -> None:
         """Show that the pair's cursor is at `at_ns`, on A's clock."""
         around = self.session.timeline.range_ns
         if around is None:
@@ -91,7 +91,7 @@ class SideView(QWidget):
         self.map.apply_theme(theme)
         self._letter.apply_theme(theme)
 
-    def _show_about(self, side: Side, at_ns: int) -> None:
+    def _show_about(self, side: PairSide, at_ns: int) -> None:
         share = self.session.overview_share
         if share is not None:
             text, curve = f"reading its overview: {percent(share, 0)}", "muted"
@@ -103,7 +103,7 @@ class SideView(QWidget):
             self._about.setText(text)
             set_look(self._about, curve)
 
-    def _absence(self, side: Side, at_ns: int) -> str:
+    def _absence(self, side: PairSide, at_ns: int) -> str:
         if at_ns < side.range_ns[0]:
             return _BEFORE
         player = self.session.timeline.player

@@ -17,9 +17,9 @@ from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.source import SourceState
 
 FOR_OPERATORS: Final = "Operators only: you are a viewer at this engine"
-_WATCHED_ALONE: Final = "This engine can be watched but not controlled"
-_RUNS: Final = "The engine is not paused"
-_NOT_HELD: Final = "The engine is not paused: pause it first (F9)"
+_WATCH_ONLY: Final = "This engine can be watched but not controlled"
+_NOT_PAUSED: Final = "The engine is not paused"
+_PAUSE_FIRST: Final = "The engine is not paused: pause it first (F9)"
 _WAITING: Final = (RequestState.WAITING, RequestState.PREEMPTED)
 
 
@@ -28,7 +28,7 @@ def why_not_control(session: Session) -> str:
     if session.timeline.is_file:
         return "This is a recording: there is no engine to control"
     if not session.accepts_commands:
-        return why_no_commands(session.live_mirror.capabilities) or _WATCHED_ALONE
+        return why_no_commands(session.live_mirror.capabilities) or _WATCH_ONLY
     return FOR_OPERATORS if session.is_viewer else ""
 
 
@@ -38,7 +38,7 @@ def why_not_resume(session: Session, *, is_ours: bool) -> str:
     `is_ours`: whether this window asked for the pause; its next status may not have arrived yet.
     """
     is_paused = is_ours or session.status.state is SourceState.PAUSED
-    return why_not_control(session) or ("" if is_paused else _RUNS)
+    return why_not_control(session) or ("" if is_paused else _NOT_PAUSED)
 
 
 def why_not_unpin_all(session: Session) -> str:
@@ -71,7 +71,7 @@ def why_not_load(session: Session) -> str:
 
 
 def why_not_step(session: Session) -> str:
-    return why_not_intervene(session) or ("" if session.status.state is SourceState.PAUSED else _NOT_HELD)
+    return why_not_intervene(session) or ("" if session.status.state is SourceState.PAUSED else _PAUSE_FIRST)
 
 
 def why_not_act(session: Session) -> str:

@@ -43,7 +43,7 @@ def why_pins_refused(mirror: Mirror, blocks: Iterable[int], *, with_prefix: bool
         fits = num_missing(num_needed=needed, num_own=0, num_usable=num_usable, num_pinned=len(pinned)) <= 0
         if fits:  # then all shorter requests fit, too
             return ""
-        own = _most_own(mirror, row, groups, pinned)
+        own = _max_own_blocks(mirror, row, groups, pinned)
         if num_missing(num_needed=needed, num_own=own, num_usable=num_usable, num_pinned=len(pinned)) > 0:
             reason = refusal_for_request(
                 int(requests.number[row]), num_needed=needed, num_usable=num_usable, num_pinned=len(pinned)
@@ -52,7 +52,7 @@ def why_pins_refused(mirror: Mirror, blocks: Iterable[int], *, with_prefix: bool
     return ""
 
 
-def _most_own(mirror: Mirror, row: int, groups: tuple[KVGroup, ...], pinned: Set[int]) -> int:
+def _max_own_blocks(mirror: Mirror, row: int, groups: tuple[KVGroup, ...], pinned: Set[int]) -> int:
     """Return how many of `pinned` hold the start of a request's text; an upper bound where that is unknown."""
     assert mirror.hello is not None, "it has blocks"
     requests, hashes = mirror.requests, mirror.ledger.hash

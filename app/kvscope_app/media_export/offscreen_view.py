@@ -32,18 +32,18 @@ from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.printable import print_text
 from kvscope_telemetry.recordings.reader import Recording
 
-PATIENCE_S: Final = 60.0
+READY_TIMEOUT_S: Final = 60.0
 """Maximum seconds to wait for anything except the overview of a recording without one.
 
 Reading that takes as long as reading the file, and reports its progress.
 """
-_MOST_S: Final = 2.0
+_MAX_SETTLE_S: Final = 2.0
 """Maximum seconds of the recording that are played between two frames.
 
 A longer gap is jumped over, as its events would have faded before the next frame.
 """
 _TICK_NS: Final = 100_000_000
-_OF_NO_WINDOW: Final = "This plugin does not support"
+_OFFSCREEN_WARNING: Final = "This plugin does not support"
 _QUIET_S: Final = 0.35
 """Seconds that a settled view gets for work in the event loop, after results of another process have arrived."""
 _MAX_FITS: Final = 8
@@ -68,7 +68,7 @@ def offscreen_application(scale: int = 1) -> QApplication:
 
 def _pass_on(_kind: object, _context: object, text: str) -> None:
     """Print Qt's messages, except for those about windows that are not on a screen."""
-    if not text.startswith(_OF_NO_WINDOW):
+    if not text.startswith(_OFFSCREEN_WARNING):
         print_text(text, file=sys.stderr)
 
 
@@ -147,16 +147,16 @@ class OffscreenView:
             self._app.processEvents()
             time.sleep(0.005)
             looked_s, before_s = time.monotonic(), looked_s
-            is_waited_for = not self.view.is_loaded and looked_s - begun_s < PATIENCE_S
+            is_waited_for = not self.view.is_loaded and looked_s - begun_s < READY_TIMEOUT_S
             settled_s = 0.0 if is_waited_for else settled_s + min(looked_s - before_s, _TURN_S)
 
     def play_to(self, seconds: float) -> None:
         """Play up to a time in seconds of the recording, so that highlights appear.
 
-        Jump instead if the time is in the past or more than `_MOST_S` ahead.
+        Jump instead if the time is in the past or more than `_MAX_SETTLE_S` ahead.
         """
         way_s = seconds - self._source.position
-        if not 0 <= way_s <= _MOST_S:
+        if not 0 <= way_s <= _MAX_SETTLE_S:
             self._source.seek(seconds, with_past=False)
             self._wait(lambda: not self._source.is_seeking)
         else:
@@ -225,5 +225,5 @@ class OffscreenView:
         return "" if reason in ("", "paused", "at the end") else reason
 
     def _wait(self, predicate: Callable[[], bool]) -> None:
-        if not self._source.wait(lambda: predicate() or bool(self._failure), PATIENCE_S) or self._failure:
+        if not self._source.wait(lambda: predicate() or bool(self._failure), READY_TIMEOUT_S) or self._failure:
             raise KvscopeError(f"{self._source.name}: {self._failure or 'nothing more can be read'}")

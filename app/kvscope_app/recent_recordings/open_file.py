@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvscope_telemetry.recordings.reader import Recording
 
 FILES: Final = "Recordings (*.mcap *.mcap.part);;All files (*)"
-_PATIENCE_MS: Final = 500
+_DIALOG_AFTER_MS: Final = 500
 """Milliseconds after which the progress dialog appears."""
 _STEPS: Final = 1000
 
@@ -60,7 +60,7 @@ def _show_progress(opening: FileOpening, path: str, window: SessionWindow) -> No
     dialog.setWindowModality(Qt.WindowModality.NonModal)
     dialog.setAutoClose(False)
     dialog.setAutoReset(False)
-    dialog.setMinimumDuration(_PATIENCE_MS)
+    dialog.setMinimumDuration(_DIALOG_AFTER_MS)
     dialog.canceled.connect(opening.cancel)
     opening.progressed.connect(lambda share: dialog.setValue(min(round(share * _STEPS), _STEPS - 1)))
     for ended in (opening.opened, opening.failed, opening.cancelled):

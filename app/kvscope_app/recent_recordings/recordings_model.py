@@ -107,7 +107,7 @@ class RecordingsModel(TableModel):
         self._search_words: tuple[str, ...] = ()
         self._sorted_by, self._is_descending = RECORDED, True
 
-    def show(self, recordings: tuple[ListedRecording, ...]) -> None:
+    def set_recordings(self, recordings: tuple[ListedRecording, ...]) -> None:
         """Show these recordings; selected files stay selected."""
         self._recordings = recordings
         self._arrange()

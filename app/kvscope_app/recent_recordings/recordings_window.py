@@ -105,7 +105,7 @@ class RecordingsWindow(Sheet):
             self._show()
 
     def _show(self) -> None:
-        self.table.recordings.show(self._listing.recordings)
+        self.table.recordings.set_recordings(self._listing.recordings)
         self.status_label.setText(_status_text(self._listing))
         self._show_middle()
         self._show_buttons()

@@ -26,8 +26,8 @@ from kvscope_telemetry.errors import BadInput
 
 _FILES: Final = "Recordings (*.mcap)"
 _POLL_MS: Final = 50
-_PATIENCE_MS: Final = 500
-NOT_KEPT: Final = "The session continues. File ▸ Start recording… can write to a disk with free space."
+_DIALOG_AFTER_MS: Final = 500
+HISTORY_NOT_STORED: Final = "The session continues. File ▸ Start recording… can write to a disk with free space."
 _NOT_SAVED: Final = "The recent history could not be saved"
 _NOTICE_MS: Final = 8000
 _WRITTEN_MS: Final = 10_000
@@ -35,7 +35,7 @@ _MINUTES: Final = 2.0
 """Proposed length of the saved history; more if the shown time is further back."""
 _MINUTES_BEFORE: Final = 0.5
 """Additional time before the shown time."""
-_LITTLE: Final = 0.05
+_LOW_DISK_SHARE: Final = 0.05
 """Minutes behind the present that are not worth mentioning."""
 _STEPS: Final = 1000
 
@@ -111,7 +111,7 @@ def _ask_minutes(window: SessionWindow) -> None:
         return
     kept = window.session.disk_history
     if kept.failure and not kept.ring.num_bytes:
-        window.banner.show_message(history_failure_text(kept.failure, has_some=False), NOT_KEPT)
+        window.banner.show_message(history_failure_text(kept.failure, has_some=False), HISTORY_NOT_STORED)
         return
     there, ago = max((around[1] - around[0]) / 60e9, 0.1), max((around[1] - timeline.cursor_ns) / 60e9, 0.0)
     asked_s = time.monotonic()
@@ -130,7 +130,7 @@ def minutes_offered(there: float, ago: float) -> float:
 def minutes_question(there: float, ago: float) -> str:
     """Return the dialog's text. Both arguments are in minutes."""
     question = f"Save the last … minutes ({there:.1f} available):"
-    return f"What is shown was {ago:.1f} minutes ago.\n{question}" if ago >= _LITTLE else question
+    return f"What is shown was {ago:.1f} minutes ago.\n{question}" if ago >= _LOW_DISK_SHARE else question
 
 
 def ask_recording(window: SessionWindow) -> None:
@@ -203,7 +203,7 @@ class Task(QObject):
         self._dialog.setWindowModality(Qt.WindowModality.NonModal)
         self._dialog.setAutoClose(False)
         self._dialog.setAutoReset(False)
-        self._dialog.setMinimumDuration(_PATIENCE_MS)
+        self._dialog.setMinimumDuration(_DIALOG_AFTER_MS)
         self._dialog.canceled.connect(work.cancel)
         self._clock = QTimer(self, interval=_POLL_MS)
         self._clock.timeout.connect(self._poll)

@@ -25,7 +25,7 @@ from kvscope_app.window.dock import Dock
 
 _CASCADE: Final = QPoint(32, 32)
 _TOO_NEAR: Final = 24
-_LEAST_SHARE: Final = 0.75
+_MIN_SHARE: Final = 0.75
 """Lower bound of a dock's default size, as a share of `DockSpec.size`."""
 _STACKED_FROM_HEIGHT: Final = 780
 """Window height from which timeline and requests are stacked rather than tabbed."""
@@ -90,7 +90,7 @@ def default_length(spec: DockSpec, window: QMainWindow) -> int:
     """Return the dock's default width or height, smaller in a small window so that docks and page map shrink alike."""
     is_below = spec.area == "bottom"
     share = window.height() / DEFAULT_SIZE.height() if is_below else window.width() / DEFAULT_SIZE.width()
-    return round(spec.size * min(max(share, _LEAST_SHARE), 1.0))
+    return round(spec.size * min(max(share, _MIN_SHARE), 1.0))
 
 
 def _is_small(window: QMainWindow) -> bool:

@@ -8,7 +8,7 @@ from typing import Final
 from PySide6.QtCore import QObject
 
 from kvscope_app.engine_launcher.engine_supervisor import EngineSupervisor
-from kvscope_app.recording.recording_actions import NOT_KEPT
+from kvscope_app.recording.recording_actions import HISTORY_NOT_STORED
 from kvscope_app.window.dialogs.attach_dialog import AttachDialog
 from kvscope_app.window.dialogs.help_dialogs import log_dialog
 from kvscope_app.window.welcome import progress_text
@@ -39,7 +39,7 @@ class EngineNotices(QObject):
         session.status_changed.connect(self._on_status)
         session.replies.connect(self._on_replies)
         session.noticed.connect(lambda text: window.statusBar().showMessage(text, _NOTICE_MS))
-        session.history_failed.connect(lambda text: window.banner.show_message(text, NOT_KEPT))
+        session.history_failed.connect(lambda text: window.banner.show_message(text, HISTORY_NOT_STORED))
         if supervisor is not None:
             supervisor.ended.connect(self.engine_ended)
             supervisor.started.connect(self._engine_started)

@@ -93,7 +93,7 @@ class MenuBarCorner(QWidget):
             behind = _behind(timeline.behind_seconds)
             self._show(word if self._is_narrow else f"{word}  {behind}", self._theme.warn)
             self._state.setToolTip(behind if self._is_narrow else "")
-            self._keep_pace()
+            self._adjust_interval()
         elif self._session.status.state is SourceState.LIVE:
             self._show("LIVE", self._theme.good)
         elif self._session.status.state is SourceState.PAUSED:
@@ -141,7 +141,7 @@ class MenuBarCorner(QWidget):
         bold.setWeight(QFont.Weight.Bold)
         return QFontMetrics(bold).horizontalAdvance("ENGINE PAUSED" if is_narrow else "PLAYING  88.8 s behind") + 24
 
-    def _keep_pace(self) -> None:
+    def _adjust_interval(self) -> None:
         timeline = self._session.timeline
         is_calm = not timeline.is_playing and timeline.behind_seconds >= _TENTHS_S
         wanted_ms = _LATER_MS if is_calm else _REFRESH_MS

@@ -32,7 +32,7 @@ from kvscope_app.ui.theming.theme_manager import CHOICES, PALETTES
 from kvscope_app.views.docks import DOCKS
 from kvscope_app.views.page_map.color_actions import color_actions
 from kvscope_app.window.dialogs.attach_dialog import AttachDialog
-from kvscope_app.window.dialogs.help_dialogs import about_sheet
+from kvscope_app.window.dialogs.help_dialogs import about_dialog
 from kvscope_app.window.dock_layouts.named_layouts import LAYOUTS, NamedLayouts
 from kvscope_app.window.edit_actions import EDIT, edit_actions
 from kvscope_app.window.engine_notices import EngineNotices
@@ -54,11 +54,11 @@ _LINK: Final = "Move, play, zoom and select in all windows together"
 _NOTICE_MS: Final = 6000
 _LAST_DIGIT: Final = 9
 QUANTIZATION: Final = "--quantization"
-_A8_COSTS: Final = (
+_A8_ON_TEXT: Final = (
     "With 8-bit activations, a CPU decodes faster, especially batches. Answers change: asked for the "
     "capital of France, the default model no longer says Paris."
 )
-_A8_ENDS: Final = (
+_A8_OFF_TEXT: Final = (
     "With full-precision activations, answers are exactly the model's, but a CPU decodes batches more slowly."
 )
 _AFTER_A_LINE: Final = frozenset(
@@ -202,7 +202,7 @@ def _own_engine(window: WindowBody, notices: EngineNotices) -> list[ActionSpec]:
             "Round activations to 8 bits…",
             ENGINE,
             partial(notices.restart_with, QUANTIZATION, "a8"),
-            question=lambda: f"{_A8_COSTS} {asks()}".rstrip(),
+            question=lambda: f"{_A8_ON_TEXT} {asks()}".rstrip(),
             enabled=lambda: _rounds_activations(window) is False,
         ),
         ActionSpec(
@@ -210,7 +210,7 @@ def _own_engine(window: WindowBody, notices: EngineNotices) -> list[ActionSpec]:
             "Keep full-precision activations…",
             ENGINE,
             partial(notices.restart_with, QUANTIZATION, "auto"),
-            question=lambda: f"{_A8_ENDS} {asks()}".rstrip(),
+            question=lambda: f"{_A8_OFF_TEXT} {asks()}".rstrip(),
             enabled=lambda: _rounds_activations(window) is True,
         ),
         ActionSpec("log", "Show engine log", ENGINE, notices.show_log, ("Ctrl+Shift+G",), "log"),
@@ -370,7 +370,7 @@ def _help(window: WindowBody) -> list[ActionSpec]:
         ActionSpec("palette", "Command palette…", HELP, partial(_open_palette, window), ("Ctrl+Shift+P",), "palette"),
         ActionSpec("shortcuts", "Keyboard shortcuts", HELP, partial(_open_shortcuts, window), ("F1", "?"), "keyboard"),
         ActionSpec("remap", "Change shortcuts…", HELP, partial(_open_editor, window), (), "keyboard"),
-        ActionSpec("about", "About kvscope", HELP, lambda: about_sheet(window).show(), (), "help"),
+        ActionSpec("about", "About kvscope", HELP, lambda: about_dialog(window).show(), (), "help"),
     ]
 
 

@@ -55,7 +55,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the plan. Returns 0 whether or not the model fits."""
     if args.lines:
-        return _converse()
+        return _answer_lines()
     *_, answer = _answers(args)
     if args.json:
         print(msgspec.json.encode(answer).decode())
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _converse() -> int:
+def _answer_lines() -> int:
     """Answer one question per input line until the input ends.
 
     Each answer has two lines, the second of which is complete.

@@ -31,7 +31,7 @@ STOP_S: Final = 10.0
 """Default seconds from a signal to the end of the process."""
 PR_SET_CHILD_SUBREAPER: Final = 36
 """Option of Linux's `prctl`."""
-LEAVING_SHARE: Final = 0.8
+FORCED_EXIT_SHARE: Final = 0.8
 """Fraction of the limit after which only the recording is closed before exiting."""
 
 
@@ -56,7 +56,7 @@ class Stopping:
     def ask(self, number: int, frame: FrameType | None) -> None:
         if not self._is_asked:
             self._is_asked = True
-            last_resort = threading.Timer(self._limit_s * LEAVING_SHARE, self._leave)
+            last_resort = threading.Timer(self._limit_s * FORCED_EXIT_SHARE, self._leave)
             last_resort.daemon = True
             with contextlib.suppress(RuntimeError):  # no memory for a thread: `stop_guard` ends the process later
                 last_resort.start()
@@ -70,7 +70,7 @@ class Stopping:
         if self._recorder is not None:
             with contextlib.suppress(Exception):  # as far as possible
                 self._recorder.close()
-        print_notices([f"it did not stop within {self._limit_s * LEAVING_SHARE:g} s: leaving it running"])
+        print_notices([f"it did not stop within {self._limit_s * FORCED_EXIT_SHARE:g} s: leaving it running"])
         stop_guard.kill_children()
         os._exit(1)
 

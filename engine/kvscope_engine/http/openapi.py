@@ -32,7 +32,7 @@ from kvscope_engine.http.schemas.responses import (
 from kvscope_telemetry.program_version import program_version
 
 REFS: Final = "#/components/schemas/{name}"
-POSTS: Final[dict[str, tuple[type, type, str]]] = {
+POST_ENDPOINTS: Final[dict[str, tuple[type, type, str]]] = {
     "/v1/completions": (CompletionBody, CompletionResponse, "Continue prompts"),
     "/v1/chat/completions": (ChatBody, ChatCompletion, "Answer a conversation"),
     "/v1/load_lora_adapter": (LoadAdapterBody, str, "Load a LoRA adapter"),
@@ -40,7 +40,7 @@ POSTS: Final[dict[str, tuple[type, type, str]]] = {
     "/tokenize": (TokenizeBody, Tokenized, "Tokens of a text or a conversation"),
     "/detokenize": (DetokenizeBody, Detokenized, "Text of tokens"),
 }
-GETS: Final[dict[str, tuple[type, str]]] = {
+GET_ENDPOINTS: Final[dict[str, tuple[type, str]]] = {
     "/v1/models": (ModelList, "The model that is served, and its LoRA adapters"),
     "/v1/models/{name}": (Model, "The model, or adapter, of this name"),
     "/health": (Health, "Whether the engine serves"),
@@ -66,10 +66,14 @@ async def openapi(request: Request) -> Response:
 
 @cache
 def document() -> Document:
-    kinds = [ErrorBody, *(kind for post in POSTS.values() for kind in post[:2]), *(get[0] for get in GETS.values())]
+    kinds = [
+        ErrorBody,
+        *(kind for post in POST_ENDPOINTS.values() for kind in post[:2]),
+        *(get[0] for get in GET_ENDPOINTS.values()),
+    ]
     _, schemas = msgspec.json.schema_components([kind for kind in kinds if kind is not str], ref_template=REFS)
-    paths: dict[str, Any] = {path: {"post": _post(*post)} for path, post in POSTS.items()}
-    paths |= {path: {"get": _get(path, *get)} for path, get in GETS.items()}
+    paths: dict[str, Any] = {path: {"post": _post(*post)} for path, post in POST_ENDPOINTS.items()}
+    paths |= {path: {"get": _get(path, *get)} for path, get in GET_ENDPOINTS.items()}
     return {
         "openapi": "3.1.0",
         "info": {"title": "kvscope", "version": program_version(), "description": "OpenAI's API, for a kvscope engine"},

@@ -7,7 +7,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QAction, QColor, QKeySequence, QShortcut
 from PySide6.QtWidgets import QLabel, QPushButton
 
-from kvscope_app.actions.keymap import Command, keys_of, rivals, with_keys
+from kvscope_app.actions.keymap import Command, conflicts, keys_of, with_keys
 from kvscope_app.actions.shortcut_editor import ShortcutEditor
 from kvscope_app.settings.settings_store import read_settings
 from kvscope_app.ui.sheet import Sheet
@@ -38,10 +38,10 @@ def set_key(editor, name, keys):
 
 
 def test_rivals_finds_commands_with_the_same_key_in_an_overlapping_scope():
-    assert rivals(PLAY, ("f3",), ALL, {}) == [OPEN]
-    assert rivals(PLAY, ("F3",), ALL, {"open": ("Ctrl+O",)}) == []
-    assert rivals(PLAY, ("Del",), ALL, {}) == [ABORT], "a shortcut of the window also applies in each dock"
-    assert rivals(NEW, ("Del",), ALL, {}) == [], "shortcuts of different docks do not conflict"
+    assert conflicts(PLAY, ("f3",), ALL, {}) == [OPEN]
+    assert conflicts(PLAY, ("F3",), ALL, {"open": ("Ctrl+O",)}) == []
+    assert conflicts(PLAY, ("Del",), ALL, {}) == [ABORT], "a shortcut of the window also applies in each dock"
+    assert conflicts(NEW, ("Del",), ALL, {}) == [], "shortcuts of different docks do not conflict"
 
 
 def test_assigning_a_key_removes_it_from_its_previous_command():
@@ -149,5 +149,5 @@ def test_all_shortcuts_of_a_window_are_registered_and_do_not_conflict(session, m
     others = [a for a in window.findChildren(QAction) if a.shortcuts() and id(a) not in registered]
     assert [(a.text(), a.shortcut().toString()) for a in others] == []
     commands = window.actions_by_name.commands()
-    meeting = {c.name: [r.name for r in rivals(c, c.own_keys, commands, {})] for c in commands}
+    meeting = {c.name: [r.name for r in conflicts(c, c.own_keys, commands, {})] for c in commands}
     assert {name: found for name, found in meeting.items() if found} == {}

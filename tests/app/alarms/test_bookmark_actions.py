@@ -104,7 +104,7 @@ def test_bookmarks_are_renamed_deleted_and_restored_in_the_list(window, qtbot):
     view.delete.click()
     assert session.bookmarks.shown == []
     window.actions_by_name["bookmark_undo"].trigger()
-    assert "Back again" in window.statusBar().currentMessage()
+    assert "Restored" in window.statusBar().currentMessage()
 
 
 def test_bookmarks_are_drawn_on_the_playback_bar_and_the_timeline(window, qtbot):

@@ -54,10 +54,10 @@ def test_hostile_recording_prints_no_control_characters(
 class PausedByHostileName:
     paused_by = f"somebody{ESCAPE}"
 
-    def heard(self, client: bytes) -> None:
+    def record_activity(self, client: bytes) -> None:
         pass
 
-    def ask(self, client: bytes, command: Abort | Control | Preempt | Evict, by: str, answer: object) -> None:
+    def submit(self, client: bytes, command: Abort | Control | Preempt | Evict, by: str, answer: object) -> None:
         pass
 
 

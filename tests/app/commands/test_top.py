@@ -86,7 +86,7 @@ def test_watched_engine_reports_the_counters_and_requests_of_the_engine(
     server = serve(endpoint, rate=60.0)
     engine = WatchedEngine(Address(endpoint))
     try:
-        read_until(engine, lambda reading: reading.num_running is not None and engine.has_full_span)
+        read_until(engine, lambda reading: reading.num_running is not None and engine.is_ready)
         server.hold()
         counters = server.engine.snapshot().counters
         wanted = (counters.num_running, counters.num_waiting)

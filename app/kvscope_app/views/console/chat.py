@@ -44,7 +44,7 @@ from kvscope_telemetry.messages.sampling_params import ModelSampling
 from kvscope_telemetry.source import SourceState
 
 FLUSH_MS: Final = 40
-STOP_PATIENCE_MS: Final = 5000
+STOP_TIMEOUT_MS: Final = 5000
 """Time an engine may take to end a request after it replied to a stop."""
 
 
@@ -229,7 +229,7 @@ class Chat(QObject):
             if isinstance(reply, Failed) and reply.request_id in self._answers:
                 self._answers[reply.request_id].end("interrupted", reply.reason)
             elif isinstance(reply, Done) and reply.request_id in self._answers:
-                QTimer.singleShot(STOP_PATIENCE_MS, self, partial(self._end_as_lost, self._answers[reply.request_id]))
+                QTimer.singleShot(STOP_TIMEOUT_MS, self, partial(self._end_as_lost, self._answers[reply.request_id]))
             elif isinstance(reply, Tokens | Accepted | Finished | Refused):
                 answer = self._answers.get(reply.request_id)
                 if answer is not None:

@@ -300,13 +300,13 @@ class ChatPage(QWidget):
         self.undo.setVisible(bool(deleted.messages))
         if deleted.messages:
             words = f"deleting “{deleted.title}”"
-            self.done.emit(words, partial(self._bring_back, deleted), partial(self._remove, deleted))
+            self.done.emit(words, partial(self._restore, deleted), partial(self._remove, deleted))
         if not self.list.hasFocus():
             self.composer.edit.setFocus()
 
     def _on_undo(self) -> None:
         if self._deleted is not None:
-            self._bring_back(self._deleted)
+            self._restore(self._deleted)
 
     def _remove(self, conversation: Conversation) -> None:
         if conversation not in self.chat.conversations:  # another window has already removed it
@@ -316,7 +316,7 @@ class ChatPage(QWidget):
         if conversation is self.current:
             self.show_conversation(self.chat.conversations[min(row, len(self.chat.conversations) - 1)])
 
-    def _bring_back(self, conversation: Conversation) -> None:
+    def _restore(self, conversation: Conversation) -> None:
         """Restore a deleted conversation, unless it exists again, and show it."""
         if conversation is self._deleted:
             self._deleted = None

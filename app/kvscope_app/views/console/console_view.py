@@ -21,7 +21,7 @@ from kvscope_app.views.console.load_view import LoadView
 
 ASK_STATUS_S: Final = 5.0
 """Interval at which the engine's status is requested while the console is visible."""
-NO_ENGINE_TO_TALK_TO: Final = "This is a recording: there is no engine to prompt."
+NO_ENGINE_TO_PROMPT: Final = "This is a recording: there is no engine to prompt."
 
 
 class ConsoleView(View):
@@ -49,7 +49,7 @@ class ConsoleView(View):
         layout.setContentsMargins(0, 0, 0, 0)
         layout.addWidget(self._tabs)
         if session.timeline.is_file:
-            layout.addWidget(empty_state(NO_ENGINE_TO_TALK_TO))
+            layout.addWidget(empty_state(NO_ENGINE_TO_PROMPT))
             self._tabs.hide()
         self.setFocusProxy(self.page.composer.edit)
         application = QCoreApplication.instance()

@@ -28,7 +28,7 @@ def versions_text() -> str:
     )
 
 
-def about_sheet(parent: QWidget) -> Sheet:
+def about_dialog(parent: QWidget) -> Sheet:
     dialog = Sheet("About kvscope", parent)
     mark, name = PlainLabel(), PlainLabel("kvscope")
     mark.setPixmap(pixmap("kvscope", "#000001", scaled(64)))

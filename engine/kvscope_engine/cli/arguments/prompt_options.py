@@ -74,10 +74,10 @@ def _from_file(path: Path, base: Submit) -> Iterator[Submit]:
         try:
             yield _from_line(line, base)
         except (BadInput, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise BadInput(f"{path}, line {number}: {_half_a_pair(line) or error}") from None
+            raise BadInput(f"{path}, line {number}: {_lone_surrogate(line) or error}") from None
 
 
-def _half_a_pair(line: bytes) -> str:
+def _lone_surrogate(line: bytes) -> str:
     """Return the error of a line that contains a lone surrogate, which the decoder reports as truncated; else ""."""
     try:
         value = json.dumps(json.loads(line), ensure_ascii=False)

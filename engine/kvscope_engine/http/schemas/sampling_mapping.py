@@ -26,7 +26,7 @@ from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 DEFAULT_MAX_TOKENS: Final = 16
 """Default `max_tokens` of `/v1/completions`, as OpenAI's; a chat may use all that the model's limit leaves."""
-SAME: Final = (
+SAME_NAME_FIELDS: Final = (
     "temperature",
     "top_p",
     "top_k",
@@ -112,7 +112,7 @@ def _check_neutral(body: SamplingBody, accepted: Mapping[str, tuple[Any, ...]]) 
 def _sampling(body: SamplingBody, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
     _check_neutral(body, NEUTRAL)
     fields: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": logprobs}
-    for name in SAME:
+    for name in SAME_NAME_FIELDS:
         value = getattr(body, name)
         if value is not None and value != []:
             _require_field(SamplingParams, name)
