@@ -9,9 +9,9 @@ from kvscope_telemetry.alarms.rules import (
     DEFAULT_RULES,
     Rule,
     checked,
+    describe_rule,
     parse_rule,
     rule_text,
-    describe_rule,
     unreported_figures,
 )
 from kvscope_telemetry.errors import BadInput
