@@ -52,7 +52,7 @@ def test_positions_are_those_that_attention_sees(decodes: list[int], chunks: lis
             read += count * kind.kv_bytes * len(set().union(*seen))
             attention += count * kind.flops_per_pair * sum(map(len, seen))
             written += count * kind.kv_bytes * num
-    work = MODEL.of(plan(decodes, chunks))
+    work = MODEL.work_of_plan(plan(decodes, chunks))
     assert (work.kv_read_bytes, work.kv_written_bytes, work.attention_flops) == (read, written, attention)
     num_tokens = sum(num for _, num in spans)
     num_samples = len(decodes) + sum(samples for _, _, samples in chunks)
@@ -65,17 +65,17 @@ def test_decodes_that_choose_read_less_and_prompts_as_ever() -> None:
     choosing = ModelWork(kinds={FULL._replace(attended=lambda num_tokens: num_tokens // 4): 1}, weights_bytes=0)
     plain = ModelWork(kinds={FULL: 1}, weights_bytes=0)
     decode, prompt = plan([39], []), plan([], [(0, 20, True)])
-    assert choosing.of(decode).kv_read_bytes * 4 == plain.of(decode).kv_read_bytes > 0
-    assert choosing.of(prompt) == plain.of(prompt)
+    assert choosing.work_of_plan(decode).kv_read_bytes * 4 == plain.work_of_plan(decode).kv_read_bytes > 0
+    assert choosing.work_of_plan(prompt) == plain.work_of_plan(prompt)
 
 
 def test_a_step_of_nothing_is_no_work() -> None:
-    assert MODEL.of(StepPlan((), 0)) == Work()
+    assert MODEL.work_of_plan(StepPlan((), 0)) == Work()
 
 
 def test_more_tokens_touch_more_experts_and_never_more_than_all() -> None:
     model = ModelWork(kinds={}, weights_bytes=10, expert_bytes=800, expert_share=2 / 8)
-    read = [model.of(plan([0] * count, [])).weights_bytes - 10 for count in (1, 2, 100)]
+    read = [model.work_of_plan(plan([0] * count, [])).weights_bytes - 10 for count in (1, 2, 100)]
     assert read == [200, 350, 800]
 
 
