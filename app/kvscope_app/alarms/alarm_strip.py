@@ -23,7 +23,7 @@ from kvscope_app.ui.passing_strip import PassingStrip
 from kvscope_app.ui.plain_text import PlainLabel
 from kvscope_app.ui.theme import Theme
 from kvscope_telemetry.alarms.alarm_engine import Alarm, alarm_text
-from kvscope_telemetry.alarms.rules import rule_text_in_words
+from kvscope_telemetry.alarms.rules import describe_rule
 
 _SPACING: Final = 10
 HIDE_AFTER_S: Final = 20.0
@@ -114,7 +114,7 @@ class AlarmStrip(PassingStrip):
         if alarm is None:
             return
         more = len(self._shown_alarms) - 1
-        self._line.show_alarm(alarm.name, f"{rule_text_in_words(alarm.rule)}, {_detail(alarm)}")
+        self._line.show_alarm(alarm.name, f"{describe_rule(alarm.rule)}, {_detail(alarm)}")
         self._more.setText(f"and {more} more" if more else "")
         self.setAccessibleName(f"Alarm: {self.text}")
 

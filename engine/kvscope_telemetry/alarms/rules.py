@@ -102,7 +102,7 @@ def rule_text(rule: Rule) -> str:
     return f"{name}{rule.expression}" + (f" for {rule.seconds:g} s" if rule.seconds else "")
 
 
-def rule_text_in_words(rule: Rule) -> str:
+def describe_rule(rule: Rule) -> str:
     """Describe the condition of a valid rule with the figures' labels: `longest wait of a request for its first step >
     10 s`.
     """

@@ -81,7 +81,7 @@ class KVEventConnection:
             while len(messages) < max_messages:
                 messages.append(self.socket.recv_multipart(zmq.NOBLOCK))
         if messages:
-            self._connections.record_activity_of_all()
+            self._connections.record_activity_on_all()
         return messages
 
     def poll(self, now_s: float) -> None:

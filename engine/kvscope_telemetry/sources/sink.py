@@ -48,7 +48,7 @@ class SinkFeed:
         self._is_lost = True
         self._before: tuple[Sink, StatePosition] | None = None
         """The previous sink and its position, until the current sink has its snapshot."""
-        self._buffered: tuple[Snapshot, bytes | None] | None = None
+        self._pending_snapshot: tuple[Snapshot, bytes | None] | None = None
         """A snapshot that is newer than the received frames, held because the previous sink still needs these
         frames.
         """
@@ -72,7 +72,7 @@ class SinkFeed:
                 self._before = self._sink, self._place
             self._sink, self._place, self._is_lost = self._wanted, StatePosition(), True
             self._pause_ns, self._ask_ns = MIN_PAUSE_NS, 0
-            self._flush_buffer()
+            self._discard_buffer()
 
     @property
     def is_on(self) -> bool:
@@ -81,7 +81,7 @@ class SinkFeed:
 
     def wants_snapshot(self, now_ns: int) -> bool:
         """Return whether a snapshot must be requested."""
-        return self._is_lost and self._buffered is None and self.is_on and now_ns >= self._ask_ns
+        return self._is_lost and self._pending_snapshot is None and self.is_on and now_ns >= self._ask_ns
 
     def add_accepted(self, message: Frame | Snapshot, data: bytes | None) -> None:
         """Process a frame or snapshot that the mirror will apply."""
@@ -95,9 +95,9 @@ class SinkFeed:
             return
         if self._is_lost:
             self._buffer(message, data)
-            early, self._buffered = self._buffered, None
-            if early is not None:
-                self.snapshot(*early)
+            pending, self._pending_snapshot = self._pending_snapshot, None
+            if pending is not None:
+                self.snapshot(*pending)
         else:
             self._write(message, data)
 
@@ -105,7 +105,7 @@ class SinkFeed:
         """Process a requested snapshot that the mirror does not need."""
         if self._is_lost and self.is_on and self._follows_on(snapshot):
             if self._before is not None and self._newest[1] < snapshot.seq:
-                self._buffered = snapshot, data
+                self._pending_snapshot = snapshot, data
                 return
             held = list(self._held)
             self._end_before(snapshot)
@@ -122,8 +122,8 @@ class SinkFeed:
             self._sink.write(message, data)
 
     def _begin(self, snapshot: Snapshot, data: bytes | None) -> None:
-        assert self._sink is not None, "nobody to give a snapshot to"
-        self._flush_buffer()
+        assert self._sink is not None, "no sink for the snapshot"
+        self._discard_buffer()
         self._before = None
         if self._sink.write(snapshot, data):
             self._place.move_to(snapshot)
@@ -161,7 +161,7 @@ class SinkFeed:
         lasted_long = now_ns - self._started_ns > MAX_PAUSE_NS
         self._pause_ns = MIN_PAUSE_NS if lasted_long else min(2 * self._pause_ns, MAX_PAUSE_NS)
         self._is_lost, self._ask_ns = True, now_ns + self._pause_ns
-        self._flush_buffer()
+        self._discard_buffer()
 
     def _buffer(self, frame: Frame, data: bytes | None) -> None:
         self._held.append((frame, data))
@@ -169,8 +169,8 @@ class SinkFeed:
         while self._num_held_bytes > MAX_HELD_BYTES and self._held:
             self._num_held_bytes -= _num_bytes(*self._held.popleft())
 
-    def _flush_buffer(self) -> None:
-        self._buffered = None
+    def _discard_buffer(self) -> None:
+        self._pending_snapshot = None
         self._held.clear()
         self._num_held_bytes = 0
 

@@ -274,7 +274,7 @@ class _Line:
         """Return queued messages, oldest first (`Intake.receive`). Reconnects after a flood."""
         messages = self._intake.receive(max_messages)
         if messages:
-            self._connections.record_activity_of_all()
+            self._connections.record_activity_on_all()
         if self._intake.is_flooded and not self._intake.is_skipping:
             self._num_floods += 1
             self._reconnect()

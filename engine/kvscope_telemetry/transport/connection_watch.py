@@ -104,7 +104,7 @@ class Connections:
             connection.num_checks = 0
             connection.mark_resident = 0
 
-    def record_activity_of_all(self) -> None:
+    def record_activity_on_all(self) -> None:
         """Record that a complete message was read, if there is hardly more than one connection it can come from."""
         for descriptor in self._connections:
             self.record_activity(descriptor)

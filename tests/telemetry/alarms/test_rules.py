@@ -9,9 +9,9 @@ from kvscope_telemetry.alarms.rules import (
     DEFAULT_RULES,
     Rule,
     checked,
+    describe_rule,
     parse_rule,
     rule_text,
-    rule_text_in_words,
     unreported_figures,
 )
 from kvscope_telemetry.errors import BadInput
@@ -49,7 +49,7 @@ def test_rule_text_of_a_rule() -> None:
     ],
 )
 def test_rule_description_uses_no_figure_names(line: str, words: str) -> None:
-    assert rule_text_in_words(parse_rule(line)) == words
+    assert describe_rule(parse_rule(line)) == words
 
 
 @pytest.mark.parametrize(
