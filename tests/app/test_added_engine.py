@@ -34,7 +34,7 @@ def test_registered_engine_can_be_attached_and_has_a_row_in_the_fleet(server, qt
     qtbot.addWidget(parent)
     dialog = AttachDialog(parent, found.append)
     dialog.show()
-    buttons = [button for button in dialog.fields.kinds.findChildren(QAbstractButton) if button.isVisible()]
+    buttons = [button for button in dialog.fields.engine_kinds.findChildren(QAbstractButton) if button.isVisible()]
     assert [button.text() for button in buttons] == ["kvscope", "vLLM", "SGLang", "llama.cpp", "Made-up"]
     buttons[-1].click()
     assert dialog.fields.where.placeholderText() == "HOST:4242"

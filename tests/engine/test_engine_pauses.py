@@ -35,13 +35,13 @@ class FakeClocks:
 def test_silence_without_work_is_a_suspension() -> None:
     hands = FakeClocks()
     watch = SuspensionWatch(hands)
-    assert not watch.look(), "a suspension was found before the first beat"
+    assert not watch.poll(), "a suspension was found before the first beat"
     hands.advance(60)
     assert not watch.beat(), "the time before the first beat counted"
     hands.advance(0.5, worked=0.5)
     assert not watch.beat()
     hands.advance(42)
-    assert watch.look()
+    assert watch.poll()
     assert watch.drain() == [Suspension(hands.now - 42 * SECOND, hands.now, 0)]
     hands.advance(5, worked=4.9)  # one computation blocked all threads
     assert not watch.beat()

@@ -43,7 +43,7 @@ def test_api_process_serves_the_metrics_of_its_engine_unless_disabled(
     endpoint: str, start_engine: Start, options: list[str], status: int
 ) -> None:
     start_engine()
-    child = HttpChild("127.0.0.1:0", api_key="", options=options, tell=lambda line: None)
+    child = HttpChild("127.0.0.1:0", api_key="", options=options, report=lambda line: None)
     with child.running(endpoint, NO_KEY):
         wait_for(lambda: get(f"{child.url}/version")[0] == 200, "an API that answers")
         assert get(child.url + PATH)[0] == status
