@@ -13,7 +13,7 @@ import torch
 
 from kvscope_engine import Engine, SamplingParams, step_loop
 from kvscope_engine.model.layers.sampling.sampler import Sampler
-from kvscope_engine.policy.scheduling.in_flight_step import FAIRNESS, SHARED
+from kvscope_engine.policy.scheduling.planned_progress import FAIRNESS, SHARED
 from kvscope_engine.policy.step_plan import StepPlan
 from kvscope_engine.step_loop import MAX_CONSECUTIVE_FAILED_STEPS
 from kvscope_telemetry.errors import BadInput

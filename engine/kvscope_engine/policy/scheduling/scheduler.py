@@ -57,17 +57,17 @@ from kvscope_engine.policy.prefixes.prefix_index import Prefix
 from kvscope_engine.policy.ranked_queue import RankedQueue
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduler_totals import SchedulerTotals
-from kvscope_engine.policy.scheduling import in_flight_step, request_events
+from kvscope_engine.policy.scheduling import planned_progress, request_events
 from kvscope_engine.policy.scheduling.admission import Admission
 from kvscope_engine.policy.scheduling.batch_limits import BatchLimits
 from kvscope_engine.policy.scheduling.block_tables import BlockTables
 from kvscope_engine.policy.scheduling.change_log import ChangeLog
 from kvscope_engine.policy.scheduling.drafting import Drafting
 from kvscope_engine.policy.scheduling.fair_preemption import FairPreemption
-from kvscope_engine.policy.scheduling.in_flight_step import InFlightStep
 from kvscope_engine.policy.scheduling.pinning import check_fits_with_pins, check_pins
 from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
 from kvscope_engine.policy.scheduling.plan_commit import commit_plan
+from kvscope_engine.policy.scheduling.planned_progress import PlannedProgress
 from kvscope_engine.policy.scheduling.preemption import Preemption, PreemptionRecord, victim_order
 from kvscope_engine.policy.scheduling.waiting_forks import WaitingForks
 from kvscope_engine.policy.spec_decode.drafter import Drafter
@@ -232,28 +232,28 @@ class Scheduler:
         unfinished request, or that all of them wait for their structured-output grammar.
         """
         self._pool.step = step
-        return self._schedule(InFlightStep(), now_ns)
+        return self._schedule(PlannedProgress(), now_ns)
 
     def overlap_blocker(self, running: StepPlan) -> str:
         """Return why the next step cannot be scheduled while `running`, the last plan, is in flight; empty if
         it can.
         """
         if self._reserves:
-            return in_flight_step.RESERVED
+            return planned_progress.RESERVED
         if self.states is not None:
-            return in_flight_step.STATES
+            return planned_progress.STATES
         if self.tables.any_shares_tail or (
             self._waiting_forks and any(map(self._waiting_forks.are_released_by, running.scheduled))
         ):
-            return in_flight_step.FORKED
+            return planned_progress.FORKED
         if self.drafting is not None and self.drafting.needs_tokens_of(running):
-            return in_flight_step.DRAFTED
+            return planned_progress.DRAFTED
         may_admit = self._waiting and len(self._running) < self.limits.max_step_requests
-        if may_admit and self._pool.index is not None and in_flight_step.computes_prompts(running):
-            return in_flight_step.SHARED
+        if may_admit and self._pool.index is not None and planned_progress.computes_prompts(running):
+            return planned_progress.SHARED
         if self._fairness_victims():
-            return in_flight_step.FAIRNESS
-        return "" if self._fits_without_preemption(InFlightStep(running)) else in_flight_step.SHORT
+            return planned_progress.FAIRNESS
+        return "" if self._fits_without_preemption(PlannedProgress(running)) else planned_progress.SHORT
 
     def schedule_ahead(self, running: StepPlan, now_ns: int) -> StepPlan:
         """Plan the next step, as `schedule`, while `running` is in flight and `overlap_blocker` returns no reason.
@@ -261,19 +261,19 @@ class Scheduler:
         The new plan must be launched and committed after `running`. Allocations for it are dated with the running step,
         in whose frame they are published. An empty plan means that nothing can follow before `running` is committed.
         """
-        return self._schedule(InFlightStep(running), now_ns)
+        return self._schedule(PlannedProgress(running), now_ns)
 
-    def _schedule(self, in_flight: InFlightStep, now_ns: int) -> StepPlan:
+    def _schedule(self, progress: PlannedProgress, now_ns: int) -> StepPlan:
         builder = PlanBuilder(self.limits.max_step_tokens, now_ns)
         if self.states is not None:
             self.states.drop_uncommitted()
         evicted_before, offloaded_before = self._pool.evicted_blocks, self.totals.offloaded_blocks
         states_before = self.states.num_offloaded if self.states is not None else 0
-        self._schedule_prefills(self._schedule_decodes(builder, in_flight), builder, in_flight)
+        self._schedule_prefills(self._schedule_decodes(builder, progress), builder, progress)
         if not builder.has_preempted:
-            self._admit(builder, self._fairness_victims() if builder.budget and not in_flight else [])
-        assert not (in_flight and builder.has_preempted), "a request in flight was preempted"
-        if self.drafting is not None and not in_flight and not builder.has_preempted:
+            self._admit(builder, self._fairness_victims() if builder.budget and not progress else [])
+        assert not (progress and builder.has_preempted), "a request in flight was preempted"
+        if self.drafting is not None and not progress and not builder.has_preempted:
             self.drafting.add_drafts(builder, self._pool.step, self.limits.max_step_requests)
         if builder.evicted_for:
             count = self._pool.evicted_blocks - evicted_before
@@ -417,13 +417,13 @@ class Scheduler:
         if self.states is not None:
             self.states.check_integrity(self._requests.values())
 
-    def _schedule_decodes(self, builder: PlanBuilder, in_flight: InFlightStep) -> list[Request]:
+    def _schedule_decodes(self, builder: PlanBuilder, progress: PlannedProgress) -> list[Request]:
         """Schedule running requests with exactly one uncomputed token, within the budget. Returns those with more."""
-        prefills, is_ahead = [], bool(in_flight)
+        prefills, is_ahead = [], bool(progress)
         for request in list(self._running):  # copy: scheduling a request may preempt later ones
-            if request.state is not RequestState.RUNNING or (is_ahead and in_flight.ends(request)):
+            if request.state is not RequestState.RUNNING or (is_ahead and progress.ends(request)):
                 continue
-            start, known = in_flight.span(request)
+            start, known = progress.span(request)
             if start + 1 < known:
                 prefills.append(request)
             elif (
@@ -434,10 +434,10 @@ class Scheduler:
                 builder.add(request, start, 1, True)
         return prefills
 
-    def _schedule_prefills(self, prefills: list[Request], builder: PlanBuilder, in_flight: InFlightStep) -> None:
+    def _schedule_prefills(self, prefills: list[Request], builder: PlanBuilder, progress: PlannedProgress) -> None:
         for request in prefills:
             if builder.budget and request.state is RequestState.RUNNING:
-                self._schedule_chunk(request, in_flight.span(request)[0], builder)
+                self._schedule_chunk(request, progress.span(request)[0], builder)
 
     def _schedule_chunk(self, request: Request, start: int, builder: PlanBuilder) -> None:
         """Schedule as many of the request's known tokens as the budget allows.
@@ -451,12 +451,12 @@ class Scheduler:
         if count and self._allocate_or_preempt(request, start + count, builder):
             builder.add(request, start, count, start + count == known)
 
-    def _fits_without_preemption(self, in_flight: InFlightStep) -> bool:
+    def _fits_without_preemption(self, progress: PlannedProgress) -> bool:
         """Whether all running requests can compute their known tokens with the blocks available, without preemption."""
         needed = available = 0
         for request in self._running:
-            if not in_flight.ends(request):
-                needed += self.tables.num_needed(request, in_flight.span(request)[1])
+            if not progress.ends(request):
+                needed += self.tables.num_needed(request, progress.span(request)[1])
                 available = self.tables.num_available(request)
         return needed <= available
 

@@ -22,7 +22,7 @@ FAIRNESS: Final = "a turn for a client or a batch that runs nothing"
 SHORT: Final = "no free block for each request"
 
 
-class InFlightStep:
+class PlannedProgress:
     """The requests' progress after the step in flight; nothing is in flight if `plan` is None."""
 
     def __init__(self, plan: StepPlan | None = None) -> None:
