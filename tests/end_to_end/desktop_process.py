@@ -27,7 +27,7 @@ class DesktopProcess:
         folders = {f"XDG_{name.upper()}_HOME": str(home / name) for name in ("cache", "config", "data")}
         for folder in folders.values():
             Path(folder).mkdir(parents=True, exist_ok=True)
-        program = Path(__file__).with_name("told_desktop.py")
+        program = Path(__file__).with_name("scripted_desktop.py")
         self.process = subprocess.Popen(
             [sys.executable, str(program), endpoint],
             env={**os.environ, **folders, "QT_QPA_PLATFORM": "offscreen"},

@@ -381,12 +381,12 @@ class Scheduler:
         self._lock(request, nodes)
         request.kv.cache_protected_len = len(nodes) * self.size
 
-    def _release(self, request: Request, publish_state: bool) -> None:
-        if publish_state:
+    def _release(self, request: Request, publish: bool) -> None:
+        if publish:
             self._checkpoint(request, request.kv.kv_committed_len)
         self.token_to_kv_pool_allocator.give(self.table_of(request)[request.kv.cache_protected_len // self.size :])
         self._lock(request, [])
         self.req_to_token_pool.free(request)
         request.kv.kv_allocated_len = 0
-        if not publish_state:
+        if not publish:
             request.kv.kv_committed_len = request.kv.cache_protected_len = 0
