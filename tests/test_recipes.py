@@ -133,7 +133,7 @@ def test_recipe_for_a_color_mode_is_complete(recipe: Recipe) -> None:
         def window_of(**told):
             engine = FakeEngine(**told)
             session = Session(engine.source)
-            engine.hold(range(64))
+            engine.write_blocks(range(64))
             poll_all(session)
             window = MainWindow(session, themes, settings)
             window.resize(1200, 800)
@@ -222,7 +222,7 @@ def test_recipe_for_an_event_kind_is_complete(recipe: Recipe) -> None:
         from kvscope_app.session.session import Session
         from kvscope_app.views.timeline.lane_layout import LANES, LaneLayout
         from kvscope_app.views.timeline.lane_picture import ShownLanes, bare_lanes, draw
-        from kvscope_app.views.timeline.lane_descriptions import found_in_lane
+        from kvscope_app.views.timeline.lane_descriptions import hit_lane
         from kvscope_app.views.timeline.request_lanes import RequestLanes
         from kvscope_app.session.time_span import TimeSpan
         from kvscope_app.window.main_window import MainWindow
@@ -259,7 +259,7 @@ def test_recipe_for_an_event_kind_is_complete(recipe: Recipe) -> None:
         assert lane.title == "Migrations"
         pixels = draw(shown, layout, DARK, 1.0)[top : top + height, 390:410]
         assert int(DARK.flash_copied[1:], 16) in {pixel & 0xFFFFFF for pixel in pixels.flatten().tolist()}
-        assert why in found_in_lane("migrated", shown, time_ns, 10**6).words
+        assert why in hit_lane("migrated", shown, time_ns, 10**6).text
 
         app = QApplication([])
         settings = QSettings("settings.ini", QSettings.Format.IniFormat)
@@ -413,7 +413,7 @@ def test_recipe_for_a_predefined_alarm_is_complete(recipe: Recipe) -> None:
 
 @pytest.mark.parametrize("column", ["flops", "lost_blocks"], ids=["of what is counted", "of what nobody counts yet"])
 def test_recipe_for_a_figure_of_a_run_is_complete(recipe: Recipe, column: str) -> None:
-    figures, summary = (f"engine/kvscope_telemetry/summaries/{name}.py" for name in ("figures", "summary"))
+    figures, summary = (f"engine/kvscope_telemetry/summaries/{name}.py" for name in ("run_figures", "summary"))
     recipe.replace(
         figures,
         '    _counted("draft_tokens", ',
@@ -423,7 +423,7 @@ def test_recipe_for_a_figure_of_a_run_is_complete(recipe: Recipe, column: str) -
         "things",
         "Things that are made up",
         is_compared=True,
-        places=Places(Card(16, "in {{num_steps}} steps"), CACHE, in_range=True),
+        places=FigureUses(Card(16, "in {{num_steps}} steps"), CACHE, in_range=True),
     ),
     _counted("draft_tokens", ''',
     )
@@ -546,9 +546,9 @@ def test_recipe_for_an_export_kind_is_complete(recipe: Recipe) -> None:
             session.poll()
         window = MainWindow(session, ThemeManager(app, settings, "dark"), settings)
         dialog = ExportDialog(window)
-        dialog.what.setCurrentText("Table of pauses")
-        wish = dialog.wish()
-        assert (wish.kind, wish.path.name.endswith("-pauses.csv")) == ("pauses", True)
+        dialog.content.setCurrentText("Table of pauses")
+        selection = dialog.selection()
+        assert (selection.kind, selection.path.name.endswith("-pauses.csv")) == ("pauses", True)
         window.close()
         session.close()
         """

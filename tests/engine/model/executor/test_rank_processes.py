@@ -35,7 +35,7 @@ class DeafProcess:
 
 @pytest.mark.parametrize("reached", [(), (1, 2, 3, 4, 5)])
 def test_ranks_that_do_not_end_share_one_timeout(reached: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes_module, "END_S", 0.2)
+    monkeypatch.setattr(processes_module, "EXIT_TIMEOUT_S", 0.2)
     ranks = RankProcesses(6)
     children = [DeafProcess() for _ in range(5)]
     ranks.children.update(dict(enumerate(children, 1)))  # type: ignore[arg-type]
