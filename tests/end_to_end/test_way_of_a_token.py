@@ -35,6 +35,8 @@ OTHERS: Final = (
 WAY: Final = (
     "engine/kvscope_engine/model/layers/sampling/sampler.py",
     "engine/kvscope_engine/model/runner/model_runner.py",
+    "engine/kvscope_engine/model/device_memory/read_back.py",
+    "engine/kvscope_engine/model/runner/in_flight_step.py",
     "engine/kvscope_engine/step_loop.py",
     "engine/kvscope_engine/engine.py",
     "engine/kvscope_engine/outputs.py",
