@@ -199,7 +199,7 @@ def shape_true_ops() -> Ops:
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
         dtype: torch.dtype | None = None,
-        few: FewRows | None = None,
+        few_rows: FewRows | None = None,
     ) -> torch.Tensor:
         return x.new_empty((*x.shape[:-1], len(weight)), dtype=dtype or x.dtype)
 

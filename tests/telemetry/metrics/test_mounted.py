@@ -82,7 +82,7 @@ def test_metrics_need_the_api_key_unless_opened(
                 assert client.post(PATH, headers=headers).status_code == 405
         finally:
             client.close()
-            app.state.api.line.close()
+            app.state.api.engine_client.close()
             app.state.api.text.close()
 
 
