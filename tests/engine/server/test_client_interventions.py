@@ -41,7 +41,7 @@ def start(folder: Path, fake: ModuleType) -> Iterator[Callable[..., EngineServic
     running: list[tuple[EngineService, threading.Thread]] = []
 
     def make(**options: Any) -> EngineService:
-        service = EngineService(f"ipc://{folder}", fake.builder(fake.Options(**options)))
+        service = EngineService(f"ipc://{folder}", fake.builder(fake.FakeEngineOptions(**options)))
         running.append((service, threading.Thread(target=service.run)))
         running[-1][1].start()
         return service

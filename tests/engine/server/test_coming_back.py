@@ -52,7 +52,7 @@ class RunningService:
     """A service of a fake engine on its own thread."""
 
     def __init__(self, endpoint: str, fake: ModuleType, limits: ServiceLimits | None = None, **options: Any) -> None:
-        build = fake.builder(fake.Options(**options))
+        build = fake.builder(fake.FakeEngineOptions(**options))
         self.service = EngineService(endpoint, build, keyless=Role.OPERATOR, limits=limits)
         self._thread = threading.Thread(target=self.service.run)
         self._thread.start()

@@ -118,7 +118,7 @@ def test_early_end_is_reported_once(engine: SimulatedEngine, tmp_path: Path) -> 
 
 def test_service_records_every_frame(folder: Path, fake: ModuleType, client: Client, tmp_path: Path) -> None:
     with EngineRecorder(tmp_path / "x.mcap") as recorder:
-        service = EngineService(f"ipc://{folder}", fake.builder(fake.Options()), recorder=recorder)
+        service = EngineService(f"ipc://{folder}", fake.builder(fake.FakeEngineOptions()), recorder=recorder)
         thread = threading.Thread(target=service.run)
         thread.start()
         client.wait_ready()

@@ -63,7 +63,7 @@ class Running:
     def __init__(self, folder: Path, fake: ModuleType, limits: ServiceLimits | None = None, **options: Any) -> None:
         self.engine: Any = None
         self.error: Exception | None = None
-        self._build = fake.builder(fake.Options(**options))
+        self._build = fake.builder(fake.FakeEngineOptions(**options))
         self.service = EngineService(f"ipc://{folder}", self._build_and_keep, limits=limits)
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
