@@ -1,6 +1,6 @@
 """A small engine that implements `ServedEngine`, and a process that serves it.
 
-As a script: `fake_engine.py ENDPOINT [option=value]…`, with the fields of `Options`.
+As a script: `fake_engine.py ENDPOINT [option=value]…`, with the fields of `FakeEngineOptions`.
 """
 
 from __future__ import annotations
