@@ -222,7 +222,7 @@ def test_an_event_kind(recipe: Recipe) -> None:
         from kvscope_app.session.session import Session
         from kvscope_app.views.timeline.lane_layout import LANES, LaneLayout
         from kvscope_app.views.timeline.lane_picture import ShownLanes, bare_lanes, draw
-        from kvscope_app.views.timeline.lane_descriptions import found_in_lane
+        from kvscope_app.views.timeline.lane_descriptions import hit_lane
         from kvscope_app.views.timeline.request_lanes import RequestLanes
         from kvscope_app.session.time_span import TimeSpan
         from kvscope_app.window.main_window import MainWindow
@@ -259,7 +259,7 @@ def test_an_event_kind(recipe: Recipe) -> None:
         assert lane.title == "Migrations"
         pixels = draw(shown, layout, DARK, 1.0)[top : top + height, 390:410]
         assert int(DARK.flash_copied[1:], 16) in {pixel & 0xFFFFFF for pixel in pixels.flatten().tolist()}
-        assert why in found_in_lane("migrated", shown, time_ns, 10**6).words
+        assert why in hit_lane("migrated", shown, time_ns, 10**6).text
 
         app = QApplication([])
         settings = QSettings("settings.ini", QSettings.Format.IniFormat)

@@ -271,7 +271,7 @@ def test_unwritable_history_is_reported_once_and_pausing_still_works(qapp, qtbot
         session.timeline.play()
         assert not session.timeline.is_paused
         assert len(received) == 1
-        assert "not kept" in received[0]
+        assert "not being recorded" in received[0]
         session.close()
         session.deleteLater()
 
