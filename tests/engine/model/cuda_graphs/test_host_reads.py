@@ -46,7 +46,7 @@ def words_of(does: Callable[[torch.Tensor], Any]) -> str:
     ],
 )
 def test_operation_that_waits_is_named(does: Callable[[torch.Tensor], Any], operation: str) -> None:
-    assert words_of(does) == f"Inner (1.0) waits for the GPU ({operation})"
+    assert words_of(does) == f"InnerModule (1.0) waits for the GPU ({operation})"
 
 
 @pytest.mark.parametrize(
