@@ -67,7 +67,7 @@ class LinkedTimes(QObject):
         window.linking.connect(self.link)
         window.closing.connect(self._remove)
         window.session.timeline.moved.connect(partial(self._on_moved, member))
-        window.session.timeline.visible_range.changed.connect(partial(self._on_range, member))
+        window.session.timeline.shared_zoom.changed.connect(partial(self._on_range, member))
         window.session.selection.changed.connect(partial(self._on_selected, member))
         self._notify()
 
@@ -81,7 +81,7 @@ class LinkedTimes(QObject):
             self._leader = self._leader or self._members[0]
             self._clock.start()
             self.follow()
-            if self._leader.session.timeline.visible_range.span is not None:
+            if self._leader.session.timeline.shared_zoom.span is not None:
                 self._share_range(self._leader)
         else:
             self._clock.stop()
@@ -171,14 +171,14 @@ class LinkedTimes(QObject):
             _seek(member, nearest_ns)
 
     def _share_range(self, member: LinkedWindow) -> None:
-        span, self._is_following = member.session.timeline.visible_range.span, True
+        span, self._is_following = member.session.timeline.shared_zoom.span, True
         try:
             for other in self._members:
                 if other is member or other.offset_ns is None or member.offset_ns is None:
                     continue
                 offset_ns = other.offset_ns - member.offset_ns
                 moved = None if span is None else TimeSpan(span.begin_ns + offset_ns, span.end_ns + offset_ns)
-                other.session.timeline.visible_range.show(moved)
+                other.session.timeline.shared_zoom.show(moved)
         finally:
             self._is_following = False
 

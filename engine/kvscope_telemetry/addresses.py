@@ -27,7 +27,7 @@ from kvscope_telemetry.transport.endpoints import require_curve
 from kvscope_telemetry.transport.ssh_tunnel import SCHEME, SYNTAX, require_ssh
 
 if TYPE_CHECKING:
-    from kvscope_telemetry.collectors.address import ExternalAddress
+    from kvscope_telemetry.collectors.external_address import ExternalAddress
     from kvscope_telemetry.collectors.own_api import OwnApi
 
 OWN_SCHEMES: Final = ("ipc", "tcp", "ssh")
@@ -189,7 +189,7 @@ def each_rank(text: str) -> list[str]:
     """
     if not Address(text).is_external or "ranks=" not in text:
         return [text]
-    from kvscope_telemetry.collectors.address import each_rank
+    from kvscope_telemetry.collectors.external_address import each_rank
 
     return each_rank(text)
 
@@ -211,7 +211,7 @@ def read_api_key(path: Path | None) -> str:
 
 def external_address(address: Address) -> ExternalAddress:
     """Convert `address` to the form that external sources use. Raises BadInput."""
-    from kvscope_telemetry.collectors.address import ExternalAddress
+    from kvscope_telemetry.collectors.external_address import ExternalAddress
 
     return ExternalAddress.parse(
         address.text,

@@ -1,9 +1,13 @@
-"""Registry of operations: which implementation a device gets, and why.
+"""Registry of operations: which implementation a device gets (`ops_for`), and why (`explain_ops`).
 
 `cpu` gets the operations compiled from C if the machine can compile them (`cpu`), and the torch references, which
 support everything, for the rest. `cuda` gets the Triton kernels. The choice by device is made at load (`ops_for`) and
 passed down. A C operation also checks at each call whether it refuses its arguments, because callers may pass other
 dtypes than the model's; `explain_ops` makes the same checks, so that it names what actually runs.
+
+The engine decides which parts of a model use these operations. A norm that was not fused is transformers' own
+(`kvscope_engine/model/verification/fuse.py`). In steps of decodes only, a whole layer on a CPU may be one C call
+(`kvscope_engine/model/layers/fused/compiled_layer.py`).
 
 Importing this module compiles nothing, starts neither Triton nor CUDA, and works without Triton installed.
 """

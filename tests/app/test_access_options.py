@@ -16,7 +16,7 @@ from tests.telemetry.collectors.prompting.conftest import replies_until_end, wai
 from kvscope_app.access_options import add_access_options, addresses_of
 from kvscope_inside import CacheState, Publisher
 from kvscope_telemetry.addresses import API_KEY_VARIABLE, Address
-from kvscope_telemetry.collectors.address import ExternalAddress
+from kvscope_telemetry.collectors.external_address import ExternalAddress
 from kvscope_telemetry.collectors.http_client import HttpClient, NoAnswer
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import GetStatus, Submit

@@ -109,7 +109,7 @@ def test_linked_window_stays_at_its_end_where_it_has_no_data(open_paused, paths,
     first.session.timeline.go_to(BEGAN_NS + 9 * SECOND_NS)
     end_ns = second.session.timeline.range_ns[1]
     qtbot.waitUntil(lambda: abs(second.session.timeline.cursor_ns - end_ns) < SECOND_NS // 20, timeout=WAIT_MS)
-    assert any("nothing recorded then" in words for words in status_texts(second))
+    assert any("nothing was recorded at this time" in words for words in status_texts(second))
     activate(second, qtbot)  # activating the window moves no cursor
     qtbot.wait(200)
     wait_for_cursor(first, 9, qtbot)
@@ -139,11 +139,11 @@ def test_linked_windows_share_the_visible_range_and_the_selection(open_paused, p
             window.docks[name].raise_()
             window.views[name].refresh()
     first.views["heatmap"].frame.zoom(4, 100)
-    zoomed = first.session.timeline.visible_range.span
+    zoomed = first.session.timeline.shared_zoom.span
     assert zoomed is not None
-    assert second.session.timeline.visible_range.span == zoomed
-    first.session.timeline.visible_range.back()
-    assert second.session.timeline.visible_range.span is None
+    assert second.session.timeline.shared_zoom.span == zoomed
+    first.session.timeline.shared_zoom.back()
+    assert second.session.timeline.shared_zoom.span is None
     first.session.selection.select_block(11)
     number = int(first.session.mirror.requests.number[0])
     first.session.selection.select_request(number)

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from tests.inside.conftest import hello_of
 
 from kvscope_inside import CacheState
-from kvscope_inside.eviction_order import FreeBlockQueue
 from kvscope_inside.lower_tier_rows import LowerTierRows, StoredBlocks
+from kvscope_inside.reuse_order import FreeBlockQueue
 from kvscope_telemetry.ledger import BlockState
 
 NUM_BLOCKS = 8
@@ -68,8 +68,8 @@ def test_loaded_block_is_held_until_its_copy_is_complete_and_evicted_with_its_ha
 
 
 def test_eviction_order_is_kept_when_its_numbers_run_out(monkeypatch: Any) -> None:
-    monkeypatch.setattr("kvscope_inside.eviction_order.MIDDLE", NUM_BLOCKS)
-    monkeypatch.setattr("kvscope_inside.eviction_order.MAX_ORDER", 3 * NUM_BLOCKS)
+    monkeypatch.setattr("kvscope_inside.reuse_order.MIDDLE", NUM_BLOCKS)
+    monkeypatch.setattr("kvscope_inside.reuse_order.MAX_ORDER", 3 * NUM_BLOCKS)
     state = CacheState(hello_of(NUM_BLOCKS))
     order, expected = FreeBlockQueue(state), list(range(NUM_BLOCKS))
     for turn in range(40):

@@ -41,8 +41,8 @@ class FakeExternalSource:
 @pytest.fixture
 def external(monkeypatch):
     for name, things in (
-        ("source", {"ExternalSource": FakeExternalSource}),
-        ("address", {"ExternalAddress": FakeExternalAddress}),
+        ("external_source", {"ExternalSource": FakeExternalSource}),
+        ("external_address", {"ExternalAddress": FakeExternalAddress}),
     ):
         module = ModuleType(name)
         vars(module).update(things)

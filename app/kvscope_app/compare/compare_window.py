@@ -94,7 +94,7 @@ class CompareWindow(CompareBody):
 
     def _runs(self) -> tuple[Run, Run] | None:
         """Return the runs for the figures; None if an overview is empty or a run has no data in the visible range."""
-        shown = self.pair.visible_range.span if self.figures.of_shown else None
+        shown = self.pair.shared_zoom.span if self.figures.of_shown else None
         runs = []
         for side in self.pair.sides:
             player = side.session.timeline.player
@@ -148,7 +148,7 @@ class CompareWindow(CompareBody):
         self.pair.cursor_changed.connect(self._on_cursor)
         self.pair.aligned.connect(self._on_overview)
         self.align.chosen.connect(self.pair.align)
-        self.pair.visible_range.changed.connect(self._on_shown)
+        self.pair.shared_zoom.changed.connect(self._on_shown)
         self.figures.range_chosen.connect(self.refresh_figures)
         self._refresh_timer.timeout.connect(self.refresh_overview)
         self._text_timer.timeout.connect(self.show_texts)

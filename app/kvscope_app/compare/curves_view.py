@@ -47,7 +47,7 @@ class CurvesView(QWidget):
             panel.range_dragged.connect(self.show_time)
             panel.chosen.connect(lambda x: pair.go_to(pair.origin_ns + round(x * 1e9)))
         pair.cursor_changed.connect(self.show_cursor)
-        pair.visible_range.changed.connect(self.refresh)
+        pair.shared_zoom.changed.connect(self.refresh)
         pair.aligned.connect(self._on_aligned)
 
     @property
@@ -60,14 +60,14 @@ class CurvesView(QWidget):
         origin_ns = self._pair.origin_ns
         if last_s - first_s > _MIN_OVERLAP_S:
             span = TimeSpan(origin_ns + round(first_s * 1e9), origin_ns + round(last_s * 1e9))
-            self._pair.visible_range.show(span)
+            self._pair.shared_zoom.show(span)
         self.refresh()  # resets a dragged range that is too short or exceeds the end
 
     def show_all(self) -> None:
-        self._pair.visible_range.show(None)
+        self._pair.shared_zoom.show(None)
 
     def refresh(self) -> None:
-        zero_ns, span = self._pair.origin_ns, self._pair.visible_range.span
+        zero_ns, span = self._pair.origin_ns, self._pair.shared_zoom.span
         if span is None:
             span = TimeSpan(zero_ns, zero_ns + round(max(self._length_s, 1.0) * 1e9))
         shown_ns = (span.begin_ns, span.end_ns)

@@ -15,8 +15,8 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from kvscope_app.session.poll_timer import FRAME_MS
 from kvscope_app.session.session import Session
+from kvscope_app.session.shared_zoom import SharedZoom
 from kvscope_app.session.timeline import Loop
-from kvscope_app.session.visible_range import VisibleRange
 from kvscope_telemetry.exports.comparison.alignment import Alignment
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.summary import TimedEvent
@@ -87,7 +87,7 @@ class SessionPair(QObject):
         for session in (a, b):
             session.timeline.cursor_changed.connect(self._on_jumped)
         self.bookmarks, self.loop = PairBookmarks(self), Loop(self, self)
-        self.visible_range = VisibleRange(self)
+        self.shared_zoom = SharedZoom(self)
         self.align(self.by_starts())
 
     # Alignment

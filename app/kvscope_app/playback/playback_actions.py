@@ -54,7 +54,7 @@ def playback_actions(timeline: Timeline, jumps: EventJumps) -> list[ActionSpec]:
     """Return the actions to play, jump, step and change the speed. The name of the end depends on the timeline."""
     wide, narrow = f"{BACK_S:.0f} s", f"{STEP_S:.0f} s"
     end = "Go to end" if timeline.is_file else "Go live"
-    by, visible_range = timeline.jump_by, timeline.visible_range
+    by, shared_zoom = timeline.jump_by, timeline.shared_zoom
 
     def past(
         name: str, text: str, run: Callable[[], object], keys: tuple[str, ...], icon: str = "", **more: Any
@@ -82,24 +82,24 @@ def playback_actions(timeline: Timeline, jumps: EventJumps) -> list[ActionSpec]:
             ("End",),
             "to-end" if timeline.is_file else "live",
             yields=True,
-            enabled=None if timeline.is_file else lambda: timeline.is_paused or visible_range.span is not None,
+            enabled=None if timeline.is_file else lambda: timeline.is_paused or shared_zoom.span is not None,
         ),
         ActionSpec(
             "zoom_back",
             "Previous time range",
             TIME,
-            visible_range.back,
+            shared_zoom.back,
             ("Alt+Left",),
-            enabled=lambda: visible_range.can_go_back,
+            enabled=lambda: shared_zoom.can_go_back,
             tip="Undo the last zoom of the time axis",
         ),
         ActionSpec(
             "zoom_forward",
             "Next time range",
             TIME,
-            visible_range.forward,
+            shared_zoom.forward,
             ("Alt+Right",),
-            enabled=lambda: visible_range.can_go_forward,
+            enabled=lambda: shared_zoom.can_go_forward,
             tip="Zoom the time axis again as before the undo",
         ),
         past("back", f"Back {wide}", partial(by, -BACK_S), ("Ctrl+Left",)),

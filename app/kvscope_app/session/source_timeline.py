@@ -25,8 +25,8 @@ from kvscope_app.session.background import Background
 from kvscope_app.session.history import History
 from kvscope_app.session.history_backfill import backfill_history
 from kvscope_app.session.links import Player, player_of, resync_of
+from kvscope_app.session.shared_zoom import SharedZoom
 from kvscope_app.session.timeline import Loop
-from kvscope_app.session.visible_range import VisibleRange
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.source import Source, Update
@@ -79,7 +79,7 @@ class SourceTimeline(QObject):
         """State at the source, independent of the cursor."""
         self.cursor = Cursor(overview)
         self.loop = Loop(self, self)
-        self.visible_range = VisibleRange(self)
+        self.shared_zoom = SharedZoom(self)
         self.shown_event: TimedEvent | None = None
         """Event that the user moved to; None after any other movement."""
         self.is_before_event = False
@@ -215,7 +215,7 @@ class SourceTimeline(QObject):
     def go_live(self) -> None:
         """Move the cursor to the end. A live session follows the end from then on, and its zoom is reset."""
         if not self.is_file:
-            self.visible_range.show(None)
+            self.shared_zoom.show(None)
         self._clear_shown_event()
         if self.end.player is not None:
             self.end.player.seek(self.end.player.duration, with_past=False)

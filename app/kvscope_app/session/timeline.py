@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from PySide6.QtCore import QObject, QTimer, Signal, SignalInstance
 
-from kvscope_app.session.visible_range import VisibleRange
+from kvscope_app.session.shared_zoom import SharedZoom
 from kvscope_telemetry.summaries.summary import TimedEvent
 
 _POLL_INTERVAL_MS: Final = 30
@@ -71,7 +71,7 @@ class Timeline(Protocol):
         """Recorded seconds per second."""
 
     @property
-    def visible_range(self) -> VisibleRange: ...
+    def shared_zoom(self) -> SharedZoom: ...
 
     @property
     def loop(self) -> Loop: ...

@@ -1,4 +1,4 @@
-"""Links a view to the visible range of its timeline, with a button that unlinks it."""
+"""Links a view to the shared zoom of its timeline, with a button that unlinks it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Final
 
 from PySide6.QtCore import QObject
 
+from kvscope_app.session.shared_zoom import SharedZoom
 from kvscope_app.session.time_span import TimeSpan
-from kvscope_app.session.visible_range import VisibleRange
 from kvscope_app.ui.theme import Theme
 from kvscope_app.ui.widget_factories import set_icon, tool_button
 
@@ -17,18 +17,18 @@ _UNLINKED: Final = "Not linked: this view is zoomed alone. Click to zoom it with
 
 
 class RangeLink(QObject):
-    """Passes zooms between a view and a `VisibleRange` while its button is checked."""
+    """Passes zooms between a view and the `SharedZoom` while its button is checked."""
 
     def __init__(
         self,
-        visible_range: VisibleRange,
+        shared_zoom: SharedZoom,
         parent: QObject,
         show_span: Callable[[TimeSpan], None],
         show_default: Callable[[], None],
     ) -> None:
         """Create the link. `show_span` zooms the view; `show_default` ends its zoom."""
         super().__init__(parent)
-        self._range = visible_range
+        self._shared_zoom = shared_zoom
         self._show_span = show_span
         self._show_default = show_default
         self._is_choosing = False
@@ -36,7 +36,7 @@ class RangeLink(QObject):
         self.button = tool_button("Link time range", _LINKED, checkable=True, checked=True)
         self.button.toggled.connect(self._on_toggled)
         self._theme: Theme | None = None
-        visible_range.changed.connect(self._on_changed)
+        shared_zoom.changed.connect(self._on_changed)
 
     @property
     def is_linked(self) -> bool:
@@ -47,7 +47,7 @@ class RangeLink(QObject):
         effect."""
         if not self._is_started:
             self._is_started = True
-            if self._range.span is not None:
+            if self._shared_zoom.span is not None:
                 self._on_changed()
 
     def choose(self, span: TimeSpan | None) -> None:
@@ -56,7 +56,7 @@ class RangeLink(QObject):
             return
         self._is_choosing = True
         try:
-            self._range.show(span)
+            self._shared_zoom.show(span)
         finally:
             self._is_choosing = False
 
@@ -67,7 +67,7 @@ class RangeLink(QObject):
     def _on_changed(self) -> None:
         if not self.is_linked or self._is_choosing:
             return
-        span = self._range.span
+        span = self._shared_zoom.span
         if span is None:
             self._show_default()
         else:

@@ -165,7 +165,7 @@ class MainWindow(WindowBody):
         for signal in (
             *(session.status_changed, timeline.paused_changed, timeline.epoch_changed, session.selection.changed),
             *(timeline.loop.changed, session.bookmarks.changed, self.undo.indexChanged, self.debugger.answered),
-            *(self.page_map.mode_changed, self.link_changed, timeline.visible_range.changed),
+            *(self.page_map.mode_changed, self.link_changed, timeline.shared_zoom.changed),
         ):
             signal.connect(self.actions_by_name.refresh)
         timeline.updated.connect(self._on_update)

@@ -1,4 +1,4 @@
-"""Counters of a run. Knows the scheduler's totals, but not how they are printed (`report`)."""
+"""Counters of a simulated run, from which `simulation_report.py` computes its figures."""
 
 from __future__ import annotations
 

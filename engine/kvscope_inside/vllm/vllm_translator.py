@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from kvscope_inside.cached_texts import BlockNotes
-from kvscope_inside.eviction_order import FreeBlockQueue
+from kvscope_inside.reuse_order import FreeBlockQueue
 from kvscope_inside.translator import MissedBlock, StepCounts, Translator
 from kvscope_inside.vllm.block_texts import hash_of_row, key_of, low_bits, notes_of
 from kvscope_inside.vllm.offloaded_blocks import MAX_TEXTS, OffloadedBlocks, VllmRequest

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from kvscope_telemetry.collectors.address import ExternalAddress, waits_for_publisher
 from kvscope_telemetry.collectors.block_contents import BlockContents
+from kvscope_telemetry.collectors.external_address import ExternalAddress, waits_for_publisher
 from kvscope_telemetry.collectors.prompted_source import PromptedSource
 from kvscope_telemetry.collectors.rank_translator import SEVERAL_ENGINES, RankTranslator
 from kvscope_telemetry.collectors.readings import EngineReading

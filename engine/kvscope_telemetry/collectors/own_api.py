@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from kvscope_telemetry.collectors.address import EVERYWHERE, ExternalAddress
+from kvscope_telemetry.collectors.external_address import EVERYWHERE, ExternalAddress
 from kvscope_telemetry.collectors.prompting.prompter import Prompter
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Abort, GetStatus, LoadedAdapter, Reply, Submit, refuse

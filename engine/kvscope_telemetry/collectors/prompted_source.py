@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 
-from kvscope_telemetry.collectors.address import ExternalAddress
+from kvscope_telemetry.collectors.external_address import ExternalAddress
 from kvscope_telemetry.collectors.prompting.prompter import Prompter
 from kvscope_telemetry.collectors.update_queue import UpdateQueue
 from kvscope_telemetry.messages.commands import Command, Reply

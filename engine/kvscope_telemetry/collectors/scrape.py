@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from kvscope_telemetry.collectors import external_engines
-from kvscope_telemetry.collectors.address import ExternalAddress
+from kvscope_telemetry.collectors.external_address import ExternalAddress
 from kvscope_telemetry.collectors.http_client import NOT_FOUND, HttpClient, NoAnswer
 from kvscope_telemetry.collectors.readings import EngineReading
 from kvscope_telemetry.collectors.scraped_page import ScrapedPage

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvscope_telemetry.collectors.address import ExternalAddress
+from kvscope_telemetry.collectors.external_address import ExternalAddress
 from kvscope_telemetry.collectors.http_client import NOT_FOUND, HttpClient, NoAnswer
 from kvscope_telemetry.collectors.prompted_source import PromptedSource
 from kvscope_telemetry.collectors.readings import EngineReading

@@ -1,4 +1,4 @@
-"""The kinds of events that can happen in an engine, and the text of their causes.
+"""The kinds of events in an engine, and the texts of their causes, such as why a request was preempted.
 
 Each kind is one `EventKind` in `EVENT_KINDS`, which determines its text, its color, its mark on the timeline and where
 exports include it.

@@ -30,7 +30,7 @@ from kvscope_telemetry.source import Update
 PAST_NS: Final = 60_000_000_000
 """Length of the past that a seek can deliver for charts."""
 _PROGRESS_EVERY: Final = 64
-_DEVICES_LOOKBACK_NS: Final = 250_000_000
+_FRAME_LOOKBACK_NS: Final = 250_000_000
 """Initial distance of the backward search for a frame."""
 _TOLD_WITHIN_NS: Final = 10_000_000_000
 """How long after an event the frame that reports it is searched for. An event is reported at the end of its step."""
@@ -105,7 +105,7 @@ class PlaybackReader:
                 if num_frames <= 0:
                     break
             return found
-        back_ns = _DEVICES_LOOKBACK_NS
+        back_ns = _FRAME_LOOKBACK_NS
         while True:
             times = [when_ns for when_ns in self._frame_times(at_ns - back_ns, at_ns) if when_ns <= at_ns]
             if len(times) > -num_frames:
@@ -119,7 +119,7 @@ class PlaybackReader:
         one after the event. If no frame reports it, return the time of the first frame at or after `at_ns`.
         """
         after_ns = None
-        from_s, until_s = max(0, at_ns - _DEVICES_LOOKBACK_NS) / 1e9, (at_ns + _TOLD_WITHIN_NS) / 1e9
+        from_s, until_s = max(0, at_ns - _FRAME_LOOKBACK_NS) / 1e9, (at_ns + _TOLD_WITHIN_NS) / 1e9
         for at_s, message in self._recording.messages(from_s, until_s):
             if not isinstance(message, Frame):
                 continue

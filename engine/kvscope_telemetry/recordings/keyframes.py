@@ -1,5 +1,5 @@
 """Creates the seek points of a recording: keyframes (complete states) and delta checkpoints (changes since the
-previous seek point).
+previous seek point). Reading: `reader.Segment.state_messages`.
 
 Owns the decision when one is due. Both are derived from the recorded messages, so recording costs the engine nothing. A
 state is restored from a keyframe, the delta checkpoints after it, and at most two seconds of frames. Delta checkpoints

@@ -520,6 +520,9 @@ class Segment:
             yield from self._newest_first(file, kinds, until_ns)
 
     def state_messages(self, until_ns: int) -> Iterator[TimedMessage]:
+        """Yield the messages that determine the state at `until_ns`: the newest snapshot or keyframe that is not later,
+        the delta checkpoints after it, and the frames after the last of them. Empty if there is no such snapshot.
+        """
         with self._file.open() as file:
             for from_ns, snapshot in self._newest_first(file, _STATES, until_ns):
                 if isinstance(snapshot, Snapshot):

@@ -8,8 +8,8 @@ from PySide6.QtCore import QObject, Signal
 
 from kvscope_app.session.recording.bookmarks import Bookmarks
 from kvscope_app.session.session_selection import SessionSelection
+from kvscope_app.session.shared_zoom import SharedZoom
 from kvscope_app.session.timeline import Loop
-from kvscope_app.session.visible_range import VisibleRange
 from kvscope_telemetry.messages.telemetry import Event, EventData
 from kvscope_telemetry.mirror.request_mirror import RequestMirror
 from kvscope_telemetry.summaries.session_overview import SessionOverview
@@ -29,7 +29,7 @@ class FakeTimeline(QObject):
         self.is_file = False
         self.is_live = True
         self.loop = Loop(self, self)
-        self.visible_range = VisibleRange(self)
+        self.shared_zoom = SharedZoom(self)
         self.went_to = []
 
     def go_to(self, time_ns):

@@ -68,7 +68,7 @@ def test_zooming_the_timeline_zooms_charts_and_heatmap(window):
     timeline, heatmap = window.views["timeline"], window.views["heatmap"]
     timeline.canvas.zoom(0.3, 0.5)
     span = timeline.canvas.shown.span
-    assert window.session.timeline.visible_range.span == span
+    assert window.session.timeline.shared_zoom.span == span
     assert is_about(heatmap.frame.span, span)
     assert is_about(charts_span(window), span)
 
@@ -97,7 +97,7 @@ def test_unlinked_view_keeps_its_range_until_it_is_linked_again(window):
     timeline.canvas.zoom(0.3, 0.5)
     assert heatmap.frame.mode is TimeFrameMode.FIT
     heatmap.frame.zoom(2.0, 100)
-    assert window.session.timeline.visible_range.span == timeline.canvas.shown.span, (
+    assert window.session.timeline.shared_zoom.span == timeline.canvas.shown.span, (
         "zooming an unlinked view must not change the shared range"
     )
     heatmap.link.button.click()
@@ -133,7 +133,7 @@ def test_fit_in_one_view_resets_the_zoom_of_all(window):
     timeline.canvas.zoom(0.3, 0.5)
     heatmap.fit_button.click()
     assert timeline.canvas.shown.span == timeline.canvas.whole
-    assert window.session.timeline.visible_range.span is None
+    assert window.session.timeline.shared_zoom.span is None
     assert window.views["throughput"].charts.is_following
 
 
@@ -143,20 +143,20 @@ def test_requests_and_events_can_be_filtered_by_the_visible_range(window):
     events.in_range.setChecked(True)
     all_requests, all_events = requests.model.rowCount(), events.model.rowCount()
     span = TimeSpan(BEGAN_NS + 3 * SECOND_NS, BEGAN_NS + 4 * SECOND_NS)
-    window.session.timeline.visible_range.show(span)
+    window.session.timeline.shared_zoom.show(span)
     events.refresh()
     assert 0 < requests.model.rowCount() < all_requests
     assert 0 < events.model.rowCount() < all_events
     times = [events.model.timed_at(row).time_ns for row in range(events.model.rowCount())]
     assert all(span.begin_ns <= each <= span.end_ns for each in times)
-    window.session.timeline.visible_range.show(None)
+    window.session.timeline.shared_zoom.show(None)
     events.refresh()
     assert (requests.model.rowCount(), events.model.rowCount()) == (all_requests, all_events)
 
 
 def test_view_opened_later_shows_the_current_visible_range(session, open_window):
     span = TimeSpan(BEGAN_NS + 3 * SECOND_NS, BEGAN_NS + 5 * SECOND_NS)
-    session.timeline.visible_range.show(span)
+    session.timeline.shared_zoom.show(span)
     window = open_window()
     assert window.views["timeline"].canvas.shown.span == span
     assert is_about(window.views["heatmap"].frame.span, span)

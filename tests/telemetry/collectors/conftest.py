@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kvscope_telemetry.collectors.address import ExternalAddress
+from kvscope_telemetry.collectors.external_address import ExternalAddress
 from kvscope_telemetry.collectors.external_source import ExternalSource
 from kvscope_telemetry.collectors.http_client import HttpClient
 from kvscope_telemetry.collectors.scrape import Scraper

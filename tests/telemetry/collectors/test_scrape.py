@@ -15,7 +15,7 @@ from tests.telemetry.collectors.certificates import CERTIFICATE, PRIVATE_KEY
 from tests.telemetry.collectors.conftest import WAIT_S, FakeServer
 from tests.telemetry.collectors.pages import VllmPage, sglang_page
 
-from kvscope_telemetry.collectors.address import ExternalAddress
+from kvscope_telemetry.collectors.external_address import ExternalAddress
 from kvscope_telemetry.collectors.http_client import HttpClient
 from kvscope_telemetry.collectors.scrape import Scraped, Scraper
 from kvscope_telemetry.collectors.server_facts import ServerFacts

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from kvscope_telemetry import connect
-from kvscope_telemetry.collectors.address import ExternalAddress
+from kvscope_telemetry.collectors.external_address import ExternalAddress
 from kvscope_telemetry.collectors.llama import LLAMA_CPP
 from kvscope_telemetry.collectors.slot_source import SlotSource, read_slots
 from kvscope_telemetry.errors import BadInput, ProtocolError

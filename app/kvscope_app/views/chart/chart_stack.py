@@ -128,13 +128,13 @@ class ChartStack(PanelGrid):
         bar."""
         super().__init__()
         self.session = session
-        self.link = RangeLink(session.timeline.visible_range, self, self._on_linked, lambda: self._on_linked(None))
+        self.link = RangeLink(session.timeline.shared_zoom, self, self._on_linked, lambda: self._on_linked(None))
         self.bar = TimeBar(self.link.button, is_file=session.timeline.is_file, inset=not heading)
         self.range_s = RANGES_S[self.default_range]
         self.bar.show_range(self.range_s)
         self.hover_s: float | None = None
         """Moment under the pointer, if any."""
-        span = session.timeline.visible_range.span
+        span = session.timeline.shared_zoom.span
         self._fixed = None if span is None else self._seconds(span)
         """First and last second shown while not following."""
         self.bar.set_following(span is None)

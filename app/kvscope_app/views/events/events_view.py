@@ -87,7 +87,7 @@ class EventsView(View):
         self._choice.select_pending()
         events = self.session.overview.events
         self._search.request = (self._choice.selected or (-1, -1)) if self.of_selected.isChecked() else None
-        self._search.span = self.session.timeline.visible_range.span if self.in_range.isChecked() else None
+        self._search.span = self.session.timeline.shared_zoom.span if self.in_range.isChecked() else None
         filtered = (self._search.kinds, self._search.request, self._search.span, self.text.text())
         state = (id(events), events.num_forgotten, len(events), filtered)
         if state != self._shown_state:
@@ -189,7 +189,7 @@ class EventsView(View):
         self.text.textChanged.connect(self.refresh)
         self.of_selected.toggled.connect(self.refresh)
         self.in_range.toggled.connect(self.refresh)
-        self.session.timeline.visible_range.changed.connect(self._on_overview_changed)
+        self.session.timeline.shared_zoom.changed.connect(self._on_overview_changed)
         self.preemptions.toggled.connect(self._on_preemptions)
         self.export.clicked.connect(self._ask_file)
         self.session.selection.changed.connect(self.refresh)

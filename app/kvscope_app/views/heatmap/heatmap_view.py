@@ -79,7 +79,7 @@ class HeatmapView(View):
         super().__init__(session, parent)
         self.mode = HeatMode.STATE
         self.frame = TimeFrame(self)
-        self.link = RangeLink(session.timeline.visible_range, self, self.frame.show_only, self.frame.end_zoom)
+        self.link = RangeLink(session.timeline.shared_zoom, self, self.frame.show_only, self.frame.end_zoom)
         self.pools = PoolRegistry()
         self._stores: tuple[KeyStore, KeyStore] | None = None
         self._num_addresses = 0

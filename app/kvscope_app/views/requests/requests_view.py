@@ -345,7 +345,7 @@ class RequestsView(View):
         self.refresh()
 
     def _on_filter(self) -> None:
-        wanted, visible = Filter(self.filter.currentText()), self.session.timeline.visible_range.span
+        wanted, visible = Filter(self.filter.currentText()), self.session.timeline.shared_zoom.span
         self.model.set_query(replace(self.model.query, filter=wanted, text=self.search.text(), visible=visible))
         self.goals.setVisible(wanted is Filter.MISSED)
         self._show_count()
@@ -440,7 +440,7 @@ class RequestsView(View):
         self.detail.request_chosen.connect(self._on_event_chosen)
         self.filter.currentIndexChanged.connect(self._on_filter)
         self.goals.editingFinished.connect(self._on_goals)
-        self.session.timeline.visible_range.changed.connect(self._on_filter)
+        self.session.timeline.shared_zoom.changed.connect(self._on_filter)
         self.search.textChanged.connect(self._on_filter)
 
     def _lay_out(self) -> None:

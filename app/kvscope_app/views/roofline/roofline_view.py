@@ -37,7 +37,8 @@ _ORDER: Final = (PointKind.DECODE, PointKind.MIXED, PointKind.PREFILL)
 NO_ENGINE: Final = "Waiting for the engine's first report.\nEach step becomes a point."
 NO_STEPS: Final = "No step ran in this range.\nSend a prompt, or go to a time when the engine was busy."
 NOT_KEPT: Final = "This session records no history, so steps cannot be read."
-RANGES_S: Final = {"10 s": 10, "30 s": 30, "2 min": 120}
+ROOFLINE_RANGES_S: Final = {"10 s": 10, "30 s": 30, "2 min": 120}
+"""Seconds of each range, which ends with the step shown. Each step is a point, so they are shorter than a chart's."""
 NO_STEPS_HERE: Final = "This address reports devices only; no steps run here."
 NOT_RECORDED: Final = "This recording does not contain the work of steps (simulations have none)."
 _HELP: Final = "Click a point to go to its step"
@@ -52,19 +53,19 @@ class RooflineView(View):
         super().__init__(session, parent)
         self.canvas = RooflineCanvas()
         self.legend = RooflineLegend()
-        self.ranges = SegmentedControl(list(RANGES_S), "Visible range")
+        self.ranges = SegmentedControl(list(ROOFLINE_RANGES_S), "Visible range")
         self.text_label = label("", "muted", wraps=True, elastic=True)
         self.text_label.setAlignment(Qt.AlignmentFlag.AlignTop)
         self.text_label.setMinimumHeight(
             3 * self.text_label.fontMetrics().lineSpacing()
         )  # so that the chart keeps its size
-        self.link = RangeLink(session.timeline.visible_range, self, self._show_only, lambda: self._show_only(None))
+        self.link = RangeLink(session.timeline.shared_zoom, self, self._show_only, lambda: self._show_only(None))
         self.feed = StepFeed(session, self)
         self.points: RooflinePoints = NO_POINTS
-        self._range_s = next(iter(RANGES_S.values()))
+        self._range_s = next(iter(ROOFLINE_RANGES_S.values()))
         self._span: TimeSpan | None = None
         self._fixed: TimeSpan | None = None
-        """Linked range, at most the longest of `RANGES_S`; None: the range ends with the step shown."""
+        """Linked range, at most the longest of `ROOFLINE_RANGES_S`; None: the range ends with the step shown."""
         self._choice = TimeNavigator(session)
         self._pending_batch: tuple[int, tuple[int, ...]] | None = None
         """(epoch, requests) of the chosen step, until its epoch is shown."""
@@ -76,12 +77,12 @@ class RooflineView(View):
 
     def restore_settings(self, settings: QSettings) -> None:
         kept = str(settings.value(ROOFLINE_RANGE, ""))
-        if kept in RANGES_S:
-            self._range_s = RANGES_S[kept]
-            self.ranges.set_current(list(RANGES_S).index(kept))
+        if kept in ROOFLINE_RANGES_S:
+            self._range_s = ROOFLINE_RANGES_S[kept]
+            self.ranges.set_current(list(ROOFLINE_RANGES_S).index(kept))
 
     def save_settings(self, settings: QSettings) -> None:
-        settings.setValue(ROOFLINE_RANGE, next(name for name, s in RANGES_S.items() if s == self._range_s))
+        settings.setValue(ROOFLINE_RANGE, next(name for name, s in ROOFLINE_RANGES_S.items() if s == self._range_s))
 
     def refresh(self) -> None:
         self._select_pending_batch()
@@ -204,17 +205,17 @@ class RooflineView(View):
             self.session.selection.select_batch(wanted[1])
 
     def _set_range(self, index: int) -> None:
-        self._range_s = list(RANGES_S.values())[index]
+        self._range_s = list(ROOFLINE_RANGES_S.values())[index]
         self._show_only(None)
         self.link.choose(None)
 
     def _show_only(self, span: TimeSpan | None) -> None:
-        longest_ns = max(RANGES_S.values()) * 10**9
+        longest_ns = max(ROOFLINE_RANGES_S.values()) * 10**9
         if span is not None and span.length_ns > longest_ns:
             span = TimeSpan(span.end_ns - longest_ns, span.end_ns)
         self._fixed = span
         if span is None:
-            self.ranges.set_current(list(RANGES_S.values()).index(round(self._range_s)))
+            self.ranges.set_current(list(ROOFLINE_RANGES_S.values()).index(round(self._range_s)))
         else:
             self.ranges.clear()
         self._refresh_if_visible()

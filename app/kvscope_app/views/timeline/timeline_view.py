@@ -78,7 +78,7 @@ class TimelineView(View):
         self.orders = SegmentedControl(["Packed", "By arrival"], "Request rows")
         self.follow = tool_button("Follow", "Keep the cursor in view", checkable=True, checked=True)
         self.fit = tool_button("Fit", "Show the whole timeline")
-        self.link = RangeLink(session.timeline.visible_range, self, self.canvas.show_span, self._show_default)
+        self.link = RangeLink(session.timeline.shared_zoom, self, self.canvas.show_span, self._show_default)
         self.pointed = FittingLabel(*_HINTS)
         self.pointed.setProperty(HINT, True)
         self.rows = QScrollBar(Qt.Orientation.Vertical)

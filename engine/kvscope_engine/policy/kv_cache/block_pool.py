@@ -22,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_engine.policy.kv_cache.cache_log import CacheLog
-from kvscope_engine.policy.kv_cache.eviction_order import ChangedRows, EvictionOrder
+from kvscope_engine.policy.kv_cache.changed_rows import ChangedRows
+from kvscope_engine.policy.kv_cache.eviction_order import EvictionOrder
 from kvscope_engine.policy.kv_cache.free_list import FreeBlocks, FreeList, Ids
 from kvscope_engine.policy.kv_cache.integrity import check_pool
 from kvscope_engine.policy.kv_cache.move_log import MoveLog
@@ -105,7 +106,7 @@ class BlockPool:
             self.ledger.state[NULL_BLOCK] = BlockState.UNMAPPED
         self.changed_rows = ChangedRows(self.ledger.num_blocks)
         """Rows changed since they were last drained. Whatever manages rows of the ledger marks its changes here."""
-        self._cached = EvictionOrder(self.ledger.eviction_order, self.changed_rows)
+        self._eviction_order = EvictionOrder(self.ledger.eviction_order, self.changed_rows)
         self._is_measured = False
         self._ref_counts = self.ledger.ref_count.data  # 3 x faster than numpy for one element
         self._hashes = self.ledger.hash.data
@@ -118,12 +119,12 @@ class BlockPool:
     @property
     def num_cached(self) -> int:
         """Number of blocks that no table holds, kept for their prefix."""
-        return self._cached.num_cached
+        return self._eviction_order.num_cached
 
     @property
     def num_active(self) -> int:
         """Number of blocks in at least one block table, or reserved for one."""
-        return self.num_blocks - len(self._free) - self._cached.num_cached - self.num_unmapped
+        return self.num_blocks - len(self._free) - self._eviction_order.num_cached - self.num_unmapped
 
     @property
     def num_unmapped(self) -> int:
@@ -132,12 +133,12 @@ class BlockPool:
 
     @property
     def num_available(self) -> int:
-        return len(self._free) + len(self._cached)
+        return len(self._free) + len(self._eviction_order)
 
     @property
     def pinned(self) -> Set[int]:
         """Blocks, active or cached, that are not evicted."""
-        return self._cached.pinned
+        return self._eviction_order.pinned
 
     def ref_count(self, block: int) -> int:
         return self._ref_counts[block]
@@ -152,7 +153,7 @@ class BlockPool:
 
     def num_idle(self, blocks: Iterable[int]) -> int:
         """Return how many of `blocks` are cached and not pinned, so that a hit on them reduces `num_available`."""
-        idle = self._cached.idle
+        idle = self._eviction_order.idle
         return sum(block in idle for block in blocks)
 
     def allocate(self, count: int, owner: int, group: int = 0) -> list[int]:
@@ -180,7 +181,7 @@ class BlockPool:
         """Add a reference to distinct `blocks`, active or cached, in which a prompt found its prefix."""
         ids, ledger = np.array(blocks, np.int64), self.ledger
         for block in ids[ledger.ref_count[ids] == 0].tolist():
-            self._cached.remove(block)
+            self._eviction_order.remove(block)
         ledger.ref_count[ids] += 1
         ledger.state[ids] = BlockState.ACTIVE
         ledger.prefix_hits[ids] += ledger.prefix_hits[ids] < MAX_PREFIX_HITS
@@ -263,26 +264,26 @@ class BlockPool:
         hashed = np.array(self.index.clear(), np.int64)
         self._unhash(hashed)
         self.changed_rows.add(hashed)
-        idle = np.array(self._cached.clear(), np.int64)
+        idle = np.array(self._eviction_order.clear(), np.int64)
         self._clear(idle)
         return len(idle)
 
     def pin(self, blocks: Sequence[int]) -> None:
         """Protect hashed blocks from eviction until `unpin`. `num_available` may decrease by as many."""
         assert all(self._hashes[block] for block in blocks), f"a block of {blocks} holds no prefix"
-        self._cached.pin(blocks)
+        self._eviction_order.pin(blocks)
 
     def unpin(self, blocks: Iterable[int]) -> None:
         """Let blocks be evicted again. Does nothing for those that are not pinned."""
-        self._cached.unpin(blocks)
+        self._eviction_order.unpin(blocks)
 
     def is_evictable(self, block: int) -> bool:
-        return block in self._cached
+        return block in self._eviction_order
 
     def evict(self, blocks: Sequence[int]) -> None:
         """Drop the prefixes of evictable, distinct `blocks`, which become free."""
         for block in blocks:
-            self._cached.remove(block)
+            self._eviction_order.remove(block)
         self._lose_prefixes(list(blocks))
         self._clear(np.array(blocks, np.int64))
 
@@ -293,10 +294,12 @@ class BlockPool:
         """
         prefixes = self.index.items() if self.index is not None else []
         self._free.check()
-        self._cached.check(0, self.num_blocks)
+        self._eviction_order.check(0, self.num_blocks)
         blocks = self.ledger.part(0, self.num_blocks)
         assert all(blocks.hash[block] for block in self.pinned), "a block is pinned that holds no prefix"
-        check_pool(blocks, self.block_size, self._free.ids, self._cached.cached, prefixes, tables, self._free.unmapped)
+        check_pool(
+            blocks, self.block_size, self._free.ids, self._eviction_order.cached, prefixes, tables, self._free.unmapped
+        )
 
     def _activate_one(self, block: int, owner: int, group: int) -> None:
         # The other columns of a free block are zero already.
@@ -335,11 +338,11 @@ class BlockPool:
     def _retire(self, ids: Ids) -> None:
         """Mark unheld, hashed blocks as cached; the first of `ids` is evicted first."""
         self.ledger.state[ids] = BlockState.CACHED
-        self._cached.add(ids)
+        self._eviction_order.add(ids)
 
     def _evict(self, count: int) -> list[int]:
-        assert count <= len(self._cached), f"{count} blocks to evict, {len(self._cached)} cached"
-        blocks = self._cached.pop(count)
+        assert count <= len(self._eviction_order), f"{count} blocks to evict, {len(self._eviction_order)} cached"
+        blocks = self._eviction_order.pop(count)
         self._lose_prefixes(blocks)
         return blocks
 

@@ -1,4 +1,4 @@
-"""The eviction order of cached rows of the ledger, and which rows changed since the last frame."""
+"""The order in which the cached rows of a tier are evicted, and which rows are pinned."""
 
 from __future__ import annotations
 
@@ -10,45 +10,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from kvscope_engine.policy.kv_cache.changed_rows import ChangedRows
 from kvscope_engine.policy.kv_cache.free_list import Ids
 
 MAX_EVICTION_ORDER: Final = np.iinfo(np.uint32).max
-
-
-class ChangedRows:
-    """Set of rows of the ledger changed since the last frame, as flags and a list.
-
-    Costs O(changed), bounded by the pool. Adding and draining never scan all `num_rows`.
-    """
-
-    __slots__ = ("_flags", "_flags_array", "_ids")
-
-    def __init__(self, num_rows: int) -> None:
-        self._flags = bytearray(num_rows)
-        self._flags_array = np.frombuffer(self._flags, np.bool_)  # the same memory, for many rows in one call
-        self._ids: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def add_one(self, row: int) -> None:
-        if not self._flags[row]:
-            self._flags[row] = True
-            self._ids.append(row)
-
-    def add(self, rows: npt.NDArray[np.int64]) -> None:
-        """Mark rows, shape `(n,)`, each at most once."""
-        fresh = rows[~self._flags_array[rows]]
-        self._flags_array[fresh] = True
-        self._ids += fresh.tolist()
-
-    def drain(self) -> npt.NDArray[np.uint32]:
-        """Return the marked rows, sorted, and clear the marks."""
-        rows = np.array(self._ids, np.uint32)
-        rows.sort()
-        self._flags_array[rows] = False
-        self._ids = []
-        return rows
 
 
 class EvictionOrder:

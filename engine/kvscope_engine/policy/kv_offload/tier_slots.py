@@ -28,7 +28,7 @@ class TierSlots:
         self._tier = tier
         self._columns = _Columns(pool.ledger)
         self._free = list(range(first + count - 1, first - 1, -1))
-        self._cached = EvictionOrder(pool.ledger.eviction_order, pool.changed_rows)  # nothing in it is pinned
+        self._eviction_order = EvictionOrder(pool.ledger.eviction_order, pool.changed_rows)  # nothing in it is pinned
         self._row_of: dict[bytes, int] = {}
         self._prefix_of: dict[int, Prefix] = {}
 
@@ -39,7 +39,7 @@ class TierSlots:
     @property
     def num_cached(self) -> int:
         """Number of slots that are not held, kept for their prefix."""
-        return len(self._cached)
+        return len(self._eviction_order)
 
     def __contains__(self, row: int) -> bool:
         return self.first <= row < self.first + self.count
@@ -60,7 +60,7 @@ class TierSlots:
 
     def oldest(self, count: int) -> list[int]:
         """Return up to `count` cached rows, in the order in which they are evicted."""
-        return [row for row, _ in zip(self._cached.idle, range(count), strict=False)]
+        return [row for row, _ in zip(self._eviction_order.idle, range(count), strict=False)]
 
     def allocate(self, count: int, owners: Sequence[int] | int) -> list[int]:
         """Return `count` free rows, at most `num_free`, with one reference each, for content written by requests
@@ -100,8 +100,8 @@ class TierSlots:
         """Add a reference to these cached or active rows, which must be distinct."""
         columns, step = self._columns, self._pool.step
         for row in rows:
-            if row in self._cached:
-                self._cached.remove(row)
+            if row in self._eviction_order:
+                self._eviction_order.remove(row)
             columns.ref_count[row] += 1
             columns.state[row] = BlockState.ACTIVE
             columns.last_used_step[row] = step
@@ -121,7 +121,7 @@ class TierSlots:
             self._pool.changed_rows.add_one(row)
             if count == 0 and row in self._prefix_of:
                 columns.state[row] = BlockState.CACHED
-                self._cached.add_one(row)
+                self._eviction_order.add_one(row)
             elif count == 0:
                 self._clear(row)
 
@@ -130,8 +130,8 @@ class TierSlots:
 
         Rows that are held are not in the eviction order.
         """
-        if row in self._cached:
-            self._cached.refresh(row)
+        if row in self._eviction_order:
+            self._eviction_order.refresh(row)
 
     def drop_prefix(self, row: int) -> Prefix | None:
         """Remove the row's prefix from the index, and free the row if it is not held. Returns the prefix."""
@@ -142,8 +142,8 @@ class TierSlots:
             self._columns.parent[row] = 0
             if self._pool.cache_log is not None:
                 self._pool.cache_log.removed([prefix], self._tier)
-        if row in self._cached:
-            self._cached.remove(row)
+        if row in self._eviction_order:
+            self._eviction_order.remove(row)
             self._clear(row)
         self._pool.changed_rows.add_one(row)
         return prefix
@@ -165,7 +165,7 @@ class TierSlots:
         )
         expected = np.full(self.count, BlockState.ACTIVE, np.uint8)
         expected[[row - self.first for row in self._free]] = BlockState.FREE
-        expected[[row - self.first for row in self._cached.idle]] = BlockState.CACHED
+        expected[[row - self.first for row in self._eviction_order.idle]] = BlockState.CACHED
         assert (expected == ledger.state).all(), f"states disagree: {np.flatnonzero(expected != ledger.state)}"
         free = ledger.state == BlockState.FREE
         assert len(self._free) == len(set(self._free)) == free.sum(), "a place is free twice"
@@ -177,8 +177,8 @@ class TierSlots:
         assert not ledger.parent[ledger.hash == 0].any(), "a place that is not hashed has a parent"
         assert {row: p.digest for row, p in self._prefix_of.items()} == {r: d for d, r in self._row_of.items()}
         assert {row - self.first for row in self._prefix_of} == set(np.flatnonzero(ledger.hash).tolist())
-        self._cached.check(self.first, self.first + self.count)
-        assert set(self._cached.idle) <= set(self._prefix_of), "a place is cached and cannot be found"
+        self._eviction_order.check(self.first, self.first + self.count)
+        assert set(self._eviction_order.idle) <= set(self._prefix_of), "a place is cached and cannot be found"
 
     def _activate(self, row: int, owner: int) -> None:
         columns = self._columns

@@ -1,5 +1,5 @@
-"""Preemption: which running request loses its blocks if too few are available, and whether its KV is swapped or
-recomputed.
+"""The order in which running requests are preempted (`victim_order`), and how a victim's blocks are freed: by a swap or
+for recomputation. The scheduler chooses the victim (`Scheduler._allocate_or_preempt`).
 """
 
 from __future__ import annotations

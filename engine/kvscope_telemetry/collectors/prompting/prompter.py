@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from kvscope_telemetry.collectors.address import ExternalAddress
+from kvscope_telemetry.collectors.external_address import ExternalAddress
 from kvscope_telemetry.collectors.http_client import HttpClient
 from kvscope_telemetry.collectors.prompting.completion_query import make_completion_query
 from kvscope_telemetry.collectors.prompting.exchange import SILENCE_S, Exchange

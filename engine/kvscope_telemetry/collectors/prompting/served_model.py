@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from kvscope_telemetry.collectors.address import ExternalAddress
+from kvscope_telemetry.collectors.external_address import ExternalAddress
 from kvscope_telemetry.collectors.external_engine import Version
 from kvscope_telemetry.collectors.external_engines import find_engine
 from kvscope_telemetry.collectors.http_client import HttpClient, NoAnswer

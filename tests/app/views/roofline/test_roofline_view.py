@@ -15,7 +15,7 @@ from kvscope_app.setting_names import ROOFLINE_RANGE
 from kvscope_app.ui.theme import DARK, LIGHT
 from kvscope_app.views.inspector.inspector_view import STEP, InspectorView
 from kvscope_app.views.roofline.point_text import point_text
-from kvscope_app.views.roofline.roofline_view import NOT_RECORDED, RANGES_S, RooflineView
+from kvscope_app.views.roofline.roofline_view import NOT_RECORDED, ROOFLINE_RANGES_S, RooflineView
 from kvscope_telemetry.messages.telemetry import DeviceInfo, Frame, Snapshot, Work
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
@@ -174,7 +174,7 @@ def test_roofline_range_is_saved_and_restored(show_roofline, recording_with_work
     other = RooflineView(view.session)
     qtbot.addWidget(other)
     other.restore_settings(settings)
-    name = list(RANGES_S)[1]
+    name = list(ROOFLINE_RANGES_S)[1]
     assert driver.find_button(other.ranges, name).isChecked()
     settings.clear()
     other.save_settings(settings)

@@ -377,8 +377,8 @@ def test_click_in_a_chart_seeks_to_its_time(session, view, monkeypatch):
 
 def test_going_live_resets_the_zoom_and_follows_the_present(view, session):
     begin_ns = session.history.wall_ns(0)
-    session.timeline.visible_range.show(TimeSpan(begin_ns, begin_ns + 10**9))
+    session.timeline.shared_zoom.show(TimeSpan(begin_ns, begin_ns + 10**9))
     assert not view.charts.is_following
     session.timeline.go_live()
     assert view.charts.is_following
-    assert session.timeline.visible_range.span is None
+    assert session.timeline.shared_zoom.span is None

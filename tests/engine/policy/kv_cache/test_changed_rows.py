@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvscope_engine.policy.kv_cache.eviction_order import ChangedRows
+from kvscope_engine.policy.kv_cache.changed_rows import ChangedRows
 
 
 def test_changed_rows_are_sorted_and_unique() -> None:

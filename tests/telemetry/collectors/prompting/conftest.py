@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvscope_telemetry.collectors.address import ExternalAddress
+from kvscope_telemetry.collectors.external_address import ExternalAddress
 from kvscope_telemetry.collectors.prompting.prompter import Prompter
 from kvscope_telemetry.messages.commands import Failed, Finished, Refused, Reply
 

@@ -1,7 +1,8 @@
 """Zoomed time range that the linked views of a session share.
 
-Owns the range and its undo history. Without a zoom, `span` is None and each view shows its own default: charts the last
-minute, the timeline the whole session. Knows no views.
+Owns the zoom and its undo history. Without a zoom, `span` is None and each view shows its own range: charts the length
+chosen in their bar (`time_bar.RANGES_S`), up to the time shown; the roofline likewise (`ROOFLINE_RANGES_S`); the
+timeline and the fragmentation map the whole session, or what was chosen there. Knows no views.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ _ONE_ZOOM_S: Final = 0.8
 _MAX_EARLIER: Final = 100
 
 
-class VisibleRange(QObject):
-    """Linked range of a timeline, on that timeline's clock (nanoseconds since 1970)."""
+class SharedZoom(QObject):
+    """Zoom that the linked views of a timeline share, on that timeline's clock (nanoseconds since 1970)."""
 
     changed = Signal()
 
     def __init__(self, parent: QObject | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Create a range without a zoom. `clock` returns seconds and decides which changes are undone together."""
+        """Start without a zoom. `clock` returns seconds and decides which changes are undone together."""
         super().__init__(parent)
         self._clock = clock
         self._span: TimeSpan | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope_telemetry.collectors.address import ExternalAddress, each_rank, waits_for_publisher
+from kvscope_telemetry.collectors.external_address import ExternalAddress, each_rank, waits_for_publisher
 from kvscope_telemetry.errors import BadInput
 
 parse = ExternalAddress.parse
