@@ -105,7 +105,7 @@ def _of_request(window: SessionWindow, acts: _Acts) -> list[ActionSpec]:
             acts.abort,
             lambda: permission.why_not_abort(session.mirror, session.selection.request),
             shortcuts=("Del",),
-            tip="Abort the selected request, also one of another client",
+            tip="Abort the selected request, even if another client sent it",
             within="requests",
             question=acts.what_abort_ends,
         ),
