@@ -3,8 +3,8 @@
     python scripted_desktop.py ENDPOINT
 
 Lines in: `record FILE`, `stop`, `look`, `quit`. Lines out: `live`, once all views are loaded and telemetry arrives and
-is kept, or it is known that it cannot be kept; `recording FILE`, `not FILE`; `notice …` and `banner …` as they are shown; `at STEP`, the
-answer to `look`.
+is kept, or it is known that it cannot be kept; `recording FILE`, `not FILE`; `notice …` and `banner …` as they are
+shown; `at STEP`, the answer to `look`.
 """
 
 from __future__ import annotations
