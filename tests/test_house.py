@@ -58,7 +58,7 @@ INTERNALS = sorted(f"docs/internals/{path.name}" for path in ROOT.glob("docs/int
 
 
 @pytest.mark.parametrize("name", ["CONTRIBUTING.md", "ARCHITECTURE.md", *INTERNALS])
-def test_named_paths_exist(name: str, present: set[str]) -> None:
+def test_paths_named_in_documents_exist(name: str, present: set[str]) -> None:
     named = set(re.findall(r"`((?:[a-z0-9_]+/)+|(?:[a-z0-9_]+/)*[a-z0-9_]+\.py)`", (ROOT / name).read_text("utf-8")))
     assert named
     missing = [path for path in named if not any(f"/{known}".endswith(f"/{path}") for known in present)]

@@ -43,8 +43,8 @@ def add_access_options(parser: argparse.ArgumentParser, option: str) -> None:
         "--key",
         metavar="FILE",
         type=Path,
-        help=f"with {option}: the key file that `kvscope-engine keys new` wrote on the engine's machine, or "
-        "none for no key (default: the one remembered for the endpoint in "
+        help=f"with {option}: key file that `kvscope-engine keys new` wrote on the engine's machine, or the word "
+        "none (default: the one remembered for the endpoint in "
         "~/.config/kvscope/connections.toml; your own engine on this machine needs none)",
     )
     parser.add_argument(
@@ -62,7 +62,7 @@ def add_access_options(parser: argparse.ArgumentParser, option: str) -> None:
     parser.add_argument(
         "--api-key-over-http",
         action="store_true",
-        help=f"allow sending the API key to a {servers} server on another machine without TLS",
+        help=f"allow sending the API key without TLS to a {servers} server on another machine",
     )
     parser.add_argument("--tls", action="store_true", help=f"connect to the {servers} server by https")
     parser.add_argument(

@@ -19,7 +19,7 @@ def add_alarm_options(parser: argparse.ArgumentParser, which: str) -> None:
         action="append",
         default=[],
         help="an alarm for this run: '[NAME:] EXPRESSION [for N s]', such as 'Slow: ttft_p99_ms > 500 for 10 s' "
-        f"(repeatable; {which}). A wrong figure lists all figures; see docs/alarms.md",
+        f"(repeatable; {which}). An unknown figure name prints the list of figures; see docs/alarms.md",
     )
     parser.add_argument(
         "--alarm-webhook",

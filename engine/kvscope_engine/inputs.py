@@ -83,8 +83,8 @@ def _checked_ids(ids: Sequence[int], vocab_size: int, max_len: int) -> list[int]
         raise BadInput("prompt_token_ids is empty: at least one token is accepted")
     if len(ids) >= max_len:
         raise BadInput(
-            f"the prompt has {len(ids)} tokens: at most {max_len - 1} are accepted"
-            f" (the limit of {max_len} holds prompt and output)"
+            f"the prompt has {len(ids)} tokens: send at most {max_len - 1}"
+            f" (the limit of {max_len} includes prompt and output)"
         )
     low, high = min(ids), max(ids)
     if low < 0 or high >= vocab_size:

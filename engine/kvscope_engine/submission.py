@@ -40,8 +40,8 @@ def child_requests(
     room = limits.max_model_len - len(prompt_ids)
     if room < 1:
         raise BadInput(
-            f"the prompt has {len(prompt_ids)} tokens: at most {limits.max_model_len - 1} are accepted"
-            f" (the limit of {limits.max_model_len} holds prompt and output)"
+            f"the prompt has {len(prompt_ids)} tokens: send at most {limits.max_model_len - 1}"
+            f" (the limit of {limits.max_model_len} includes prompt and output)"
         )
     asked = submit.sampling.max_tokens
     if asked is None:

@@ -141,12 +141,12 @@ class EngineConfig:
         OneOf(QUANTIZATIONS),
         group=_MODEL,
         metavar="Q",
-        help="auto: use a GGUF, GPTQ, AWQ or compressed-tensors file in its 4 or 8 bits (on a GPU: in 4,"
-        " except GGUF), with the same tokens as widened weights; none: widen the weights (same"
-        " tokens, more memory, slower). The others change the tokens; on a CPU they are faster, most"
-        " of all in batches. a8: auto, with activations rounded to 8 bits, as in llama.cpp; int8,"
-        " int4: round the weights of any model (one scale per 64 or 32 inputs; on a GPU weights"
-        " only); fp8: GPU only, one scale per weight row and per token",
+        help="auto: keep the 4 or 8 bits of a GGUF, GPTQ, AWQ or compressed-tensors file (on a GPU only 4 bits, and not"
+        " GGUF), with the same tokens as none; none: widen the weights to --dtype (more memory, slower). The others"
+        " change the tokens, and are faster on a CPU, most of all for batches. a8: like auto, and round activations"
+        " to 8 bits, as llama.cpp does; int8 and int4: round the weights of any model, with one scale per 64 (int8)"
+        " or 32 (int4) inputs, and on a CPU the activations too; fp8: GPU only: round weights and activations, with"
+        " one scale per weight row and per token",
         brief="weights: auto (as in the file) or none (widened), with the same tokens; a8 (auto with 8-bit"
         " activations), int8 or int4 (faster on a CPU, different tokens); fp8 (GPU only, different"
         " tokens)",
@@ -156,9 +156,9 @@ class EngineConfig:
         OneOf(("auto", "none", "vllm")),
         group=_MODEL,
         metavar="G",
-        help="where the defaults of requests come from: auto (temperature, top-p, top-k, min-p, repetition"
-        " penalty and maximum new tokens of the model's generation_config.json or GGUF keys) or none"
-        " (vLLM: vllm)",
+        help="source of the sampling defaults of requests: auto (temperature, top-p, top-k, min-p, repetition"
+        " penalty and maximum new tokens from the model's generation_config.json or GGUF keys) or none (the"
+        " engine's own defaults; vllm, vLLM's name for it, means the same)",
         brief="use the model's generation config as sampling defaults: auto or none",
     )
     max_model_len: int | None = option(
@@ -209,18 +209,17 @@ class EngineConfig:
         None,
         OnOff(),
         group=_MODEL,
-        help="also run steps with prefills of up to 512 tokens as CUDA graphs, all but attention (default: on a GPU, "
-        "unless --enforce-eager or --sparse-decode, or where they would leave little memory for the KV cache)",
-        brief="also run steps with prefills as CUDA graphs, up to 512 tokens a step (default: on a GPU)",
+        help="also run steps with up to 512 prefill tokens as CUDA graphs, attention excepted (default: on a GPU, "
+        "without --enforce-eager and --sparse-decode, if enough memory is left for the KV cache)",
+        brief="also run steps with up to 512 prefill tokens as CUDA graphs (default: on a GPU)",
     )
     attention_backend: str = option(
         "auto",
         OneOf(("auto", "kvscope", "flashinfer", "flash-attn"), _VLLM_BACKENDS),
         group=_MODEL,
         metavar="B",
-        help="on a GPU: attention library for prompts; auto takes FlashInfer or flash-attn if installed, "
-        "suitable for the model, equal in results and measured faster at the start; kvscope's own kernels "
-        "otherwise",
+        help="on a GPU: attention library for prompts; auto uses FlashInfer or flash-attn if it is installed, "
+        "supports the model, and gives equal results faster in a test at the start; else kvscope's own kernels",
         brief="attention library for prompts on a GPU: auto (the fastest installed), kvscope, flashinfer or flash-attn",
     )
     """Attention library for prompts. Decodes, and layers that a library does not support, always use kvscope's
@@ -325,9 +324,9 @@ class EngineConfig:
         Whole(0, _MANY),
         group=_CACHE,
         metavar="STEPS",
-        help="every STEPS decode steps, measure which share of each request's attention falls on each of"
-        " its blocks (the page map's Attention colours), in the same pass over the keys as attention;"
-        " 16 works well; in layers that select blocks, skipped blocks get nothing (0: never)",
+        help="every STEPS decode steps, measure how each request's attention is distributed over its blocks, for the"
+        " page map's Attention colours; 16 works well. Attention computes it in the same pass over the keys."
+        " Blocks that a layer skips (sparse attention) count as 0 there (0: never measure)",
         brief="measure attention per block every N decode steps, for the page map (default: 0, never)",
     )
     sparse_decode: float | None = option(
@@ -336,11 +335,10 @@ class EngineConfig:
         group=_CACHE,
         metavar="FRACTION",
         help="let each new token attend only to this fraction of its request's blocks, above 0 and at most"
-        " 1: those with the most attention as estimated from bounds of their keys, per layer and KV"
-        " head (Quest). Full attention remains for prompts, the first two layers, layers with a"
-        " sliding window and requests of up to 256 tokens. Answers change a little. The bounds need"
-        " 1/16 of the KV cache's memory with blocks of 16 (1/8 if it has 8 bits) (default: all"
-        " blocks)",
+        " 1 (default: all blocks): those with the highest attention, estimated per layer and KV head from the"
+        " smallest and largest key values of each block (Quest). Prompts, the first two layers, sliding-window"
+        " layers and requests of up to 256 tokens keep full attention. Answers change a little. The estimates need"
+        " extra memory: 1/16 of the KV cache with blocks of 16 tokens, 1/8 if the cache has 8 bits",
         brief="fraction of a request's blocks that each new token attends to (default: all; 0.25 works well)",
     )
     allocator: str = option(
@@ -401,7 +399,7 @@ class EngineConfig:
         Whole(0, 1 << 16),
         group=_SCHEDULER,
         metavar="STATES",
-        help="slots for states of recurrent layers at cached prefixes, in addition to one per request"
+        help="slots for saved states of recurrent layers at cached prefixes, in addition to one per request"
         " (default: as many as --max-num-seqs, within half of the KV memory)",
         brief="slots for states of recurrent layers at cached prefixes (default: as many as --max-num-seqs)",
     )
@@ -435,10 +433,10 @@ class EngineConfig:
         Json(parse_speculative_config),
         group=_SCHEDULER,
         metavar="JSON",
-        help="draft tokens by n-gram lookup in the prompt and output, and verify several per step, with"
+        help="speculate: draft tokens by n-gram lookup in the prompt and output, and verify several of them per step;"
         ' vLLM\'s fields, such as \'{"method": "ngram", "num_speculative_tokens": 5,'
-        ' "prompt_lookup_max": 4, "prompt_lookup_min": 2}\'; same tokens; fast if answers repeat their'
-        " prompt (default: off)",
+        ' "prompt_lookup_max": 4, "prompt_lookup_min": 2}\'; the tokens stay the same;'
+        " faster if answers repeat parts of their prompt (default: off)",
         brief="speculative decoding by n-gram lookup, with vLLM's fields; same tokens (default: off)",
     )
     lora_modules: tuple[LoraModule, ...] = option(
@@ -465,7 +463,8 @@ class EngineConfig:
         Whole(1, 512),
         group=_LORA,
         metavar="RANK",
-        help="maximum rank of an adapter; memory and time are those of this rank, even if adapters have less",
+        help="maximum rank of an adapter; every adapter needs the memory and time of this rank, even if its own is"
+        " lower",
         brief="maximum rank of an adapter (default: 16)",
     )
     allow_runtime_lora_updating: bool = option(

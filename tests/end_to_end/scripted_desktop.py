@@ -2,9 +2,9 @@
 
     python scripted_desktop.py ENDPOINT
 
-Lines in: `record FILE`, `stop`, `look`, `quit`. Lines out: `live`, once telemetry arrives and is kept or it is known
-that it cannot be kept; `recording FILE`, `not FILE`; `notice …` and `banner …` as they are shown; `at STEP`, the
-answer to `look`.
+Lines in: `record FILE`, `stop`, `look`, `quit`. Lines out: `live`, once all views are loaded and telemetry arrives and
+is kept, or it is known that it cannot be kept; `recording FILE`, `not FILE`; `notice …` and `banner …` as they are
+shown; `at STEP`, the answer to `look`.
 """
 
 from __future__ import annotations
@@ -34,18 +34,22 @@ class ScriptedDesktop(QObject):
         desktop.offer_crashed_histories()
         self.window.session.noticed.connect(lambda text: print_line(f"notice {text}"))
         self._banner = ""
-        self._is_live = False
+        self._is_live = self._is_loaded = False
+        self.window.views_loaded.connect(self._on_loaded)
         self._clock = QTimer(self, interval=LOOK_MS)
         self._clock.timeout.connect(self._look)
         self._clock.start()
         self._words = QSocketNotifier(0, QSocketNotifier.Type.Read, self)
         self._words.activated.connect(self._follow_command)
 
+    def _on_loaded(self) -> None:
+        self._is_loaded = True
+
     def _look(self) -> None:
         session, banner = self.window.session, self.window.banner.text
         kept = session.disk_history
         is_settled = kept is not None and (kept.range_ns is not None or kept.failure)
-        if not self._is_live and is_settled and session.mirror.hello is not None:
+        if not self._is_live and self._is_loaded and is_settled and session.mirror.hello is not None:
             self._is_live = True
             print_line("live")
         if banner and banner != self._banner:

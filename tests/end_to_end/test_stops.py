@@ -103,6 +103,7 @@ def terminate(engine: Any) -> int:
     return code
 
 
+@pytest.mark.storm({"name": "pip"})
 @pytest.mark.parametrize("name", ["pip", "cc"])
 def test_sigterm_while_downloading_or_compiling_leaves_no_process(
     name: str, fake_program: Callable[[str], None], start_until: Callable[..., Any], tiny_model: Callable[..., str]
@@ -134,6 +135,7 @@ def test_sigterm_during_a_hub_download_leaves_no_process_or_file(
         assert not any(tmp_path.rglob("*.incomplete")), "an incomplete download was left"
 
 
+@pytest.mark.storm({"wait_s": 0})
 @pytest.mark.parametrize("wait_s", [0, 1])
 def test_sigterm_while_ranks_start_leaves_no_process(
     wait_s: float, start_until: Callable[..., Any], tiny_model: Callable[..., str], tmp_path: Path

@@ -417,7 +417,7 @@ def test_generate_is_refused_beside_other_requests(make_engine: Make) -> None:
     assert len(tokens_of(run_to_end(engine), "mine")) == 12
 
 
-def test_tier_statistics_equal_the_counters(make_engine: Make) -> None:
+def test_saved_bytes_equal_the_offloaded_blocks(make_engine: Make) -> None:
     plain = make_engine()
     assert plain.components.mover is None
     block_bytes = plain.hello.cache.block_bytes

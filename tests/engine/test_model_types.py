@@ -27,6 +27,7 @@ def test_every_model_type_was_tried() -> None:
     assert {found["result"] for found in RESULTS.values()} <= {"served", "refused", "not tried"}
 
 
+@pytest.mark.storm(*({"model_type": name} for name in SAMPLE[1::2]))
 @pytest.mark.parametrize("model_type", SAMPLE)
 def test_sampled_model_types_match_the_page(model_type: str) -> None:
     check_model_type(model_type)

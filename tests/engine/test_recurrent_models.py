@@ -139,6 +139,7 @@ def test_preempted_requests_give_the_same_tokens(family: str, make_engine_of_fam
     check_all_released(engine)
 
 
+@pytest.mark.storm({"disk": 0})
 @pytest.mark.parametrize("family", [*MANY, "mamba"])
 @pytest.mark.parametrize("disk", [0, 1 << 20])
 def test_swapped_requests_give_the_tokens_of_transformers(
@@ -173,6 +174,7 @@ SHORTAGE = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 Gi
 OF_LIBRARY = RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`")
 
 
+@pytest.mark.storm({"error": OF_LIBRARY})
 @pytest.mark.parametrize("error", [SHORTAGE, OF_LIBRARY], ids=["memory", "library"])
 @pytest.mark.parametrize("family", MANY)
 def test_steps_that_fail_after_changing_states_lose_no_request_and_no_token(
@@ -280,6 +282,7 @@ def test_too_little_host_memory_for_a_state_is_reported(make_engine_of_family: M
     check_all_released(engine)
 
 
+@pytest.mark.storm({"caching": False})
 @pytest.mark.parametrize("family", MANY)
 @pytest.mark.parametrize("caching", [True, False])
 def test_completions_of_one_prompt_share_its_states(family: str, caching: bool, make_engine_of_family: Make) -> None:

@@ -178,6 +178,7 @@ class RandomLoad:
         assert ledger.last_used_step.max() <= max(snapshot.step, 1), "nothing is dated after the step that tells of it"
 
 
+@pytest.mark.storm({"seed": 1}, {"seed": 2})
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_random_load_changes_no_tokens(
     make_engine: Make, jobs: list[Submit], expected: list[Any], seed: int, storm: Callable[[int, int], int]
@@ -251,6 +252,7 @@ def test_no_step_is_in_flight_after_settling(make_engine: Make) -> None:
     assert engine.step_count == 3
 
 
+@pytest.mark.storm({"failures": (2,)}, {"failures": (1, 2)}, {"failures": (4, 6)})
 @pytest.mark.parametrize("failures", [(1,), (2,), (1, 2), (2, 3), (4, 6)])
 def test_step_that_cannot_be_launched_without_memory_runs_after_the_one_before(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch, failures: tuple[int, ...]
@@ -566,6 +568,7 @@ def test_failures_of_steps_begun_ahead_are_reported(make_engine: Make, monkeypat
     assert engine.notes == ("a step failed and was run again: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED",)
 
 
+@pytest.mark.storm({"num_blocks": 30}, {"num_blocks": 36})
 @pytest.mark.parametrize(("num_blocks", "seed"), [(24, 2), (30, 1), (36, 1)])
 def test_copies_of_a_failed_step_are_not_repeated(
     make_small: Make, make_engine: Make, monkeypatch: pytest.MonkeyPatch, num_blocks: int, seed: int

@@ -42,5 +42,5 @@ def test_max_tokens_is_limited_by_the_model_and_by_default_by_the_pool(asked: in
 
 
 def test_prompt_without_room_for_output_is_refused_with_the_numbers() -> None:
-    with pytest.raises(BadInput, match=r"100 tokens: at most 99 are accepted"):
+    with pytest.raises(BadInput, match=r"100 tokens: send at most 99"):
         child_requests(_submit(), [1] * 100, LIMITS, 1, engine_seed=0)

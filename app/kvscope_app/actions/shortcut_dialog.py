@@ -41,14 +41,14 @@ _TIMELINE_KEYS: Final = (
     ("Move the cursor (by steps when zoomed in)", "Left, Right"),
     ("Pan in time", "A, D, Shift+Left, Shift+Right, or drag"),
     ("Zoom in time at the pointer", "Wheel, or W, S"),
-    ("Measure a range: figures until Esc", "Shift+Drag"),
+    ("Measure a range (Esc ends it)", "Shift+Drag"),
     ("Select the request in the row above, below", "Up, Down"),
     ("Scroll lanes and requests", "Ctrl+Wheel, or Page Up, Page Down"),
     ("Show the whole timeline", "Double click"),
 )
 _HEATMAP_KEYS: Final = (
-    ("Move the cell", "Arrow keys, Page Up, Page Down"),
-    ("Go to the second of the cell", "Enter or click"),
+    ("Select another cell", "Arrow keys, Page Up, Page Down"),
+    ("Go to the time of the cell", "Enter or click"),
     ("Zoom in time at the pointer", "Wheel"),
     ("Pan in time", "Drag"),
     ("Show the whole timeline", "Double click"),

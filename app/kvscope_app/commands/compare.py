@@ -24,9 +24,9 @@ def add_compare_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Ar
         "compare",
         help="compare two recordings side by side",
         description="Show two recordings side by side in a window: their page maps under one cursor, their"
-        " curves, and a table of key figures. Without a display, print only the table. Each"
-        " difference is compared with the runs' own variation: each run is cut into 5 windows, and"
-        " their variation gives the difference that two identical runs stay within in 19 of 20 cases.",
+        " curves, and a table of key figures. Without a display, print only the table. To tell differences from"
+        " noise, each run is cut into 5 windows. Their variation shows how far two identical runs differ in 19 of"
+        " 20 cases; each difference is compared with that.",
         allow_abbrev=False,
     )
     parser.add_argument("a", metavar="A.mcap", type=Path, help="a recording; or the word sample or sample-hybrid")

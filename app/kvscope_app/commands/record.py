@@ -66,7 +66,9 @@ def add_record_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
         help="include the text of blocks, so that the file contains prompts and answers (requires an operator's key)",
     )
     add_access_options(parser, "ADDRESS")
-    add_alarm_options(parser, "'default' stands for the predefined alarms, which a webhook alone gets too")
+    add_alarm_options(
+        parser, "'default' stands for the predefined alarms, also used if --alarm-webhook is given without --alarm"
+    )
     parser.add_argument(
         "--wait",
         metavar="N",
@@ -78,7 +80,9 @@ def add_record_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
     parts.add_argument(
         "--segment-seconds", metavar="N", type=span, help="start a new file every N seconds: FILE-001.mcap, …"
     )
-    parts.add_argument("--segment-bytes", metavar="SIZE", type=size, help="start a new file after SIZE (100MB, 1GiB)")
+    parts.add_argument(
+        "--segment-bytes", metavar="SIZE", type=size, help="start a new file after SIZE, such as 100MB or 1GiB"
+    )
     parser.set_defaults(run=record)
     return parser
 

@@ -77,7 +77,7 @@ class RecordedAlarms:
     def _report(self, alarm: Alarm) -> None:
         if alarm.until_ns:
             self._writer.write_bookmark(bookmark_of(alarm))
-        what = f"{alarm.name} is over" if alarm.until_ns else rule_text(alarm.rule)
+        what = f"{alarm.name} ended" if alarm.until_ns else rule_text(alarm.rule)
         how = alarm_text(alarm)
         self._report_line(f"alarm: {what}" + (f" ({how})" if how else ""))
         if self._webhook is not None:

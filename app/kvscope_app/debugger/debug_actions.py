@@ -105,7 +105,7 @@ def _request_actions(window: SessionWindow, commands: _Commands) -> list[ActionS
             commands.abort,
             lambda: permission.why_not_abort(session.mirror, session.selection.request),
             shortcuts=("Del",),
-            tip="Abort the selected request, also one of another client",
+            tip="Abort the selected request, even if another client sent it",
             within="requests",
             question=commands.abort_question,
         ),

@@ -86,7 +86,7 @@ def playback_actions(timeline: Timeline, jumps: EventJumps) -> list[ActionSpec]:
         ),
         ActionSpec(
             "zoom_back",
-            "Previous time range",
+            "Undo zoom",
             TIME,
             shared_zoom.back,
             ("Alt+Left",),
@@ -95,12 +95,12 @@ def playback_actions(timeline: Timeline, jumps: EventJumps) -> list[ActionSpec]:
         ),
         ActionSpec(
             "zoom_forward",
-            "Next time range",
+            "Redo zoom",
             TIME,
             shared_zoom.forward,
             ("Alt+Right",),
             enabled=lambda: shared_zoom.can_go_forward,
-            tip="Zoom the time axis again as before the undo",
+            tip="Redo the zoom that you undid",
         ),
         past("back", f"Back {wide}", partial(by, -BACK_S), ("Ctrl+Left",)),
         past("forward", f"Forward {wide}", partial(by, BACK_S), ("Ctrl+Right",)),

@@ -173,8 +173,8 @@ def _more_button(actions: list[QAction]) -> QToolButton:
     """Return a button with a menu of the actions that do not fit."""
     button = QToolButton()
     button.setText("»")
-    button.setToolTip("More")
-    button.setAccessibleName("More")
+    button.setToolTip("More actions")
+    button.setAccessibleName("More actions")
     button.setAutoRaise(True)
     button.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
     menu = QMenu(button)

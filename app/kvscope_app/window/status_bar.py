@@ -35,7 +35,7 @@ _TIPS: Final = {
     "device": "GPU utilization, or the engine's share of the CPUs; power and temperature if reported",
     "rate": "Engine steps in the last second",
     "frames": "Frames received; lost ones are repaired by a snapshot",
-    "latency": "Delay from the end of a step to its frame here",
+    "latency": "Time from the end of a step until its frame arrives here",
     "display": "Window updates in the last second",
 }
 _PRIORITY: Final = (

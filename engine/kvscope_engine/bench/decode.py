@@ -1,8 +1,8 @@
-"""`kvscope-engine bench decode`: tokens a CPU-second, ours beside transformers (`generate`, and its continuous
-batching) and llama.cpp, in one run.
+"""Measure tokens per CPU-second of kvscope, of transformers (`generate`, and its continuous batching) and of llama.cpp.
 
-One thread, the default model, the contenders one after the other in each round, medians of the rounds, ratios
-within a round. llama.cpp takes part when llama-cpp-python is installed. Nobody keeps prefixes: all compute all.
+All use one thread and the default model, and run one after the other in each round. Reported are medians of the rounds;
+ratios are taken within a round. llama.cpp takes part if llama-cpp-python is installed. No prefixes are cached, so that
+all compute each prompt completely.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         choices=("auto", "float32", "bfloat16"),
         default="auto",
-        help="of both ours and transformers (auto: what the engine takes on this CPU)",
+        help="data type for kvscope and transformers (auto: the one that the engine chooses on this CPU)",
     )
     parser.add_argument(
         "--quantization",
         choices=QUANTIZATIONS,
         default="auto",
-        help="kvscope's weights: auto reads the file's bits and keeps transformers' tokens; a8 rounds "
-        "activations to 8 bits as llama.cpp does",
+        help="kvscope's weights: auto uses the file's own bits (same tokens as transformers); a8 also rounds "
+        "activations to 8 bits, as llama.cpp does",
     )
     parser.add_argument(
         "--peer",
         action="append",
         choices=PEERS,
-        help="contenders to run beside kvscope; repeatable (default: all available)",
+        help="programs to compare kvscope with; repeatable (default: all available)",
     )
     parser.add_argument(
         "--only",
         action="append",
         choices=PARTS,
-        help="a part of it; repeatable (default: all). 1, 8: so many equal requests; 32: of mixed lengths, all at"
-        " once; staggered: the same, one joining every few steps; 4096: 8 requests that decode behind contexts of"
-        " 4,096 tokens; telemetry: with and without",
+        help="one part; repeatable (default: all). 1, 8: that many equal requests; 32: requests of mixed lengths,"
+        " all from the start; staggered: the same requests, one added every few steps; 4096: 8 requests with contexts"
+        " of 4,096 tokens; telemetry: with telemetry and without",
     )
 
 

@@ -38,8 +38,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
     parser.add_argument(
         "--lines",
         action="store_true",
-        help="read one JSON array of these options per line from standard input and answer each with two JSON "
-        "lines: serving, then everything (used by the desktop)",
+        help="for the desktop: read a JSON array of options per input line; answer each with two JSON lines, first "
+        "serving only, then complete",
     )
     parser.set_defaults(run=run)
     return parser
@@ -47,7 +47,9 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="default", metavar="M", help="a model, as for serve, or a config.json")
-    parser.add_argument("--gpu-memory", type=parse_size, metavar="SIZE", help="memory of one GPU, such as 24GiB")
+    parser.add_argument(
+        "--gpu-memory", type=parse_size, metavar="SIZE", help="memory of one GPU, such as 24GiB (required)"
+    )
     _add_serving(parser.add_argument_group("serving"))
     _add_training(parser.add_argument_group("training"))
 
@@ -131,7 +133,7 @@ def _add_serving(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--enforce-eager", action="store_true", help="plan without CUDA graphs")
     group.add_argument("--tensor-parallel-size", type=whole_number, default=1, metavar="N", help="tensor-parallel GPUs")
     group.add_argument(
-        "--pipeline-parallel-size", type=whole_number, default=1, metavar="N", help="Pipeline-parallel GPUs"
+        "--pipeline-parallel-size", type=whole_number, default=1, metavar="N", help="pipeline-parallel GPUs"
     )
     group.add_argument(
         "--kv-host-memory", type=parse_size, default=0, metavar="SIZE", help="host memory for KV, per GPU"
@@ -141,7 +143,8 @@ def _add_serving(group: argparse._ArgumentGroup) -> None:
         type=parse_size,
         default=0,
         metavar="SIZE",
-        help="weights in host memory, per GPU (serve's --cpu-offload-gb less two layers)",
+        help="weights in host memory, per GPU: the value of serve's --cpu-offload-gb minus the size of two layers, "
+        "because the GPU always holds two of the offloaded layers",
     )
     group.add_argument(
         "--others",

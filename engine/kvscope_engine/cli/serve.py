@@ -60,19 +60,19 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
         "--keys",
         type=Path,
         metavar="DIR",
-        help="on tcp: folder of the engine's key and the allowed keys, created if missing (default: "
+        help="on tcp: folder with the engine's key and the keys allowed to connect; created if missing (default: "
         f"{default_keys_folder()}; see `kvscope-engine keys`)",
     )
     access.add_argument(
         "--keyless",
         choices=[str(role) for role in Role],
-        help="on loopback tcp: require no key; every user of this machine has this role",
+        help="on loopback tcp: require no key, and give every user of this machine this role",
     )
     parser.add_argument(
         "--http",
         metavar="HOST:PORT",
         help="also serve the OpenAI API there, from a separate process (see `kvscope-engine http --help`); "
-        "beyond loopback an API key is needed",
+        "needs an API key if HOST is not loopback",
     )
     add_api_options(parser)
     parser.add_argument(
@@ -101,7 +101,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
         type=whole_number,
         const=0,
         metavar="PID",
-        help="stop when the parent process PID ends",
+        help="stop when the process that started the engine ends; give its PID to also notice that it has already "
+        "ended",
     )
     add_engine_options(parser)
     parser.set_defaults(run=run)

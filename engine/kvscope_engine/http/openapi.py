@@ -47,16 +47,16 @@ GET_ENDPOINTS: Final[dict[str, tuple[type, str]]] = {
     "/version": (Version, "Which version this is"),
 }
 ERRORS: Final = {
-    "400": "What was asked is not accepted",
+    "400": "The request is invalid, or asks for something unsupported",
     "401": "No valid API key",
-    "403": "Not from here",
+    "403": "Without an API key, the Host header must be an IP address or localhost",
     "404": "No such model or page",
     "405": "No such method",
-    "408": "The body did not come in time",
+    "408": "The body did not arrive in time",
     "413": "The body is too large",
-    "415": "The body is no JSON",
-    "429": "Too much at a time: try again",
-    "503": "No engine serves: try again",
+    "415": "The body is not JSON",
+    "429": "Too many requests or bodies at a time: try again later",
+    "503": "The engine is not running or still loading: try again later",
 }
 
 

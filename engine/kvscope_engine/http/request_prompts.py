@@ -31,7 +31,7 @@ async def text_prompts(
     max_len = api.max_model_len
     for prompt in prompts_in:
         if isinstance(prompt, list) and 0 < max_len <= len(prompt):
-            raise refused(f"the prompt has {len(prompt)} tokens: at most {max_len - 1} are accepted")
+            raise refused(f"the prompt has {len(prompt)} tokens: send at most {max_len - 1}")
     if tokenizer is None or all(isinstance(prompt, list) for prompt in prompts_in):
         return [_as_given(prompt) for prompt in prompts_in]
     prompts: list[Prompt] = []

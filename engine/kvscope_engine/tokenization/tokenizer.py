@@ -191,10 +191,10 @@ class Tokenizer:
     def refuse_too_long(self, text: str, max_len: int) -> None:
         """Raise BadInput, without tokenizing, if a prompt is certain to have `max_len` tokens or more."""
         if len(text) > MAX_PROMPT_CHARACTERS:
-            raise BadInput(f"the prompt has {len(text)} characters: at most {MAX_PROMPT_CHARACTERS} are accepted")
+            raise BadInput(f"the prompt has {len(text)} characters: send at most {MAX_PROMPT_CHARACTERS}")
         fewest = self._codec.fewest_tokens(text, max_len)
         if fewest >= max_len:
-            accepted = f"at most {max_len - 1} are accepted (the limit of {max_len} includes prompt and output)"
+            accepted = f"send at most {max_len - 1} (the limit of {max_len} includes prompt and output)"
             raise BadInput(f"the prompt has {len(text)} characters, which are more than {max_len} tokens: {accepted}")
 
     def _special_id(self, role: str) -> int | None:

@@ -197,7 +197,7 @@ _ALL: Final = (
     ),
     SecondFigure("num_blocks", "Blocks of the pool", _BLOCKS, _POOL, (), pool_of),
     _plain(_POOL, "active_blocks", "Blocks held by requests", _BLOCKS),
-    _plain(_POOL, "cached_blocks", "Blocks held by nobody, kept for their prefix", _BLOCKS),
+    _plain(_POOL, "cached_blocks", "Blocks not held by any request, kept for their prefix", _BLOCKS),
     _plain(_POOL, "free_blocks", "Free blocks", _BLOCKS),
     _plain(_POOL, "shared_blocks", "Blocks that several requests hold", _BLOCKS),
     _plain(_POOL, "host_blocks", "Blocks in host memory", _BLOCKS),

@@ -202,9 +202,9 @@ def _state_of_parts(parts: AttachedParts) -> tuple[SourceState, str]:
     if metrics and events:
         return SourceState.STALE, _joined(metrics, events)
     if metrics:
-        return SourceState.STALE, f"{metrics}; KV events go on" if parts.events is not None else metrics
+        return SourceState.STALE, f"{metrics}; KV events still arrive" if parts.events is not None else metrics
     if _are_events_gone(parts):
-        return SourceState.STALE, f"{events}; metrics go on"
+        return SourceState.STALE, f"{events}; metrics still arrive"
     if parts.are_restarts_doubtful:
         return SourceState.LIVE, _joined(SEVERAL_ENGINES, events)
     return SourceState.LIVE, events
@@ -221,11 +221,11 @@ def _events_why(parts: AttachedParts) -> str:
         return f"KV events: {parts.events_failure}"
     if events is None:
         return (
-            f"no KV events: {parts.product} does not say where they are, and none was given (--kv-events "
-            "tcp://HOST:5557), so that which blocks are cached is not known" + _start_with(parts)
+            f"no KV events: {parts.product} does not report their endpoint, and none was given (--kv-events "
+            "tcp://HOST:5557), so it is unknown which blocks are cached" + _start_with(parts)
         )
     if parts.are_events_missing and events.state in (StreamState.LIVE, StreamState.JOINING):
-        return "tokens flow and no KV event came in 60 s" + _start_with(parts) + ", prefix caching on"
+        return "tokens are generated, but no KV event arrived for 60 s" + _start_with(parts) + ", prefix caching on"
     if events.state is StreamState.UNCERTAIN:
         return f"what is cached is uncertain: {events.why}"
     if events.state is StreamState.REPLAYING:

@@ -192,7 +192,7 @@ class HttpExchange:
 
     def _check(self) -> None:
         if self._is_cut:
-            raise ConnectionAbortedError("cut off")
+            raise ConnectionAbortedError("kvscope closed the connection")
 
     def _follow(self, event: str, info: Mapping[str, Any]) -> None:
         """Handle httpx's trace events, the only access to the socket before an answer has begun."""

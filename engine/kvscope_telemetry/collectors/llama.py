@@ -39,7 +39,7 @@ def _ask_facts(ask: Ask) -> ServerFacts:
 def _form_fields(form: Structured) -> Fields:
     if form.kind == "grammar":
         return {"grammar": form.text}
-    raise BadInput(f"{form.kind} is not accepted for {_NAME}: it has no word for it; a grammar (GBNF) says the same")
+    raise BadInput(f"{_NAME} does not support {form.kind}: send a grammar (GBNF) instead")
 
 
 LLAMA_CPP: Final = ExternalEngine(

@@ -120,9 +120,9 @@ def _events(config: object) -> dict[str, Any]:
 
 def _form_fields(form: Structured) -> Fields:
     if form.kind == "choice":
-        raise BadInput(f"choice is not accepted for {_NAME}: it has no word for it; a regex says the same")
+        raise BadInput(f"{_NAME} does not support choice: send a regex instead")
     if form.kind == "structural_tag":
-        raise BadInput(f"structural_tag is not accepted for {_NAME}: it has no word for it")
+        raise BadInput(f"{_NAME} does not support structural_tag")
     return {"regex" if form.kind == "regex" else "ebnf": form.text}
 
 

@@ -78,7 +78,7 @@ def read_allow_list(folder: Path) -> list[ClientEntry]:
     """Return the allow-list in `folder`, without creating anything. Raises BadInput if it cannot be read."""
     path = folder / "clients.toml"
     if folder.exists() and not folder.is_dir():
-        raise BadInput(f"{_WHAT} {folder} is not accepted: it is not a directory")
+        raise BadInput(f"{_WHAT} {folder} is a file: give a folder")
     try:
         if not path.exists():
             return []

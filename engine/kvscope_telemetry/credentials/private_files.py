@@ -27,7 +27,7 @@ def make_private_folder(folder: Path, what: str) -> None:
     except OSError as error:
         raise BadInput(f"{what} {folder} is not accepted: {error.strerror}") from None
     if not stat.S_ISDIR(status.st_mode):
-        raise BadInput(f"{what} {folder} is not accepted: it is not a directory")
+        raise BadInput(f"{what} {folder} is a file: give a folder")
     if status.st_uid != os.geteuid():
         raise BadInput(f"{what} {folder} is not accepted: it belongs to another user")
     if status.st_mode & 0o077:

@@ -201,7 +201,10 @@ def check_stop(stop: Stop) -> None:
     """Raise ProtocolError unless `stop` ends after it began, or has not ended."""
     is_over = stop.begin_ns < stop.end_ns <= MAX_I64
     if stop.begin_ns < 0 or not (is_over or (stop.end_ns == 0 and stop.begin_ns <= MAX_I64)):
-        raise ProtocolError(f"Stop: from {stop.begin_ns} to {stop.end_ns} is no time of 0 to 2^63")
+        raise ProtocolError(
+            f"Stop: begin_ns {stop.begin_ns} and end_ns {stop.end_ns} are invalid: the end must be 0 or after the"
+            " begin, both from 0 to 2^63 - 1"
+        )
 
 
 def _check_changed_blocks(rows: BlockRows) -> None:

@@ -427,7 +427,8 @@ def read_changes(
     if (start > before).any():
         first = int(np.argmax(start > before))
         raise ProtocolError(
-            f"block table of request {numbers[at[first]]} goes on at {start[first]}, but has {before[first]} blocks"
+            f"block table of request {numbers[at[first]]}: an update starts at block {start[first]}, but the table has"
+            f" only {before[first]} blocks"
         )
     return RequestRowColumns(
         rows=at,

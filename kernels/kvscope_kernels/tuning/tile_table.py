@@ -117,7 +117,10 @@ def describe_own_table(device: torch.device) -> str:
     path = own_table()
     table = read_table(path, _gpu_name(device))
     if table.fault:
-        return f"tuned tiles in {path} are ignored: {table.fault}; bench kernels --tune writes them anew"
+        return (
+            f"ignoring the tuned tiles in {path}: {table.fault}; to write them again, run"
+            " `kvscope-engine bench kernels --tune`"
+        )
     count = len(table.entries)
     return f"tiles of {count} shape{'s' * (count != 1)} as tuned on this GPU, from {path}" if count else ""
 

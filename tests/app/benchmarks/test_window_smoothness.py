@@ -32,9 +32,9 @@ def test_knock_process_exits_when_its_output_pipe_is_closed():
     assert process.wait(timeout=WAIT_MS / 1000) == 0
 
 
-@pytest.mark.parametrize("kept", [None, SimpleNamespace(ring=SimpleNamespace(pid=0))])
-def test_sessions_without_a_recent_history_use_no_cpu_time(kept):
-    assert cpu_of_rings_s([SimpleNamespace(kept=kept)]) == 0.0
+@pytest.mark.parametrize("disk_history", [None, SimpleNamespace(ring=SimpleNamespace(pid=0))])
+def test_sessions_without_a_recent_history_use_no_cpu_time(disk_history):
+    assert cpu_of_rings_s([SimpleNamespace(disk_history=disk_history)]) == 0.0
 
 
 def test_resident_memory_reports_first_last_and_peak(qapp, qtbot):

@@ -88,7 +88,7 @@ def test_error_in_a_slot_is_shown_and_its_report_contains_the_code_line(
 
 def test_error_notice_names_the_view_of_the_innermost_call(window, notices, session, qtbot, poll, monkeypatch):
     view = window.views["prefixes"]
-    monkeypatch.setattr(view.builder, "follow", lambda mirror: 1 / 0)
+    monkeypatch.setattr(view.builder, "update", lambda mirror: 1 / 0)
     with expected(notices.errors, qtbot):
         QTimer.singleShot(1, view.refresh)
         qtbot.waitUntil(lambda: notices.strip is not None and notices.strip.text != "")

@@ -150,7 +150,7 @@ def actions_in_menus(menu_actions):
 
 def test_small_menu_bar_offers_its_buttons_in_a_menu_and_overlaps_nothing(small_window, qtbot):
     window, corner, bar = small_window, driver.menu_bar_corner(small_window), small_window.menuBar()
-    more = driver.find_button(corner, "More")
+    more = driver.find_button(corner, "More actions")
     qtbot.waitUntil(more.isVisible)
     names = ("play", "record", "palette", "theme_toggle", "shortcuts")
     actions = [window.actions_by_name[name] for name in names]
@@ -167,7 +167,7 @@ def test_small_menu_bar_offers_its_buttons_in_a_menu_and_overlaps_nothing(small_
 
 def test_more_menu_is_hidden_when_its_buttons_fit(small_window, qtbot):
     window, corner = small_window, driver.menu_bar_corner(small_window)
-    more, theme = driver.find_button(corner, "More"), driver.find_button(corner, "Switch theme")
+    more, theme = driver.find_button(corner, "More actions"), driver.find_button(corner, "Switch theme")
     qtbot.waitUntil(more.isVisible)
     assert not theme.isVisible()
     window.resize(1200, 800)

@@ -37,6 +37,7 @@ AS_80 = ("86", "89")
 """Capabilities that use the instructions of 80 with less shared memory, which the next test checks."""
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize("capabilities", [ALL[:3], ALL[3:]], ids=" ".join)
 def test_kernels_nearest_to_the_limits_fit_every_gpu(capabilities: tuple[str, ...]) -> None:
     """They fit the shared memory and registers, even of cards with 99 KiB."""

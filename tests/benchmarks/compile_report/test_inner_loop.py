@@ -18,7 +18,7 @@ $L__BB0_2:                              // inside
 """
 
 
-def test_innermost_loop_is_counted() -> None:
+def test_only_the_innermost_of_nested_loops_is_counted() -> None:
     assert inner_loop(NESTED) == LoopFigures(6, num_wide_loads=2, num_narrow_loads=2, num_matrix_ops=1)
 
 

@@ -195,7 +195,7 @@ def test_tokenization_error_is_a_client_error() -> None:
     side = ApiTokenizer()
 
     def bad() -> None:
-        raise BadInput("the prompt has 9 tokens: at most 4 are accepted")
+        raise BadInput("the prompt has 9 tokens: send at most 4")
 
     async def scenario() -> None:
         with pytest.raises(ApiError) as error:

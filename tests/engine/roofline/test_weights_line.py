@@ -48,7 +48,7 @@ def test_weights_line_describes_the_layers(tiny_loaded: Load) -> None:
     assert weights_line(loaded, PLAIN, None) == "weights: float32"
 
 
-def test_experts_count_as_read_by_one_token() -> None:
+def test_step_of_one_token_reads_only_its_share_of_the_experts() -> None:
     work = ModelWork(kinds={}, weights_bytes=10, head_bytes=5, expert_bytes=80, expert_share=0.25)
     assert work.weights_read(1, 1) == 35
     assert work.weights_read(1, 0) == 30

@@ -29,7 +29,7 @@ def test_each_tensor_has_its_own_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert buffer.allocate((0, 4), torch.float32).shape == (0, 4)
 
 
-def test_buffer_is_freed_with_its_last_tensor() -> None:
+def test_only_its_tensors_keep_the_memory_of_a_buffer() -> None:
     buffer = WeightBuffer()
     first, second = (buffer.allocate((8,), torch.uint8) for _ in range(2))
     piece = weakref.ref(buffer._chunk)

@@ -113,7 +113,7 @@ def four_bit_numbers(*shape: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("num_tokens", "hidden", "size"), [(1, 64, 32), (3, 32, 160), (40, 96, 64)])
-def test_four_bit_weights_equal_the_reference(
+def test_mixture_of_four_bit_weights_is_close_to_the_reference(
     runner: Any, num_tokens: int, hidden: int, size: int, dtype: torch.dtype
 ) -> None:
     x, ids, shares, weights = random_mixture(num_tokens, 2, 5, hidden, size, GPT_OSS, dtype, has_bias=True, seed=4)

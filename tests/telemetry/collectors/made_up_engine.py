@@ -33,7 +33,7 @@ def _ask_facts(ask: Ask) -> ServerFacts:
 
 def _form_fields(form: Structured) -> Fields:
     if form.kind != "regex":
-        raise BadInput(f"{form.kind} is not accepted for Made-up: it has no word for it")
+        raise BadInput(f"Made-up does not support {form.kind}")
     return {"pattern": form.text}
 
 

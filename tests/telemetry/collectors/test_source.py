@@ -257,5 +257,7 @@ def test_missing_events_message_names_the_server_option() -> None:
     )
     state, why = status_of_parts(parts)
     assert state is SourceState.LIVE
-    assert why.startswith("tokens flow and no KV event came in 60 s: start the server with --kv-events-config '{")
+    assert why.startswith(
+        "tokens are generated, but no KV event arrived for 60 s: start the server with --kv-events-config '{"
+    )
     assert '"enable_kv_cache_events": true' in status_of_parts(replace(parts, events=None))[1]

@@ -130,7 +130,7 @@ def test_keys_folder_readable_by_others_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="chmod 700"):
         KeyRing(folder)
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadInput, match="not a directory"):
+    with pytest.raises(BadInput, match="is a file: give a folder"):
         KeyRing(tmp_path / "file")
 
 

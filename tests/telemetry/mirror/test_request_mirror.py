@@ -70,7 +70,7 @@ def test_gap_inside_a_batch_is_refused() -> None:
     mirror = RequestMirror()
     mirror.apply([_info(1)], _row(1, RequestState.RUNNING, 0, [5, 6, 7]), time_ns=1)
     cut_then_far = [_row(1, RequestState.RUNNING, 1, []), _row(1, RequestState.RUNNING, 3, [9])]
-    with pytest.raises(ProtocolError, match="goes on at 3, but has 1"):
+    with pytest.raises(ProtocolError, match="starts at block 3, but the table has only 1"):
         mirror.apply((), merge_request_rows(cut_then_far), time_ns=2)
     assert mirror.table(1).tolist() == [5, 6, 7]
 
@@ -181,7 +181,7 @@ def test_each_kv_group_has_its_own_tables() -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "start", "words"), [(256, 0, "at most 255"), (1, 1, "goes on at 1, but has 0 blocks")]
+    ("group", "start", "words"), [(256, 0, "at most 255"), (1, 1, "starts at block 1, but the table has only 0 blocks")]
 )
 def test_invalid_group_table_changes_nothing(group: int, start: int, words: str) -> None:
     mirror = RequestMirror()

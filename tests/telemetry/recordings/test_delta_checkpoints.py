@@ -63,7 +63,7 @@ def test_damaged_delta_checkpoints_only_cost_time(record: Callable[..., Any], wh
         assert_same(recording.state_at(times[seq]), recorded.mirror_after(seq + 2))
 
 
-def test_frame_batches_are_skipped_as_a_whole(record: Callable[..., Any]) -> None:
+def test_seek_without_delta_checkpoints_joins_the_frames_of_a_batch(record: Callable[..., Any]) -> None:
     recorded = record(900, keyframe_interval_ns=LONG_NS)
     for chunk in Recording.open(recorded.path).segments[0].checkpoints:
         recording = damaged(recorded.path, chunk)

@@ -234,7 +234,7 @@ def test_folder_belongs_to_one_ring(make_ring: MakeRing, make_session: MakeSessi
 
 def test_unsuitable_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert "not a directory" in Ring(tmp_path / "file").failure
+    assert "is a file: give a folder" in Ring(tmp_path / "file").failure
     assert Ring(tmp_path / "file" / "below").failure
     open_to_all = tmp_path / "open"
     open_to_all.mkdir()

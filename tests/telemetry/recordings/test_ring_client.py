@@ -151,7 +151,7 @@ def test_unsuitable_folder_is_reported(tmp_path: Path, make_session: MakeSession
     (tmp_path / "file").write_text("x")
     ring = RingClient(tmp_path / "file")
     wait_until(lambda: ring.failure)
-    assert "not a directory" in ring.failure
+    assert "is a file: give a folder" in ring.failure
     assert not ring.write(make_frame(make_session))
     assert not ring.add_bookmark(new_bookmark(1))
     assert not ring.flush(WAIT_S)

@@ -84,7 +84,7 @@ QUANTITIES: Final = (
         True,
         _gib,
         num_bytes,
-        "Memory not available to processes without swapping",
+        "Memory that cannot be freed without swapping",
         _GIB,
     ),
 )

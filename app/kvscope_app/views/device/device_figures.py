@@ -37,7 +37,7 @@ def gpu_state(gpu: Gpu) -> tuple[str, str]:
         return "", "muted"
     if is_slowed(gpu.throttled_by):
         return f"Slowed down: {reasons_text(gpu.throttled_by)}", "warn"
-    return reasons_text(gpu.throttled_by).capitalize() or "At full clocks", "muted"
+    return reasons_text(gpu.throttled_by).capitalize() or "At full clock speed", "muted"
 
 
 def gpu_figures(gpu: Gpu) -> list[DeviceFigure]:
@@ -75,9 +75,7 @@ def host_figures(host: Host) -> list[DeviceFigure]:
         DeviceFigure(
             "CPU utilization", _of(percent(busy_share(host), 0), plural(len(host.cores or ()), "core")), "Total"
         ),
-        DeviceFigure(
-            "Memory used", num_bytes(host_used_bytes(host)), "Memory not available to processes without swapping"
-        ),
+        DeviceFigure("Memory used", num_bytes(host_used_bytes(host)), "Memory that cannot be freed without swapping"),
         DeviceFigure("Available", num_bytes(host.memory_available_bytes), "Free memory and most of the file cache"),
         DeviceFigure("File cache", num_bytes(host.cached_bytes), "The system frees it when needed"),
         DeviceFigure(

@@ -121,7 +121,9 @@ def _blocks(mirror: Mirror, hello: Hello, number: int) -> Iterator[Fact]:
             yield Fact(name, locate_block(hello.cache, block).name, block_link(block))
     yield from _groups(mirror, hello.cache, number)
     if (cold := _cold_blocks(mirror, number)) is not None:
-        yield Fact("Cold blocks", cold.words, tip="By the last attention measurement, over all layers and heads")
+        yield Fact(
+            "Cold blocks", cold.words, tip="From the last attention measurement, averaged over all layers and heads"
+        )
         place = f"{locate_block(hello.cache, cold.coldest).name}, {percent(cold.coldest_share, 2)}"
         yield Fact("Coldest block", place, block_link(cold.coldest))
 

@@ -23,8 +23,11 @@ from kvscope_telemetry.mirror.mirror import Mirror
 _MAX_REQUESTS: Final = 300
 _PHASES: Final = {
     "schedule_ns": ("Schedule", "Choosing requests and allocating blocks"),
-    "run_ns": ("Run", "Launching steps and waiting for this one"),
-    "forward_ns": ("Forward pass", "On the device, inside the model: within that time, or overlapped"),
+    "run_ns": ("Run", "Launching this step, or the next one with async scheduling, and waiting for this step's result"),
+    "forward_ns": (
+        "Forward pass",
+        "Device time in the model: part of Run, or at the same time as other parts with async scheduling",
+    ),
     "commit_ns": ("Commit", "Appending tokens, hashing full blocks"),
     "record_ns": ("Record", "Recording the previous step"),
 }

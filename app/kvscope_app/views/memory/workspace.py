@@ -57,7 +57,7 @@ def allocator_rows(memory: MemoryBreakdown | None) -> list[Row]:
 
 def _rank_row(rank: RankMemory) -> Row:
     gpu = f"{rank.device} ({rank.uuid})" if rank.uuid else rank.device
-    meaning = f"On {gpu}: its share of the weights, {num_bytes(rank.weights_bytes)}, and of every block's heads"
+    meaning = f"Held on {gpu}: {num_bytes(rank.weights_bytes)} of the weights, and this rank's heads of every block"
     return f"Rank {rank.rank}", num_bytes(rank.weights_bytes + rank.kv_bytes), meaning
 
 

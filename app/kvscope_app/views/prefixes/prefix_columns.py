@@ -68,12 +68,12 @@ class PrefixColumn(TableColumn[[PrefixMoment, int]]):
 def node_text(tree: PrefixTree, node: int, cache: CacheInfo) -> str:
     """Describe a node whose text is unknown, such as `#4 - 32 tokens from 64` if request 4 wrote it."""
     if not tree.num_blocks[node]:
-        return "beginning evicted"
+        return "lost its beginning"
     owner, before = int(tree.owner[node]), int(tree.num_before[node])
     who = f"#{owner} · " if owner > 0 else ""
     tokens = plural(int(tree.num_blocks[node]) * cache.block_size, "token")
     where = "" if before < 0 else f" from {count(before * cache.block_size)}" if before else " from the start"
-    return f"{who}{tokens}{where}" + (", beginning evicted" if tree.is_cut[node] else "")
+    return f"{who}{tokens}{where}" + (", lost its beginning" if tree.is_cut[node] else "")
 
 
 def tiers_text(tree: PrefixTree, node: int) -> str:

@@ -127,7 +127,7 @@ class BatchingSession:
             if result is not None and result.is_finished():
                 found[result.request_id] = list(result.generated_tokens)
             elif result is None and not self._manager.is_running():
-                raise RuntimeError("it ended before its requests")
+                raise RuntimeError("transformers' continuous batching stopped before its requests finished")
         return found
 
     def _unfinished(self) -> dict[str, list[int]]:

@@ -1,10 +1,8 @@
-"""`kvscope-engine bench kernels`: each operation of the engine beside its torch reference and what else is installed.
+"""Measure each operation of the engine next to its torch reference and other installed libraries.
 
-Decode and prefill attention on pages, writing keys and values, what stands between a layer's products, mixtures of
-experts, products of few bits, block copies, masks of tokens, draws of tokens and page heat; on a GPU the Triton
-kernels, on a CPU those compiled from C. Beside attention: SDPA on contiguous keys and values, flex_attention,
-FlashInfer, flash-attn; those that are absent are named with the reason. Time, bytes, GB/s, and the share of the bytes
-a second that a plain read takes in the same rounds.
+On a GPU, the Triton kernels are measured; on a CPU, those compiled from C. Attention is compared with SDPA on
+contiguous keys and values, flex_attention, FlashInfer and flash-attn; for each that is missing, the reason is printed.
+The table has time, bytes, GB/s, and GB/s as a share of a plain memory read in the same rounds.
 """
 
 from kvscope_engine.bench.kernels.command import add_arguments, run

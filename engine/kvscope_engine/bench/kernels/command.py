@@ -38,7 +38,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", choices=DTYPES, default="auto", help="data type of queries and of caches that are not 8-bit"
     )
-    parser.add_argument("--only", action="append", choices=KERNELS, help="one operation; repeatable (default: all)")
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=KERNELS,
+        help="one operation; repeatable (default: all). decode, prefill: paged attention; write: writing keys and"
+        " values; layer: normalization, rotary embedding and activation; experts: mixture of experts; products: matrix"
+        " products with 4- and 8-bit weights; copy: block copies; forms: token masks of structured output; draws:"
+        " top-p sampling; heat: decode attention that also measures attention per block",
+    )
     parser.add_argument("--rounds", type=whole_number, default=9, metavar="N", help="repetitions; medians are reported")
     parser.add_argument("--num-threads", type=whole_number, metavar="N", help="CPU threads (default: torch's choice)")
     parser.add_argument(

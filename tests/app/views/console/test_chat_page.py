@@ -323,14 +323,11 @@ def test_switching_conversations_changes_the_selected_request_unless_chosen_else
 
 def test_refused_turn_is_marked_and_left_out_of_later_prompts(console):
     console.ask("too long")
-    console.reply(
-        Refused(request_id=console.request_id, reason="the prompt has 8206 tokens: at most 8191 are accepted")
-    )
+    console.reply(Refused(request_id=console.request_id, reason="the prompt has 8206 tokens: send at most 8191"))
     prompt, answer = console.page.transcript.cards
     assert prompt.role_label.text() == "You  ·  left out of later prompts"
     assert answer.notice.text() == (
-        "Not accepted: the prompt has 8\u202f206 tokens: at most 8\u202f191 are accepted."
-        "  Later prompts leave this turn out"
+        "Not accepted: the prompt has 8\u202f206 tokens: send at most 8\u202f191.  Later prompts leave this turn out"
     )
     console.ask("short", "fine")
     assert [m.content for m in console.submits[-1].messages] == ["short"]

@@ -45,7 +45,7 @@ def test_line_breaks_have_less_spacing_than_paragraphs(body):
     assert one.bottomMargin() + two.topMargin() < two.bottomMargin() + three.topMargin()
 
 
-def test_link_at_the_end_of_a_line_is_not_changed(body):
+def test_line_break_after_a_link_is_not_part_of_its_address(body):
     body.show_markdown("http://x.org/y\nnext")
     assert 'href="http://x.org/y"' in body.document().toHtml()
 

@@ -43,7 +43,7 @@ def test_memory_bar_pieces_sum_to_the_used_memory():
     ("gpu", "state"),
     [
         (Gpu(index=0), ("", "muted")),
-        (Gpu(index=0, throttled_by=()), ("At full clocks", "muted")),
+        (Gpu(index=0, throttled_by=()), ("At full clock speed", "muted")),
         (Gpu(index=0, throttled_by=("hw_thermal",)), ("Slowed down: thermal limit (hardware)", "warn")),
         (Gpu(index=0, throttled_by=("news",)), ("Slowed down: news", "warn")),
         (Gpu(index=0, ecc_uncorrected=2), ("2 errors in its memory, uncorrected", "bad")),

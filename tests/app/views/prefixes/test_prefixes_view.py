@@ -333,7 +333,7 @@ def test_row_with_an_evicted_beginning_is_marked(view, engine, session, poll, qt
     engine.write_blocks([4, 9], filled=0, ref_count=0, state=BlockState.FREE, owner=-1)
     poll(session)
     view.refresh()
-    qtbot.waitUntil(lambda: "beginning evicted" in column(view, "Prefix"))
+    qtbot.waitUntil(lambda: "lost its beginning" in column(view, "Prefix"))
     view.which.setCurrentText(PrefixFilter.CUT.value)
     assert view.model.rowCount() == 1
     view.model.set_all_open(True)

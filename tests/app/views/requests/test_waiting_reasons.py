@@ -116,7 +116,7 @@ def test_waiting_reason_names_a_missing_state_slot(engine, session, poll):
 
 def test_note_names_waiting_and_refused_requests(view, engine, busy_session, poll):
     assert view.note.text().startswith("2 waiting. #2 is next: it needs up to 9 blocks")
-    refused = Event(kind="refused", time_ns=5, cause="the prompt has 5000 tokens: at most 799 are accepted")
+    refused = Event(kind="refused", time_ns=5, cause="the prompt has 5000 tokens: send at most 799")
     engine.frame([], events=(refused,))
     poll(busy_session)
     view.refresh()

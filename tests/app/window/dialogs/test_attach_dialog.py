@@ -140,7 +140,7 @@ def dialog_and_addresses(qtbot):
 def test_visible_fields_follow_the_kind_of_engine(dialog_and_addresses):
     fields = dialog_and_addresses[0].fields
     assert (fields.key.isVisible(), fields.api_key.isVisible(), fields.kv_events.isVisible()) == (True, False, False)
-    fields.kinds.chosen.emit(1)
+    fields.engine_kinds.chosen.emit(1)
     assert (fields.key.isVisible(), fields.api_key.isVisible(), fields.kv_events.isVisible()) == (False, True, True)
     assert fields.api_key.echoMode() is QLineEdit.EchoMode.Password
     assert not fields.ca.isEnabled()
@@ -150,7 +150,7 @@ def test_visible_fields_follow_the_kind_of_engine(dialog_and_addresses):
 
 def test_api_key_is_not_saved_by_default(dialog_and_addresses, without_address_checks):
     dialog, found = dialog_and_addresses
-    dialog.fields.kinds.chosen.emit(1)
+    dialog.fields.engine_kinds.chosen.emit(1)
     dialog.fields.where.setText("gpu-box:8000")
     dialog.fields.api_key.setText("sk-secret")
     dialog.fields.kv_events.setText("tcp://gpu-box:5557")
@@ -168,7 +168,7 @@ def test_saved_api_key_is_private_restored_and_forgotten_with_its_engine(
     dialog_and_addresses, without_address_checks, qtbot
 ):
     dialog, _ = dialog_and_addresses
-    dialog.fields.kinds.chosen.emit(2)
+    dialog.fields.engine_kinds.chosen.emit(2)
     dialog.fields.where.setText("box:30000")
     dialog.fields.api_key.setText("sk-secret")
     dialog.fields.keeps_key.setChecked(True)

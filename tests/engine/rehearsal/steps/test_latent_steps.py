@@ -37,7 +37,11 @@ LAUNCHES = {
 }
 
 
-@pytest.mark.parametrize(("piecewise_graphs", "kv_dtype"), [(True, torch.bfloat16), (False, torch.int8)], ids=str)
+@pytest.mark.parametrize(
+    ("piecewise_graphs", "kv_dtype"),
+    [(True, torch.bfloat16), pytest.param(False, torch.int8, marks=pytest.mark.storm)],
+    ids=str,
+)
 def test_mla_kernels_of_a_step(fake_gpu: Any, *, piecewise_graphs: bool, kv_dtype: torch.dtype) -> None:
     runner = fake_gpu.make_runner(piecewise_graphs=piecewise_graphs, kv_dtype=kv_dtype, **DEEPSEEK)
     runner.warm_up(lambda _: None)
@@ -64,7 +68,9 @@ def test_mla_drafts_are_verified_in_a_graph(fake_gpu: Any) -> None:
     assert fake_gpu.seen.compiled == known
 
 
-@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize(
+    "kv_dtype", [torch.bfloat16, pytest.param(torch.float8_e4m3fn, marks=pytest.mark.storm)], ids=str
+)
 def test_mla_decodes_run_without_graphs(fake_gpu: Any, kv_dtype: torch.dtype) -> None:
     runner = fake_gpu.make_runner(enforce_eager=True, page_heat=1, kv_dtype=kv_dtype, **DEEPSEEK)
     runner.warm_up(lambda _: None)

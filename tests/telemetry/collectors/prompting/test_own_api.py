@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -112,12 +113,15 @@ def test_api_lists_the_loaded_adapters(watched: Any, fake: FakeOpenAI) -> None:
 
 
 def test_abort_of_a_prompt_closes_the_connection(watched: Any, fake: FakeOpenAI) -> None:
-    def forever(call: Call) -> None:
+    gone = threading.Event()
+
+    def endless(call: Call) -> None:
         call.stream()
         call.event(**chat_chunk("Hel"))
         call.wait_for_disconnect()
+        gone.set()
 
-    fake.script = forever
+    fake.script = endless
     watched.send(Submit(request_id="mine", prompt="hello"))
     replies_until(watched, lambda got: any(isinstance(reply, Tokens) for reply in got))
     watched.send(Abort(request_id="mine"))
@@ -125,6 +129,7 @@ def test_abort_of_a_prompt_closes_the_connection(watched: Any, fake: FakeOpenAI)
     assert isinstance(done, Done)
     assert isinstance(end, Finished)
     assert end.finish_reason == "abort"
+    assert gone.wait(60)
 
 
 def test_unreachable_api_refuses_the_prompt_in_one_line(watched: Any, fake: FakeOpenAI) -> None:

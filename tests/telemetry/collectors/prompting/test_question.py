@@ -87,7 +87,7 @@ def test_structured_output_uses_the_field_names_of_each_engine() -> None:
     )
     choice = Structured(kind="choice", text='["a","b"]')
     assert fields(structured=choice)["structured_outputs"] == {"choice": ["a", "b"]}
-    with pytest.raises(BadInput, match="choice is not accepted for SGLang"):
+    with pytest.raises(BadInput, match="SGLang does not support choice: send a regex instead"):
         fields(SGLANG, structured=choice)
     with pytest.raises(BadInput, match=r"json_schema='\{' is not accepted"):
         fields(structured=Structured(kind="json_schema", text="{"))

@@ -60,7 +60,7 @@ def open_dialog(make_view):
     views.clear()
 
 
-def test_dialog_shows_the_answer_of_the_engine(open_dialog):
+def test_segments_dialog_shows_the_engines_allocator_map(open_dialog):
     sheet, answer = open_dialog()
     assert not sheet.again.isEnabled()
     allocator_map = simulated_allocator_map(0)

@@ -136,7 +136,9 @@ def test_engine_with_mla_latents_starts_and_serves(start_engine: Any, lanes: Any
     assert sum(step.replays for step in steps) > len(steps) // 2
 
 
-@pytest.mark.parametrize("names", [("sql", "sql", "sql"), ("sql", "", "python")], ids=str)
+@pytest.mark.parametrize(
+    "names", [pytest.param(("sql", "sql", "sql"), marks=pytest.mark.storm), ("sql", "", "python")], ids=str
+)
 def test_steps_with_adapters_run_without_graphs(
     start_engine: Start, lanes: Any, fake_gpu: Any, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
 ) -> None:
@@ -248,7 +250,11 @@ def compared_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return compared
 
 
-@pytest.mark.parametrize("options", [{}, SWAPPING, {"dtype": "float16", "max_num_batched_tokens": 512}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, SWAPPING, pytest.param({"dtype": "float16", "max_num_batched_tokens": 512}, marks=pytest.mark.storm)],
+    ids=str,
+)
 def test_deterministic_engine_runs_tiles_of_one_shape(
     start_engine: Start, lanes: Any, fake_gpu: Any, compared_sizes: list[int], options: dict[str, Any]
 ) -> None:
