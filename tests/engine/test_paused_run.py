@@ -83,7 +83,6 @@ def test_latencies_equal_those_of_the_run_without_the_pause(paused_run: list[Tel
     found = [
         summarize_run(recording, overview, span_of(recording))
         for recording, overview in zip(pair, overviews, strict=True)
-        for recording, overview in zip(pair, overviews, strict=True)
     ]
     for name in FIGURES:
         paused, without = (getattr(each, name) for each in found)

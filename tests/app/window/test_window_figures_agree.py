@@ -448,7 +448,7 @@ class Visit:
         self.qtbot.waitUntil(lambda: not source.is_seeking, timeout=round(WAIT_S * 1000))
 
     def play_to(self, at_s: float) -> None:
-        self.go(max(at_s - 3.0, 0.0))
+        self.seek_to(max(at_s - 3.0, 0.0))
         self.timeline.set_speed(8.0)
         self.timeline.play()
         target_ns = self.recording.start_ns + round(at_s * 1e9)
@@ -458,7 +458,7 @@ class Visit:
         self.timeline.pause()
 
     def step(self, at_s: float) -> None:
-        self.go(at_s)
+        self.seek_to(at_s)
         self.timeline.step_frames(1)
         source = self.window.session.source
         self.qtbot.waitUntil(lambda: not source.is_seeking, timeout=round(WAIT_S * 1000))

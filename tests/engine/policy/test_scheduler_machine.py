@@ -275,6 +275,22 @@ def test_requests_and_blocks_stay_consistent_in_all_kv_groups(
     _check_machine(make, storm(20, 300))
 
 
+def test_copy_that_keeps_its_source_exchanges_owner_and_group(drive: Make) -> None:
+    """A fork copies from a block that was released in this step and is allocated again, for another KV group.
+
+    The copy is dropped, the fork keeps the block, and the other request gets the target of the copy. `drive` checks the
+    ledger's owner and group of all written blocks.
+    """
+    groups = (GroupRule(0, False), GroupRule(3, False), GroupRule(1, False))
+    limits = {"max_num_seqs": 6, "max_num_batched_tokens": 7, "max_model_len": 48, "max_adapters": 1}
+    tiers = {"num_host": 4, "num_disk": 0, "preemption": "swap", "block_bytes": (24,)}
+    one = drive(num_blocks=28, block_size=3, prefix_caching=True, groups=groups, **limits, **tiers)
+    lengths_and_new = ((12, 1), (1, 1), (4, 4), (19, 1), (2, 2), (4, 1), (1, 1))
+    requests = [request for length, new in lengths_and_new for request in one.siblings([3] * length, new, 1)]
+    one.run()
+    assert all(request.finish_reason == "length" for request in requests)
+
+
 def _check_machine(machine: Callable[[], SchedulerMachine], max_examples: int) -> None:
     run_state_machine_as_test(
         machine,

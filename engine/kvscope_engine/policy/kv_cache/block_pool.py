@@ -220,6 +220,12 @@ class BlockPool:
         self.record_write(sources, [0] * len(sources), owners, step)
         self.record_write(targets, filled, owners, step)
 
+    def exchange_owners(self, block: int, other: int) -> None:
+        """Exchange the owners and KV groups of two blocks that were allocated in this step."""
+        for column in (self.ledger.owner, self.ledger.group):
+            column[[block, other]] = column[[other, block]]
+        self.changed_rows.add(np.array([block, other], np.int64))
+
     def record_attention(self, ids: Ids, attention: npt.NDArray[np.uint32], step: int) -> None:
         """Record measured attention (`ledger.attention_units`) of active blocks; the maximum for a block that appears
         repeatedly.

@@ -308,5 +308,6 @@ class BlockTables:
         group = next(group for group, table in enumerate(keeper.block_tables) if target in table)
         index = keeper.block_tables[group].index(target)
         keeper.block_tables[group][index] = block
+        self._pool.exchange_owners(block, target)
         self._changes.record_table(keeper, index, group)
         return target
