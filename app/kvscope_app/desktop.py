@@ -382,9 +382,9 @@ def _run(
 
 
 def closing_on_signals(app: QApplication) -> AbstractContextManager[None]:
-    """Close all windows, in the event loop, when a signal asks the program to end.
+    """Return a context in which SIGINT and SIGTERM close all windows from the event loop.
 
-    Python runs its handlers between two timer ticks of a session.
+    Python runs signal handlers only while it executes Python code; the timers of each session make sure that it does.
     """
     return handling_signals(lambda *_: QTimer.singleShot(0, app, app.closeAllWindows))
 

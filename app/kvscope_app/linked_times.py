@@ -1,6 +1,6 @@
 """Synchronizes the times of several windows: the other windows follow the user's actions in one.
 
-Owns which windows are linked, their clock offsets, and the position last sent to each. The active window becomes the
+Owns the list of linked windows, their clock offsets, and the position last sent to each. The active window becomes the
 leader when the user moves its time. The others go to the same time, pause or play likewise, show the same visible
 range, and select the same request or block if they show the same engine start. A follower never leads. A window without
 data at the leader's time pauses at its nearest end and says so.

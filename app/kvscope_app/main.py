@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from kvscope_app.playback.recording_opening import RecordingOpening
 
 _DIALOG_AFTER_S: Final = 0.5
-"""A recording that takes longer to open gets a window; a failure within this time ends the command."""
+"""Seconds to wait for a recording before its window opens and shows the progress.
+
+If opening fails within this time, the command ends with an error message and no window opens.
+"""
 
 COMMANDS: Final = (
     add_info_parser,

@@ -1,7 +1,8 @@
 """Digests of the KV blocks and logits of a deterministic engine, by which two runs are compared.
 
-Owns which blocks a step filled, how a block is digested, and how a finished request is recorded for replay. Digesting a
-block of 16 tokens, 30 layers and 3 KV heads takes 0.2 ms. Knows neither recordings nor the comparison.
+Determines which blocks a step filled, computes their digests, and defines how a finished request is recorded for
+replay. Digesting a block of 16 tokens, 30 layers and 3 KV heads takes 0.2 ms. Knows neither recordings nor the
+comparison.
 """
 
 from __future__ import annotations

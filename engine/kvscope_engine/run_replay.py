@@ -1,8 +1,8 @@
 """Replays a recording of a deterministic engine and finds where the two runs diverge.
 
-Owns what a recording must contain, how an engine is configured like the recorded one, and the comparison. Blocks and
-logits are matched by the token prefix that they were computed from, so the runs may differ in schedule, cache hits and
-recomputation.
+Checks that the recording contains what a replay needs, configures an engine like the recorded one, and compares. Blocks
+and logits are matched by the token prefix that they were computed from, so the runs may differ in schedule, cache hits
+and recomputation.
 """
 
 from __future__ import annotations

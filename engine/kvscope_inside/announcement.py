@@ -1,4 +1,4 @@
-"""Announces kvscope's endpoint on the engine's own metrics page, where external tools can discover it."""
+"""Adds a metric with the address of kvscope's plugin to the engine's Prometheus metrics, for tools to discover."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 from typing import Any, Final
 
 METRIC: Final = "kvscope_inside_info"
-_MEANS: Final = "Where kvscope tells of this engine from inside it."
+_HELP: Final = "Address at which kvscope's plugin publishes this engine's telemetry."
 
 
 def announce(endpoint: str, registry: Any = None) -> None:
@@ -17,5 +17,5 @@ def announce(endpoint: str, registry: Any = None) -> None:
     with contextlib.suppress(Exception):
         from prometheus_client import REGISTRY, Gauge
 
-        told = Gauge(METRIC, _MEANS, ["endpoint"], registry=registry or REGISTRY, multiprocess_mode="livemax")
-        told.labels(endpoint).set(1)
+        gauge = Gauge(METRIC, _HELP, ["endpoint"], registry=registry or REGISTRY, multiprocess_mode="livemax")
+        gauge.labels(endpoint).set(1)

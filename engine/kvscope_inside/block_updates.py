@@ -1,6 +1,7 @@
-"""Ledger rows and block tables of a host's pool: publishes how an allocation, a cache hit or an eviction changes them.
+"""Writes a host's allocations, cache hits and evictions to the ledger rows and block tables of its pool.
 
-Owns the columns that each of these facts sets. Part of a `Translator`; used on the publishing thread only.
+Decides which columns of a ledger row each kind of change sets. Part of a `Translator`; used on the publishing thread
+only.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ class BlockUpdates:
         self._num_reserved = state.hello.cache.num_reserved_blocks
 
     def allocate(self, request: HostRequest | None, rows: Sequence[int], *, group: int = 0, start: int = 0) -> None:
-        """Publish new blocks of a request, as entries of its table from `start` on."""
+        """Publish new blocks of a request, which become the entries of its block table from `start` on.
+
+        `request` is None if the owner of the blocks is unknown.
+        """
         owner = NO_OWNER if request is None else request.known.number
         self._step.used.update(rows)
         self._state.set_blocks(
@@ -66,7 +70,7 @@ class BlockUpdates:
             self.set_table(request, rows, group=group, start=start)
 
     def record_hits(self, rows: Sequence[int], **columns: npt.ArrayLike) -> None:
-        """Publish that a prompt found these blocks; `columns` of the ledger change with that."""
+        """Publish that a prompt found these blocks in the cache. `columns` are ledger columns to set in addition."""
         self._step.used.update(rows)
         self._state.set_blocks(rows, prefix_hits=self._state.more_hits(rows), **columns)
 
@@ -75,7 +79,7 @@ class BlockUpdates:
         self._state.set_blocks([row], hash=hash_value, parent=parent, filled=filled, group=group)
 
     def discard_prefixes(self, rows: Sequence[int]) -> list[int]:
-        """Forget what was cached in blocks that are overwritten or freed. Returns those that had been cached."""
+        """Drop the tokens and record the hashes of blocks that are overwritten or freed. Returns the cached ones."""
         hashes = self._state.ledger.hash[np.asarray(rows, np.int64)].tolist()
         cached = [row for row, value in zip(rows, hashes, strict=True) if value]
         for row in cached:
@@ -109,7 +113,7 @@ class BlockUpdates:
         return sum(row >= self._num_reserved for table in request.known.tables for row in table)
 
     def fill(self, filled: Mapping[int, int]) -> None:
-        """Set the number of tokens in blocks, by row."""
+        """Set the number of tokens in each block. `filled` maps rows to numbers of tokens."""
         self._step.used.update(filled)
         self._state.set_blocks(list(filled), filled=list(filled.values()))
 

@@ -1,4 +1,7 @@
-"""The log that users of a host engine read. Imports nothing else of kvscope: each process of the host loads it."""
+"""Logger whose messages appear in the host engine's log.
+
+Imports no other module of kvscope, because every process of the host engine loads it.
+"""
 
 from __future__ import annotations
 
@@ -6,5 +9,5 @@ import logging
 
 
 def engine_log(host: str) -> logging.Logger:
-    """Return kvscope's logger among those of `host`, by the name of its Python package."""
+    """Return the logger `HOST.kvscope`, a child of the host's logger. `host`: name of the host's Python package."""
     return logging.getLogger(f"{host}.kvscope")

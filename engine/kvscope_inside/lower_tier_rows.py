@@ -1,7 +1,7 @@
 """Ledger rows of blocks that a host engine keeps below its pool, in host memory or on disk.
 
-A block that is being written can be found only once its copy is complete. Until then its row is held and empty, and its
-future contents are kept here. Used on the publishing thread only.
+Prompts can find a block only after its copy is complete. Until then its row is ACTIVE without a hash, and its hash,
+parent and number of tokens are stored here. Used on the publishing thread only.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ class LowerTierRows:
         self._storing: dict[Hashable, StoredBlocks] = {}
 
     def begin_store(self, key: Hashable, blocks: StoredBlocks, step: int) -> None:
-        """Hold the rows of blocks whose copy begins, until `end_store` or `cancel_store` is called with `key`."""
+        """Mark the rows of blocks as ACTIVE while they are copied to the tier.
+
+        `end_store` or `cancel_store` must be called later with the same `key`.
+        """
         self._storing[key] = blocks
         self._state.set_blocks(
             blocks.rows,
@@ -58,7 +61,7 @@ class LowerTierRows:
         )
 
     def end_store(self, key: Hashable, step: int) -> Rows:
-        """Publish a complete copy. Returns the rows that prompts can find from now on."""
+        """Publish that a copy is complete. Returns the rows that prompts can find from then on."""
         blocks = self._storing.pop(key, None)
         if blocks is None:
             return _NO_ROWS
@@ -87,31 +90,31 @@ class LowerTierRows:
             self._state.free_blocks(blocks.rows)
 
     def begin_load(self, rows: Iterable[int] | Rows, step: int) -> Rows:
-        """Hold blocks that the host begins to copy into the pool. Return those that have something in them."""
-        held = self.held(rows)
-        self._state.begin_read(held, step)
-        return held
+        """Add a reference to blocks that the host begins to copy into the pool. Returns those that are not free."""
+        non_free = self.non_free(rows)
+        self._state.begin_read(non_free, step)
+        return non_free
 
     def end_load(self, rows: Iterable[int] | Rows, step: int) -> None:
-        """Release blocks whose copy into the pool is complete."""
-        self._state.end_read(self.held(rows), step)
+        """Drop the reference to blocks whose copy into the pool is complete."""
+        self._state.end_read(self.non_free(rows), step)
 
     def evict(self, rows: Iterable[int] | Rows) -> tuple[Rows, list[int]]:
-        """Free blocks. Return the rows that held something, and their hashes (0: none)."""
-        held = self.held(rows)
-        hashes: list[int] = self._state.ledger.hash[held].tolist()
-        self._state.free_blocks(held)
-        return held, hashes
+        """Free blocks. Returns the rows that were not free before, and their hashes (0: none)."""
+        non_free = self.non_free(rows)
+        hashes: list[int] = self._state.ledger.hash[non_free].tolist()
+        self._state.free_blocks(non_free)
+        return non_free, hashes
 
     def clear(self) -> Rows:
-        """Free all rows. Returns those that held something."""
+        """Free all rows. Returns those that were not free before."""
         self._storing.clear()
-        held = self.held(np.arange(self.first, self._state.ledger.num_blocks))
-        self._state.free_blocks(held)
-        return held
+        non_free = self.non_free(np.arange(self.first, self._state.ledger.num_blocks))
+        self._state.free_blocks(non_free)
+        return non_free
 
-    def held(self, rows: Iterable[int] | Rows) -> Rows:
+    def non_free(self, rows: Iterable[int] | Rows) -> Rows:
         """Return those of the rows that are not free."""
         found = np.asarray(rows if isinstance(rows, np.ndarray) else list(rows), np.int64)
-        held: Rows = found[self._state.ledger.state[found] != BlockState.FREE]
-        return held
+        non_free: Rows = found[self._state.ledger.state[found] != BlockState.FREE]
+        return non_free

@@ -6,7 +6,7 @@
         publisher.publish(state.frame(step, time.monotonic_ns()))
     publisher.close()
 
-Owns when the state may be read: clients are answered on the sockets' thread, never while the state changes.
+Clients are answered on the sockets' thread, and never while the state changes.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Translates what happens in a host engine to ledger rows, requests and events with causes.
 
-A host module derives from `Translator`. It reads the records that the host's hooks made, and for each event calls the
-method that publishes it: those of requests are here (a request started, was preempted or finished), those of blocks in
-`block_updates` (blocks were allocated, found by a prompt, cached or evicted), those of events in `event_reporter`. Only
-these modules decide how a fact changes the ledger, the counters and the requests, and the kind and text of the event.
+A host module derives from `Translator`. It reads the records that the host's hooks made and calls a method for each
+change: this module's for requests (started, preempted, finished), those of `block_updates` for blocks (allocated, found
+by a prompt, cached, evicted), and those of `event_reporter` for events. Only these three modules decide how a change
+affects the ledger, the counters and the requests, and which event with which text is published.
 
-Used on the publishing thread only. Of the host's objects it reads only what never changes again, or only grows.
+Runs on the publishing thread, so it reads only host objects that are immutable or append-only.
 
 See docs/internals/decisions/0026-one-translator-for-all-hosts.md.
 """
@@ -41,7 +41,7 @@ class HostRecord(Protocol):
 
     @property
     def timings(self) -> Timings | None:
-        """Durations of the step; None if it was made between two steps."""
+        """Durations of the step; None if the record was made between two steps."""
 
 
 Request = TypeVar("Request", bound=HostRequest)
@@ -292,7 +292,7 @@ class Translator(ABC, Generic[Request]):
         for number, request in before.items():
             if number not in self._waiting and number in self.state.requests:
                 ended.append((request, request.known.waits_for))
-                request.known.waits_for = WaitsFor.UNTOLD
+                request.known.waits_for = WaitsFor.UNKNOWN
                 self.state.touch(request.known)
         return ended
 

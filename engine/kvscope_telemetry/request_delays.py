@@ -80,7 +80,7 @@ class RequestDelays:
         self._ran = None
 
     def chain(
-        self, number: int, moments: Moments, num_output_tokens: int, waits_for: int = WaitsFor.UNTOLD
+        self, number: int, moments: Moments, num_output_tokens: int, waits_for: int = WaitsFor.UNKNOWN
     ) -> tuple[str, ...]:
         """Return the delays of a request from its arrival to its end, oldest first. Times are on the engine's clock
         and exclude its stops.
@@ -193,7 +193,7 @@ class RequestDelays:
         time.
         """
         limit = self._batch_limit
-        if waits_for != WaitsFor.UNTOLD:
+        if waits_for != WaitsFor.UNKNOWN:
             return limit if waits_for == WaitsFor.PLACE else None
         times, counts = _counted(there, from_ns, until_ns)
         lengths = np.diff(np.append(times, until_ns))
@@ -206,7 +206,7 @@ class RequestDelays:
         rows = self._short.rows
         short = rows[(rows[:, 1] >= from_ns) & (rows[:, 1] <= until_ns)]
         if len(short):
-            return int(short[0, 0]) if waits_for in (WaitsFor.UNTOLD, WaitsFor.BLOCKS) else None
+            return int(short[0, 0]) if waits_for in (WaitsFor.UNKNOWN, WaitsFor.BLOCKS) else None
         return 0 if waits_for == WaitsFor.BLOCKS else None
 
     def _decoded(self, number: int, moments: Moments, num_output_tokens: int) -> str:

@@ -17,29 +17,32 @@ from kvscope_kernels.kv_formats import Cache
 class AttentionArgs(NamedTuple):
     """Queries of some requests, one layer's cache with block tables, and the layer's options.
 
-    Query and caches have one dtype, float32, bfloat16 or float16; or caches are int8 or float8_e4m3fn and read as
-    k_cache[...] * k_scale[...], and v likewise (`kv_formats`). Rows aligned to 16 bytes are read in 16-byte pieces.
+    Query and caches have the same dtype (float32, bfloat16 or float16). Alternatively, caches are int8 or float8_e4m3fn
+    and are dequantized as `k_cache * k_scale` and `v_cache * v_scale` (`kv_formats`). Rows that are aligned to 16 bytes
+    are read in 16-byte pieces.
     """
 
     query: Tensor
-    """(num_tokens, num_heads, head_dim), any strides with a contiguous last axis; decode has one token per request."""
+    """(num_tokens, num_heads, head_dim), any strides with a contiguous last axis. Decode: one token per request."""
     k_cache: Tensor
-    """(num_blocks, block_size, num_kv_heads, head_dim), any strides with a contiguous last axis: a view of storage in
-    HND (heads before slots) or NHD order; any block size."""
+    """(num_blocks, block_size, num_kv_heads, head_dim), any block size, any strides with a contiguous last axis.
+
+    The memory may be in HND (heads before slots) or NHD order.
+    """
     v_cache: Tensor
-    """(num_blocks, block_size, num_kv_heads, value_dim), likewise."""
+    """(num_blocks, block_size, num_kv_heads, value_dim), strides as for `k_cache`."""
     block_tables: Tensor
     """(batch, max_blocks) int32.
 
-    Entries past a request's last block, or before its first query's window, may hold anything, and so may slots past
-    its length.
+    Entries after a request's last block or before the window of its first query may contain anything, as may the
+    token slots after the end of the request.
     """
     seq_lens: Tensor
-    """(batch,) int32: tokens of each request, those of `query` included; at most max_blocks * block_size."""
+    """(batch,) int32: number of tokens of each request, including those in `query`; at most max_blocks * block_size."""
     scale: float
-    """Factor of the scores, above 0."""
+    """Factor by which attention scores are multiplied, above 0."""
     sliding_window: int | None = None
-    """Number of tokens that a query sees, its own included; None: all."""
+    """Number of tokens that a query attends to, including its own; None: all."""
     softcap: float | None = None
     sinks: Tensor | None = None
     """(num_heads,), floating-point."""

@@ -262,7 +262,7 @@ def test_tokens_with_a_disk_tier_equal_transformers(
     )
     stats = engine.components.mover.stats
     assert stats is not None
-    assert stats.offloaded_bytes > 0
+    assert stats.disk_written_bytes > 0
     assert_matches_transformers(found, "float32")
 
 

@@ -193,7 +193,7 @@ def test_request_reports_its_adapter_and_that_it_waits_for_it(make_engine: MakeE
     mirror.apply(coalesce((), snapshot=engine.snapshot()))
     assert mirror.requests.adapters == ["a", "b", ""]
     waits = [int(value) for value in mirror.requests.waits_for]
-    assert waits == [WaitsFor.UNTOLD, WaitsFor.ADAPTER, WaitsFor.UNTOLD]
+    assert waits == [WaitsFor.UNKNOWN, WaitsFor.ADAPTER, WaitsFor.UNKNOWN]
     while engine.has_unfinished:
         engine.step()
     assert not any(request.waits_for for request in engine.components.scheduler.requests.values())

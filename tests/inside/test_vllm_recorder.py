@@ -352,7 +352,7 @@ def test_next_request_in_the_queue_reports_what_it_waits_for() -> None:
     assert first_waits(few) is WaitsFor.PLACE
     while few.state.requests[2].state is RequestState.WAITING:
         few.step()
-    assert few.state.requests[2].waits_for is WaitsFor.UNTOLD
+    assert few.state.requests[2].waits_for is WaitsFor.UNKNOWN
 
 
 def test_request_that_waits_for_its_grammar_reports_it() -> None:
@@ -392,7 +392,7 @@ def test_request_holds_its_blocks_while_kv_is_loaded_into_them() -> None:
     admitted = event_of_kind(told.step(), "admitted")
     assert "2 blocks loaded from lower tiers" in admitted.cause
     assert "8 of 9 tokens were there already, 0 blocks in the pool" in admitted.cause
-    assert waiting.waits_for is WaitsFor.UNTOLD
+    assert waiting.waits_for is WaitsFor.UNKNOWN
 
 
 def test_tokens_of_blocks_are_known_while_running_and_cached() -> None:

@@ -19,7 +19,7 @@ from kvscope_kernels.kv_write import kv_write_torch
 from kvscope_kernels.operation_choice import Operands
 from kvscope_kernels.paged_decode_attention import paged_decode_attention, paged_decode_attention_torch
 from kvscope_kernels.paged_prefill_attention import paged_prefill_attention_torch
-from kvscope_kernels.third_party_attention.preferred import PreferredPrefill
+from kvscope_kernels.third_party_attention.preferred import PrefillWithFallback
 
 
 def test_each_device_has_its_own_operations() -> None:
@@ -37,7 +37,9 @@ def test_every_operation_in_c_explains_its_refusals() -> None:
 
 
 def test_library_for_prefill_is_named() -> None:
-    ops = replace(ops_for("cpu"), prefill=PreferredPrefill(SimpleNamespace(name="FlashInfer 1.0"), None, frozenset()))  # type: ignore[arg-type]
+    ops = replace(
+        ops_for("cpu"), prefill=PrefillWithFallback(SimpleNamespace(name="FlashInfer 1.0"), None, frozenset())
+    )  # type: ignore[arg-type]
     rows = explain_ops(ops, Operands(torch.float32, torch.float32, 64, 64))
     assert rows["prefill"].implementation == "FlashInfer 1.0"
     assert {row.implementation for row in rows.values()} - {"FlashInfer 1.0"} <= {"C", "torch"}

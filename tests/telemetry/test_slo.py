@@ -133,7 +133,7 @@ def test_times_of_a_reason_add_up_to_the_total() -> None:
         event("resumed", 700, 2),
         event("finished", 1000, 2),
     ]
-    reason = RequestDelays(events).reason(2, moments(0, 60, 80, 1000), 5, WaitsFor.UNTOLD, 2000)
+    reason = RequestDelays(events).reason(2, moments(0, 60, 80, 1000), 5, WaitsFor.UNKNOWN, 2000)
     assert reason == (
         "preempted 3 times for #1, #3, 410.0 ms in total; waited 60.0 ms behind #1; prefill took 10.0 ms; "
         "decoded 5 tokens in 520.0 ms"

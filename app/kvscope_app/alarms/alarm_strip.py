@@ -1,6 +1,7 @@
 """Strip that shows alarms without blocking the window: one notice for each rule, the newest in front.
 
-Owns which alarms are shown. An alarm that has ended says so and disappears after a while; the bookmark list has all.
+Owns the list of alarms that are shown. An alarm that has ended says so and disappears after a while; the bookmark list
+contains all alarms.
 """
 
 from __future__ import annotations

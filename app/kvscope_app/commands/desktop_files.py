@@ -1,6 +1,6 @@
 """`kvscope install-desktop-files`: adds a menu entry and a file type for recordings to the desktop.
 
-Owns which files go where in the user's data folder (XDG). Nothing needs root, and `--remove` deletes all of them.
+Decides which files are written where in the user's data folder (XDG). Needs no root. `--remove` deletes all of them.
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ def add_info_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argum
 
 
 def info(args: argparse.Namespace) -> int:
+    """Print the summary of `args.file`, as text or JSON, and return the exit code."""
     from kvscope_telemetry.exports.content import Content
     from kvscope_telemetry.exports.goodput import evaluate_goals
     from kvscope_telemetry.exports.run_summary import summarize_run
@@ -62,12 +63,12 @@ def info(args: argparse.Namespace) -> int:
             histories = Content(recording, overview, span, watch=progress.watch).histories()
             max_missed = _MAX_IN_JSON if args.json else _MAX_IN_TEXT
             goodput = evaluate_goals(histories, overview, recording, span, goals, max_missed)
-    found = summarize_run(recording, overview, span)
+    summary = summarize_run(recording, overview, span)
     if args.json:
         more = {} if goodput is None else {"goodput": _goals_as_json(goodput)}
-        print(json.dumps(_as_json(recording, found) | more))
+        print(json.dumps(_as_json(recording, summary) | more))
     else:
-        print_text("\n".join([_as_text(recording, found), *([] if goodput is None else _goals_as_text(goodput))]))
+        print_text("\n".join([_as_text(recording, summary), *([] if goodput is None else _goals_as_text(goodput))]))
     return 0
 
 
@@ -101,7 +102,7 @@ def _goals_as_text(goodput: GoodputReport) -> list[str]:
     return [*lines, *([f"{'':<12} {more:,} more missed a goal; --json lists them"] if more else [])]
 
 
-def _as_json(recording: Recording, digest: RunSummary) -> dict[str, object]:
+def _as_json(recording: Recording, summary: RunSummary) -> dict[str, object]:
     import msgspec
 
     return {
@@ -111,14 +112,14 @@ def _as_json(recording: Recording, digest: RunSummary) -> dict[str, object]:
         "num_frames": recording.info.num_frames,
         "has_texts": recording.has_texts,
         "damage": recording.detail.splitlines(),
-        **msgspec.to_builtins(digest),
+        **msgspec.to_builtins(summary),
     }
 
 
-def _as_text(recording: Recording, digest: RunSummary) -> str:
-    info, pool = recording.info, digest.pool
-    totals = {name: "unknown" if total is None else f"{total:,}" for name, total in digest.totals.items()}
-    when = datetime.fromtimestamp(digest.start_ns / 1e9, UTC)
+def _as_text(recording: Recording, summary: RunSummary) -> str:
+    info, pool = recording.info, summary.pool
+    totals = {name: "unknown" if total is None else f"{total:,}" for name, total in summary.totals.items()}
+    when = datetime.fromtimestamp(summary.start_ns / 1e9, UTC)
     others = (
         (pool.num_host_blocks, "host blocks"),
         (pool.num_disk_blocks, "disk blocks"),
@@ -126,23 +127,23 @@ def _as_text(recording: Recording, digest: RunSummary) -> str:
         (pool.num_host_states, "recurrent states in host memory"),
     )
     tiers = "".join(f", {count:,} {noun}" for count, noun in others if count)
-    starts = len(digest.epochs)
+    starts = len(summary.epochs)
     # A frame may also carry changes made between two steps, so there may be more frames than steps.
-    steps = "" if digest.num_steps is None else f", {digest.num_steps:,} steps"
+    steps = "" if summary.num_steps is None else f", {summary.num_steps:,} steps"
     rows = [
-        ("model", " ".join(filter(None, (digest.model, f"on {digest.device}" * bool(digest.device))))),
+        ("model", " ".join(filter(None, (summary.model, f"on {summary.device}" * bool(summary.device))))),
         (
             "pool",
             f"{pool.num_blocks:,} blocks of {pool.block_size_tokens} tokens{tiers}, allocator {pool.allocator},"
             f" prefix caching {'on' if pool.prefix_caching else 'off'}",
         ),
-        ("length", f"{digest.length_s:,.1f} s from {when:%Y-%m-%d %H:%M:%S} UTC"),
+        ("length", f"{summary.length_s:,.1f} s from {when:%Y-%m-%d %H:%M:%S} UTC"),
         ("frames", f"{info.num_frames:,} of {starts} engine start{'s' * (starts != 1)}{steps}"),
-        ("usage", _usage(digest)),
+        ("usage", _usage(summary)),
         (
             "requests",
             f"{totals['admitted']} admitted, {totals['finished']} finished, {totals['aborted']} aborted, "
-            f"{totals['refused']} refused; peak {digest.peak_waiting:,} waiting",
+            f"{totals['refused']} refused; peak {summary.peak_waiting:,} waiting",
         ),
         (
             "preemptions",
@@ -150,50 +151,51 @@ def _as_text(recording: Recording, digest: RunSummary) -> str:
             f"{totals['recomputed_tokens']} recomputed",
         ),
         ("tokens", f"{totals['prefill_tokens']} prefill, {totals['decode_tokens']} decode"),
-        ("hit rate", _hit_rate(digest)),
-        ("first token", _latency(digest.first_token_p50_s, digest.first_token_p95_s, digest)),
-        ("between tokens", _latency(digest.inter_token_p50_s, digest.inter_token_p95_s, digest)),
-        ("paused", _paused(digest)),
-        ("gaps", _gaps(digest)),
+        ("hit rate", _hit_rate(summary)),
+        ("first token", _latency(summary.first_token_p50_s, summary.first_token_p95_s, summary)),
+        ("between tokens", _latency(summary.inter_token_p50_s, summary.inter_token_p95_s, summary)),
+        ("paused", _paused(summary)),
+        ("gaps", _gaps(summary)),
         ("texts", "contains prompt and answer text" if recording.has_texts else "none"),
-        ("file", _damage(recording)),
+        ("file", _file_text(recording)),
     ]
     return "\n".join(f"{name:<12} {printable(text)}" for name, text in rows)
 
 
-def _paused(digest: RunSummary) -> str:
-    stopped_s = digest.figures["stopped_s"]
+def _paused(summary: RunSummary) -> str:
+    stopped_s = summary.figures["stopped_s"]
     return f"{seconds(stopped_s)}, excluded from latencies and rates" if stopped_s else "never"
 
 
-def _hit_rate(digest: RunSummary) -> str:
-    share, cached, prompts = (digest.figures[key] for key in ("hit_rate", "cached_tokens", "new_prompt_tokens"))
+def _hit_rate(summary: RunSummary) -> str:
+    share, cached, prompts = (summary.figures[key] for key in ("hit_rate", "cached_tokens", "new_prompt_tokens"))
     if share is None:
         return "unknown" if prompts is None else "no request arrived"
     return f"{share:.1%} of new prompts' tokens were in the cache, {cached:,.0f} of {prompts:,.0f}"
 
 
-def _usage(digest: RunSummary) -> str:
-    if digest.peak_usage is None or digest.mean_usage is None:
+def _usage(summary: RunSummary) -> str:
+    if summary.peak_usage is None or summary.mean_usage is None:
         return "unknown"
-    return f"peak {digest.peak_usage:.1%} of the pool at {digest.peak_usage_s:.0f} s; mean {digest.mean_usage:.1%}"
+    return f"peak {summary.peak_usage:.1%} of the pool at {summary.peak_usage_s:.0f} s; mean {summary.mean_usage:.1%}"
 
 
-def _latency(p50_s: float | None, p95_s: float | None, digest: RunSummary) -> str:
+def _latency(p50_s: float | None, p95_s: float | None, summary: RunSummary) -> str:
     if p50_s is None and p95_s is None:
         return "unknown"
-    at_most = "≤ " if digest.latencies_are_bounds else ""
+    at_most = "≤ " if summary.latencies_are_bounds else ""
     bounds = ("unknown" if value is None else f"{at_most}{value * 1e3:,.1f} ms" for value in (p50_s, p95_s))
     return "p50 {}, p95 {}".format(*bounds)
 
 
-def _gaps(digest: RunSummary) -> str:
-    parts = [f"{digest.num_lost_frames:,} frames lost"] if digest.num_lost_frames else []
-    if digest.num_silences:
-        parts.append(f"{counted(digest.num_silences, 'silence')}, {digest.silent_s:,.0f} s in all")
+def _gaps(summary: RunSummary) -> str:
+    parts = [f"{summary.num_lost_frames:,} frames lost"] if summary.num_lost_frames else []
+    if summary.num_silences:
+        parts.append(f"{counted(summary.num_silences, 'silence')}, {summary.silent_s:,.0f} s in all")
     return "; ".join(parts) or "none"
 
 
-def _damage(recording: Recording) -> str:
+def _file_text(recording: Recording) -> str:
+    """Return the size of the file, followed by "complete" or by what is missing or damaged."""
     size = f"{recording.path.stat().st_size / 1e6:,.1f} MB"
     return " ".join([size + ("," if recording.detail else ", complete"), *recording.detail.splitlines()])

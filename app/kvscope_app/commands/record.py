@@ -1,6 +1,6 @@
 """`kvscope record`: writes any engine's telemetry to a file, without a window.
 
-Owns when the recording ends and what is printed meanwhile. The writer owns the file.
+Decides when the recording ends, and prints its progress. The writer owns the file.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def _stopped_by_signals() -> Iterator[threading.Event]:
 class TextRequester:
     """Requests the text of an engine's blocks for a recording without a window.
 
-    Owns which blocks are requested; knows no file. Updates the mirror of `source`; call `poll` often.
+    Decides which blocks are requested. Does not write to the file. Updates the mirror of `source`; call `poll` often.
     """
 
     def __init__(self, source: LiveSource, write: Callable[[Iterable[RecordedText]], object]) -> None:

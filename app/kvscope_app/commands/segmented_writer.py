@@ -1,7 +1,7 @@
 """Writes a recording to one file, or to several consecutive ones that can each be replayed alone.
 
-Owns when the next file begins and which state it begins with. It is a `Sink` of a live source: only the source's
-reading thread calls `write`; any thread may read the numbers. Knows no sockets.
+Decides when the next file begins, and writes the state at its beginning. It is a `Sink` of a live source: only the
+source's reading thread calls `write`; any thread may read the numbers. Knows no sockets.
 """
 
 from __future__ import annotations

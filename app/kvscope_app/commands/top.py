@@ -1,6 +1,6 @@
 """`kvscope top`: shows the state of engines on a terminal.
 
-Owns which engines are watched and for how long. `top_screen` draws.
+Decides which engines are watched and for how long; `top_screen` draws.
 """
 
 from __future__ import annotations

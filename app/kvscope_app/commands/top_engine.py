@@ -19,7 +19,7 @@ import numpy.typing as npt
 from kvscope_telemetry.addresses import Address, WatchedSource
 from kvscope_telemetry.devices.device_reader import is_engine_share
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.fleet.own_member import TELLING
+from kvscope_telemetry.fleet.own_member import CURRENT_STATES
 from kvscope_telemetry.messages.model_names import short_name
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import DeviceSample, Frame, Heartbeat, Snapshot, TelemetryMessage
@@ -105,7 +105,8 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     is_first_token_bound: bool = False
     """Whether `first_token_p50_s` is an upper bound, because the engine publishes only a histogram."""
     device: DeviceReading = DeviceReading()
-    tells_requests: bool = True
+    reports_requests: bool = msgspec.field(default=True, name="tells_requests")
+    """Whether the engine reports individual requests. `tells_requests` in JSON."""
     num_requests: int = 0
     """Number of unfinished requests."""
     requests: tuple[RequestReading, ...] = ()
@@ -123,11 +124,11 @@ class WatchedEngine:
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._tracker = _RequestTracker()
+        self._sink = _FigureSink()
         self._source: WatchedSource | None = None
         self._refusal = ""
         try:
-            self._source = address.open(self._tracker)
+            self._source = address.open(self._sink)
         except BadInput as error:
             self._refusal = str(error)
 
@@ -137,7 +138,7 @@ class WatchedEngine:
         if self._source is None:
             return True
         state = self._source.status.state
-        return state in (SourceState.REFUSED, SourceState.ENDED) or (state in TELLING and self._tracker.has_seconds)
+        return state in (SourceState.REFUSED, SourceState.ENDED) or (state in CURRENT_STATES and self._sink.has_seconds)
 
     def read(self, order: str = "blocks", limit: int = MAX_REQUESTS) -> EngineStatus:
         """Return the engine's current figures, with at most `limit` requests sorted by `order`, a key of `ORDERS`.
@@ -149,7 +150,7 @@ class WatchedEngine:
         self._source.poll_update()  # discard: the figures come from the messages that the sink receives
         status = self._source.status
         reading = EngineStatus(address=self._source.name, state=status.state, reason=status.reason)
-        return self._tracker.enriched(reading, status, ORDERS[order], limit)
+        return self._sink.enriched(reading, status, ORDERS[order], limit)
 
     def close(self) -> None:
         """End the source's thread. Idempotent."""
@@ -157,7 +158,7 @@ class WatchedEngine:
             self._source.close()
 
 
-class _RequestTracker:
+class _FigureSink:
     """Sink that summarizes an engine's messages. The reading thread calls `write`, another thread reads the figures."""
 
     def __init__(self) -> None:
@@ -210,13 +211,13 @@ class _RequestTracker:
                 num_blocks=mirror.num_blocks if hello.capabilities.blocks else None,
                 device=DeviceReading(name=hello.device.name or hello.device.kind),
             )
-            if status.state not in TELLING:
+            if status.state not in CURRENT_STATES:
                 return reading
             reading = msgspec.structs.replace(
                 reading,
                 device=self._device(reading.device.name, is_engines_share=is_engine_share(hello)),
                 is_first_token_bound=not hello.capabilities.latencies,
-                tells_requests=hello.capabilities.requests,
+                reports_requests=hello.capabilities.requests,
                 **self._requests(mirror, order, limit),
             )
             return (

@@ -72,7 +72,7 @@ def request_lines(reading: EngineStatus, width: int, num_rows: int, order: str) 
     """Return at most `num_rows` lines, heading included, for the first requests. Empty if the figures are unknown."""
     if num_rows < 2 or reading.num_running is None:
         return []
-    if not reading.tells_requests:
+    if not reading.reports_requests:
         return _cut([(Styled("  This engine does not report individual requests.", Style.MUTED),)], width)
     if not reading.num_requests:
         return _cut([(Styled("  No requests.", Style.MUTED),)], width)

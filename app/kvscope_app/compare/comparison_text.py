@@ -16,7 +16,7 @@ _VERDICTS: Final = {
     Verdict.EQUAL: "equal",
     Verdict.OPEN: "not significant: ",
     Verdict.DIFFERENT: "",
-    Verdict.UNTOLD: "not enough data",
+    Verdict.UNKNOWN: "not enough data",
 }
 _PARTS_TIP: Final = "5th, 50th and 95th percentile of the parts of a run"
 _MIN_SHARE: Final = 0.005
@@ -61,7 +61,7 @@ def parts_text(row: ComparisonRow, parts: RunParts | None) -> str:
 def verdict_text(row: ComparisonRow) -> str:
     """Return the interval of the difference, and the number of parts of each run that it is based on."""
     words = _VERDICTS.get(row.verdict, NOTHING)
-    if row.verdict is Verdict.UNTOLD:
+    if row.verdict is Verdict.UNKNOWN:
         return f"{words} (n = {min(row.a_windows, row.b_windows)})"
     if row.verdict not in (Verdict.OPEN, Verdict.DIFFERENT):
         return words
@@ -75,7 +75,7 @@ def explained(row: ComparisonRow) -> str:
         return "Lengths, counts and peaks have one value per run, so their spread is unknown."
     if row.low is None:
         few = f"The figure is known in {row.a_windows} (A) and {row.b_windows} (B) of {NUM_WINDOWS} parts"
-        return f"{few}: too few for a test. {spread}" if row.verdict is Verdict.UNTOLD else spread
+        return f"{few}: too few for a test. {spread}" if row.verdict is Verdict.UNKNOWN else spread
     by = f"By {row.test.value}, of {row.a_windows} parts of A and {row.b_windows} of B"
     open_words = " Two runs of the same workload may differ this much; this does not mean that they are alike."
     more = open_words if row.verdict is Verdict.OPEN else ""

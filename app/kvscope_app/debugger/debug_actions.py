@@ -33,24 +33,24 @@ _FIELDS = (
 )
 DEBUG: Final = "Debug"
 NUM_STEPS: Final = 10
-OF_REQUEST: Final = ("preempt_swap", "preempt_recompute", "abort_request", "pin_request", "evict_request")
-OF_BLOCK: Final = ("pin_block", "pin_prefix", "unpin_block", "evict_block")
-UNPIN: Final = ("unpin_all", "unpin_anyones")
+REQUEST_ACTIONS: Final = ("preempt_swap", "preempt_recompute", "abort_request", "pin_request", "evict_request")
+BLOCK_ACTIONS: Final = ("pin_block", "pin_prefix", "unpin_block", "evict_block")
+UNPIN_ACTIONS: Final = ("unpin_all", "unpin_anyones")
 _NOTICE_MS: Final = 6000
 
 
 def debug_actions(window: SessionWindow, debugger: Debugger) -> list[ActionSpec]:
     """Return all debugger actions. A disabled action gives its reason."""
-    acts = _Acts(window, debugger)
+    commands = _Commands(window, debugger)
     return [
-        *_of_engine(window.session, debugger),
-        *_of_request(window, acts),
-        *_of_block(window, acts),
-        *_of_pool(window, debugger, acts),
+        *_engine_actions(window.session, debugger),
+        *_request_actions(window, commands),
+        *_block_actions(window, commands),
+        *_pool_actions(window, debugger, commands),
     ]
 
 
-def _of_engine(session: Session, debugger: Debugger) -> list[ActionSpec]:
+def _engine_actions(session: Session, debugger: Debugger) -> list[ActionSpec]:
     """Return the actions that pause, step and resume the engine."""
     control = debugger.control
     step = partial(permission.why_not_step, session)
@@ -79,8 +79,8 @@ def _of_engine(session: Session, debugger: Debugger) -> list[ActionSpec]:
     ]
 
 
-def _of_request(window: SessionWindow, acts: _Acts) -> list[ActionSpec]:
-    """Return the actions on the selected request (`OF_REQUEST`)."""
+def _request_actions(window: SessionWindow, commands: _Commands) -> list[ActionSpec]:
+    """Return the actions on the selected request, whose names are `REQUEST_ACTIONS`."""
     session = window.session
 
     def why_not_preempt() -> str:
@@ -90,74 +90,77 @@ def _of_request(window: SessionWindow, acts: _Acts) -> list[ActionSpec]:
         return permission.why_not_swap(session.mirror, session.selection.request)
 
     return [
-        acts.to_selected(
-            "preempt_swap", "Preempt the selected request (swap)", partial(acts.preempt, "swap"), why_not_swap
+        commands.to_selected(
+            "preempt_swap", "Preempt the selected request (swap)", partial(commands.preempt, "swap"), why_not_swap
         ),
-        acts.to_selected(
+        commands.to_selected(
             "preempt_recompute",
             "Preempt the selected request (recompute)",
-            partial(acts.preempt, "recompute"),
+            partial(commands.preempt, "recompute"),
             why_not_preempt,
         ),
-        acts.to_selected(
+        commands.to_selected(
             "abort_request",
             "Abort the selected request…",
-            acts.abort,
+            commands.abort,
             lambda: permission.why_not_abort(session.mirror, session.selection.request),
             shortcuts=("Del",),
             tip="Abort the selected request, even if another client sent it",
             within="requests",
-            question=acts.what_abort_ends,
+            question=commands.abort_question,
         ),
-        acts.to_selected(
+        commands.to_selected(
             "pin_request",
             "Pin cached blocks of the selected request",
-            acts.pin_request,
-            acts.why_not_pin_request,
+            commands.pin_request,
+            commands.why_not_pin_request,
         ),
-        acts.to_selected(
+        commands.to_selected(
             "evict_request",
             "Evict cached blocks of the selected request",
-            acts.evict_request,
-            lambda: _limited(idle_blocks(window), acts.nothing_cached(" that are unused and not pinned")),
+            commands.evict_request,
+            lambda: _why_not_blocks(
+                idle_blocks(window), commands.why_no_cached_blocks(" that are unused and not pinned")
+            ),
         ),
     ]
 
 
-def _of_block(window: SessionWindow, acts: _Acts) -> list[ActionSpec]:
-    """Return the actions on the current block (`OF_BLOCK`)."""
+def _block_actions(window: SessionWindow, commands: _Commands) -> list[ActionSpec]:
+    """Return the actions on the current block, whose names are `BLOCK_ACTIONS`."""
     session = window.session
 
     def why_not_pin(*, with_prefix: bool = False) -> str:
         return permission.why_not_pin(session.mirror, current_block(window), with_prefix=with_prefix)
 
     return [
-        acts.to_selected("pin_block", "Pin the block", partial(acts.pin, with_prefix=False), why_not_pin),
-        acts.to_selected(
-            "pin_prefix", "Pin the block and its prefix", acts.pin, partial(why_not_pin, with_prefix=True)
+        commands.to_selected("pin_block", "Pin the block", partial(commands.pin, with_prefix=False), why_not_pin),
+        commands.to_selected(
+            "pin_prefix", "Pin the block and its prefix", commands.pin, partial(why_not_pin, with_prefix=True)
         ),
-        acts.to_selected(
+        commands.to_selected(
             "unpin_block",
             "Unpin the block",
-            acts.unpin,
+            commands.unpin,
             lambda: permission.why_not_unpin(session.mirror, current_block(window)),
         ),
-        acts.to_selected(
+        commands.to_selected(
             "evict_block",
             "Evict the block from the prefix cache",
-            acts.evict,
+            commands.evict,
             lambda: permission.why_not_evict(session.mirror, current_block(window)),
         ),
     ]
 
 
-def _of_pool(window: SessionWindow, debugger: Debugger, acts: _Acts) -> list[ActionSpec]:
+def _pool_actions(window: SessionWindow, debugger: Debugger, commands: _Commands) -> list[ActionSpec]:
     """Return the actions on all pins, the batch limits, and LoRA adapters."""
-    unpin = partial(permission.why_not_unpin_all, window.session)
-    ours, anyones = partial(acts.unpin_all, anyones=False), partial(acts.unpin_all, anyones=True)
+    why_not_unpin = partial(permission.why_not_unpin_all, window.session)
+    unpin_own = partial(commands.unpin_all, of_all_clients=False)
+    unpin_of_all = partial(commands.unpin_all, of_all_clients=True)
     return [
-        ActionSpec("unpin_all", "Unpin all (this window's)", DEBUG, ours, why_not=unpin),
-        ActionSpec("unpin_anyones", "Unpin all (everyone's)", DEBUG, anyones, why_not=unpin),
+        ActionSpec("unpin_all", "Unpin all (this window's)", DEBUG, unpin_own, why_not=why_not_unpin),
+        ActionSpec("unpin_anyones", "Unpin all (everyone's)", DEBUG, unpin_of_all, why_not=why_not_unpin),
         ActionSpec(
             "limits",
             "Batch limits…",
@@ -175,7 +178,7 @@ def _of_pool(window: SessionWindow, debugger: Debugger, acts: _Acts) -> list[Act
     ]
 
 
-class _Acts:
+class _Commands:
     """Sends debugger commands for the window's selected request and current block."""
 
     def __init__(self, window: SessionWindow, debugger: Debugger) -> None:
@@ -186,14 +189,14 @@ class _Acts:
     def to_selected(
         self, name: str, text: str, run: Callable[[], object], why_not: Callable[[], str], **more: Any
     ) -> ActionSpec:
-        """Return an action on the selected request or current block. The action's text names its target."""
+        """Return an action on the selected request or current block, whose number is filled into the action's text."""
         return ActionSpec(
             name,
             text,
             DEBUG,
             run,
             why_not=lambda: permission.why_not_act(self._window.session) or why_not(),
-            text_now=lambda: self.named(text),
+            text_now=lambda: self.text_with_target(text),
             **more,
         )
 
@@ -207,7 +210,7 @@ class _Acts:
         if number is not None:
             self._debugger.abort(number, self._window.session.mirror.requests.request_id(number))
 
-    def what_abort_ends(self) -> str:
+    def abort_question(self) -> str:
         """Return the question to confirm an abort, or an empty string if the selected request cannot be aborted."""
         session = self._window.session
         number = session.selection.request
@@ -223,7 +226,7 @@ class _Acts:
 
     def why_not_pin_request(self) -> str:
         mirror, blocks = self._window.session.mirror, cached_blocks(self._window)
-        reason = permission.why_no_pins(mirror) or _limited(blocks, self.nothing_cached())
+        reason = permission.why_no_pins(mirror) or _why_not_blocks(blocks, self.why_no_cached_blocks())
         return reason or why_pins_refused(mirror, blocks)
 
     def evict_request(self) -> None:
@@ -238,10 +241,10 @@ class _Acts:
     def evict(self) -> None:
         self._debugger.ask(Evict, blocks=(current_block(self._window),))
 
-    def unpin_all(self, *, anyones: bool) -> None:
-        self._debugger.ask(Unpin, anyones=anyones)
+    def unpin_all(self, *, of_all_clients: bool) -> None:
+        self._debugger.ask(Unpin, anyones=of_all_clients)
 
-    def named(self, text: str) -> str:
+    def text_with_target(self, text: str) -> str:
         """Return `text` with the number of the selected request or current block filled in."""
         session, block = self._window.session, current_block(self._window)
         if session.selection.request is not None:
@@ -250,8 +253,11 @@ class _Acts:
             return text
         return text.replace("the block", locate_block(session.mirror.hello.cache, block).name.lower())
 
-    def nothing_cached(self, which: str = "") -> str:
-        """Return why there are no blocks to act on; `which` restricts the cached blocks that are meant."""
+    def why_no_cached_blocks(self, which: str = "") -> str:
+        """Return the reason for which a command on cached blocks has none, such as "Request #3 has no cached blocks".
+
+        `which` is appended to it and describes which of the cached blocks are meant.
+        """
         number = self._window.session.selection.request
         return "No request is selected" if number is None else f"Request #{number} has no cached blocks{which}"
 
@@ -268,9 +274,9 @@ def cached_blocks(window: SessionWindow) -> tuple[int, ...]:
         return ()
     held = mirror.requests.blocks(number)
     pool = slice(0, mirror.num_blocks)
-    is_its = mirror.ledger.owner[pool] == number
-    is_its[held[held < mirror.num_blocks]] = True
-    return _ids(is_its & (mirror.ledger.hash[pool] != 0))
+    is_own = mirror.ledger.owner[pool] == number
+    is_own[held[held < mirror.num_blocks]] = True
+    return _block_ids(is_own & (mirror.ledger.hash[pool] != 0))
 
 
 def idle_blocks(window: SessionWindow) -> tuple[int, ...]:
@@ -286,7 +292,7 @@ class DebugAnswers(QObject):
     def __init__(self, window: SessionWindow, debugger: Debugger, actions: Actions) -> None:
         super().__init__(window)
         self._window = window
-        for name in (*OF_REQUEST, *OF_BLOCK):
+        for name in (*REQUEST_ACTIONS, *BLOCK_ACTIONS):
             actions[name].triggered.connect(self._remember_position)
         self._menu_position = QCursor.pos()
         self._is_from_menu = False
@@ -302,14 +308,15 @@ class DebugAnswers(QObject):
         self._is_from_menu = False
 
 
-def _ids(chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> tuple[int, ...]:
-    return tuple(np.flatnonzero(chosen).tolist())
+def _block_ids(mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> tuple[int, ...]:
+    return tuple(np.flatnonzero(mask).tolist())
 
 
-def _limited(blocks: tuple[int, ...], nothing: str) -> str:
+def _why_not_blocks(blocks: tuple[int, ...], why_none: str) -> str:
+    """Return why `blocks` cannot be sent in one command: too many, or none (`why_none`); "" if they can."""
     if len(blocks) > MAX_TEXT_BLOCKS:
         return f"{len(blocks)} blocks selected; at most {MAX_TEXT_BLOCKS} at once"
-    return "" if blocks else nothing
+    return "" if blocks else why_none
 
 
 class LimitsDialog(Sheet):
@@ -353,28 +360,28 @@ class LimitsDialog(Sheet):
         grid.setVerticalSpacing(8)
         mirror = self._debugger.session.live_mirror
         cache = None if mirror.hello is None else mirror.hello.cache
-        for row, ((name, text), now) in enumerate(zip(_FIELDS, mirror.limits, strict=True)):
-            most = 0 if cache is None else int(getattr(cache, name))
+        for row, ((name, text), current) in enumerate(zip(_FIELDS, mirror.limits, strict=True)):
+            maximum = 0 if cache is None else int(getattr(cache, name))
             field = self.fields[name]
-            field.setRange(1, max(1, most, now))
-            field.setValue(now or most)
+            field.setRange(1, max(1, maximum, current))
+            field.setValue(current or maximum)
             field.setAccessibleName(text)
             field.setMinimumWidth(110)
-            named = label(text)
-            named.setToolTip(name)
-            grid.addWidget(named, row, 0)
+            name_label = label(text)
+            name_label.setToolTip(name)
+            grid.addWidget(name_label, row, 0)
             grid.addWidget(field, row, 1)
-            grid.addWidget(label(f"of {count(max(most, now))}", "muted"), row, 2)
+            grid.addWidget(label(f"of {count(max(maximum, current))}", "muted"), row, 2)
         return grid
 
     def _buttons(self) -> QHBoxLayout:
-        go, close = QPushButton("Apply"), QPushButton("Close")
-        go.setProperty("look", "primary")
-        go.setDefault(True)
-        go.clicked.connect(self.apply)
+        apply, close = QPushButton("Apply"), QPushButton("Close")
+        apply.setProperty("look", "primary")
+        apply.setDefault(True)
+        apply.clicked.connect(self.apply)
         close.clicked.connect(self.close)
         row = QHBoxLayout()
         row.addStretch()
         row.addWidget(close)
-        row.addWidget(go)
+        row.addWidget(apply)
         return row

@@ -9,7 +9,7 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QMenu
 
 from kvscope_app.actions.action_registry import Actions
-from kvscope_app.debugger.debug_actions import DEBUG, OF_BLOCK, OF_REQUEST, UNPIN
+from kvscope_app.debugger.debug_actions import BLOCK_ACTIONS, DEBUG, REQUEST_ACTIONS, UNPIN_ACTIONS
 from kvscope_app.session_window import SessionWindow
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def fill_debug_menu(menu: QMenu, actions: Actions) -> None:
     """Fill the menu: steps, actions on a request, actions on a block, then the rest."""
     menu.setToolTipsVisible(True)
     for spec in actions.in_group(DEBUG):
-        if spec.name in (OF_REQUEST[0], OF_BLOCK[0], UNPIN[0]):
+        if spec.name in (REQUEST_ACTIONS[0], BLOCK_ACTIONS[0], UNPIN_ACTIONS[0]):
             menu.addSeparator()
         menu.addAction(actions[spec.name])
 
@@ -35,9 +35,9 @@ def add_selection_menus(window: SessionWindow, actions: Actions) -> None:
         menu = QMenu(window)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.setToolTipsVisible(True)
-        menu.addActions([actions[name] for name in OF_BLOCK])
+        menu.addActions([actions[name] for name in BLOCK_ACTIONS])
         menu.addSeparator()
-        menu.addActions([actions[name] for name in OF_REQUEST])
+        menu.addActions([actions[name] for name in REQUEST_ACTIONS])
         menu.popup(position)
 
     canvas.menu_requested.connect(wanted)
@@ -51,4 +51,4 @@ def add_to_requests(table: RequestTable, actions: Actions) -> None:
     table.removeAction(table.abort)
     line = QAction(table)
     line.setSeparator(True)
-    table.addActions([line, *(actions[name] for name in OF_REQUEST)])
+    table.addActions([line, *(actions[name] for name in REQUEST_ACTIONS)])

@@ -1,7 +1,7 @@
 """Child process that runs a command of the engine and answers each input line with output lines.
 
-It ends when its standard input closes. Owns the child and the lines to and from it, but knows neither the meaning of a
-line nor when the next may be sent. Blocks only in `close`.
+Owns the child process, which ends when its standard input is closed. Callers interpret the lines and decide when to
+send the next one. Only `close` blocks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ A QProcess must not be deleted while its process runs: Qt prints a warning then.
 
 
 class LineProcess(QObject):
-    """Starts the child process with the first line, and another one with the next line after a failure."""
+    """Sends lines to a child process, which it starts when the first line is sent.
+
+    After a failure or `close`, the next `send` starts a new child.
+    """
 
     line_came = Signal(bytes)
     """Emitted with a line of output, without its line end."""
@@ -63,7 +66,7 @@ class LineProcess(QObject):
         return True
 
     def close(self) -> None:
-        """End the child, and kill it if it does not end in time. The next line starts another."""
+        """End the child, and kill it if it does not end in time. The next `send` starts a new child."""
         process, self.process = self.process, None
         self._received.clear()
         if process is None:
@@ -113,7 +116,7 @@ class LineProcess(QObject):
 
 
 def engine_command(*arguments: str) -> list[str] | None:
-    """Return the command line of `kvscope-engine WORDS`, or None if the engine is not installed."""
+    """Return the command line of `kvscope-engine ARGUMENTS`, or None if the engine is not installed."""
     if find_spec("kvscope_engine") is None:
         return None
     return [sys.executable, "-m", "kvscope_engine.cli.main", *arguments]

@@ -51,7 +51,7 @@ from kvscope_telemetry.fleet.fleet import Fleet
 from kvscope_telemetry.fleet.fleet_list import FleetEntry
 from kvscope_telemetry.fleet.fleet_row import FleetRow
 from kvscope_telemetry.fleet.list_reader import Listed, ListReader
-from kvscope_telemetry.fleet.own_member import TELLING
+from kvscope_telemetry.fleet.own_member import CURRENT_STATES
 from kvscope_telemetry.fleet.pool_bins import PoolBins
 
 _ROOT: Final = QModelIndex()
@@ -289,7 +289,7 @@ def counts_text(rows: Sequence[FleetRow], num_shown: int) -> str:
     """Return the number of engines, how many of them report, and their total requests."""
     if not rows:
         return ""
-    reporting = [row for row in rows if row.state in TELLING]
+    reporting = [row for row in rows if row.state in CURRENT_STATES]
     words = [f"{count(len(reporting))} of {plural(len(rows), 'engine')} online"]
     running, waiting = (
         [n for n in numbers if n is not None]

@@ -1,4 +1,7 @@
-"""Measures how much of a view's content its size hides, so that a picture shows all of it or says what is missing."""
+"""Measures how much of a view's content does not fit into the view.
+
+Exported pictures are enlarged by that much, or state what is missing.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ _BY_ROW = QAbstractItemView.ScrollMode.ScrollPerItem
 
 
 def overflow(view: QWidget) -> QSize:
-    """Return by how many pixels `view` is too small for its content: lists, scroll areas and the titles of charts."""
+    """Return by how many pixels `view` is too small for its lists, scroll areas and chart titles."""
     hidden = QSize(0, 0)
     for area in _scroll_areas(view):
         hidden = hidden.expandedTo(QSize(area.horizontalScrollBar().maximum(), _hidden_height(area)))
@@ -25,7 +28,7 @@ def overflow(view: QWidget) -> QSize:
 
 
 def hidden_content_text(view: QWidget) -> str:
-    """Return what the size of `view` hides, such as "12 more rows"; empty if it hides nothing."""
+    """Return a text that says what does not fit into `view`, such as "12 more rows"; empty if everything fits."""
     notes = []
     for area in _scroll_areas(view):
         if area.verticalScrollBar().maximum() > 0:

@@ -221,9 +221,9 @@ class History:
         self.began_ns = now_ns
         self._follow_epoch(update, mirror)
         self._follow_clock(update, now_ns)
-        told_ns = update.series["time_ns"][-1:].tolist() if update.series else []
+        reported_ns = update.series["time_ns"][-1:].tolist() if update.series else []
         self._step = int(update.series["step"][-1]) if update.series else self._step
-        self.began_engine_ns = max([*told_ns, update.snapshot.time_ns if update.snapshot else 0])
+        self.began_engine_ns = max([*reported_ns, update.snapshot.time_ns if update.snapshot else 0])
         counters = update.counters or (update.snapshot.counters if update.snapshot else None)
         bin_number = now_ns // BIN_NS
         self.ring.advance(bin_number, carry=False)
@@ -389,11 +389,11 @@ class History:
     def _add_requests(self, update: Update) -> None:
         if update.snapshot:
             self.request_times.add_snapshot(update.snapshot.requests)
-        times, told_ns, first = update.series.get("time_ns"), update.request_time_ns, 0
+        times, reported_ns, first = update.series.get("time_ns"), update.request_time_ns, 0
         newest_ns = int(times[-1]) if times is not None else 0
         for rows in update.requests:
             last = first + len(rows.number) // 4
-            self.request_times.add_rows(rows, told_ns[first:last] if told_ns.size else newest_ns)
+            self.request_times.add_rows(rows, reported_ns[first:last] if reported_ns.size else newest_ns)
             first = last
 
     def _add_blocks(self, mirror: BlockCounts, bin_number: int) -> None:

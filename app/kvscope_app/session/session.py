@@ -345,13 +345,13 @@ class Session(QObject):
             self.status_changed.emit()
 
     def _is_status_due(self, status: SourceStatus, now_ns: int) -> bool:
-        before, told_ns = self.status, self._status_emitted_ns
+        before, reported_ns = self.status, self._status_emitted_ns
         if _urgent_fields(status) != _urgent_fields(before):
             return True
-        if now_ns - told_ns < STATUS_INTERVAL_NS:
+        if now_ns - reported_ns < STATUS_INTERVAL_NS:
             return False
         is_at_rest = self.poll_timer.interval() != FRAME_MS and status.reason == before.reason
-        return not is_at_rest or self._second(now_ns) != self._second(told_ns)
+        return not is_at_rest or self._second(now_ns) != self._second(reported_ns)
 
     def _second(self, time_ns: int) -> int:
         """Return the second on the wall clock."""

@@ -40,10 +40,10 @@ class LiveRequests:
             return
         times = update.series.get("time_ns")
         newest_ns = int(times[-1]) if times is not None else 0
-        rows, first, told_ns = [], 0, update.request_time_ns
+        rows, first, reported_ns = [], 0, update.request_time_ns
         for each in update.requests:
             last = first + len(each.number) // 4
-            rows.append((each, told_ns[first:last] if told_ns.size else np.full(last - first, newest_ns)))
+            rows.append((each, reported_ns[first:last] if reported_ns.size else np.full(last - first, newest_ns)))
             first = last
         self.log.add(update.new_requests, rows, update.events, newest_ns, offset_ns)
 

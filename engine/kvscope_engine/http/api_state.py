@@ -20,31 +20,32 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    """Limits on what clients may occupy in this process. Times are in seconds."""
+    """Limits on the connections, requests and memory that clients may use in this process."""
 
     max_connections: int = 16_384
-    """Maximum open connections, busy or idle; fewer if the process may open fewer files.
+    """Maximum number of open connections, active or idle, lowered to the process's limit on open files.
 
-    Others are refused with 503.
+    Further connections are refused with HTTP status 503.
     """
     max_requests: int = 1024
-    """Maximum requests in progress; an eighth more for clients that have few."""
+    """Maximum number of requests in progress. Clients with few requests may use an eighth more."""
     max_choices: int = ServiceLimits().client_requests.count
-    """Maximum choices in progress per client, counting n for each prompt; the engine's own limit."""
+    """Maximum number of choices in progress per client (`n` for each prompt). Equals the engine's limit."""
     max_body_bytes: int = 16 * MIB
     max_bodies_bytes: int = 256 * MIB
-    """Maximum bytes of all bodies that are being read or not tokenized yet; half of it for a single client."""
+    """Maximum bytes of all bodies that are not read completely or not tokenized yet. One client may use half of it."""
     header_s: float = 15.0
-    """Maximum time for a request's head, from the connection or its first byte on."""
+    """Maximum time in seconds to receive a request's headers, from the connection or the first byte on."""
     chunk_s: float = 10.0
-    """Maximum time without a byte of a body."""
+    """Maximum time in seconds between two chunks of a body."""
     body_s: float = 120.0
-    """Maximum time for a whole body."""
+    """Maximum time in seconds to receive a whole body."""
     write_s: float = 60.0
-    """Maximum time for which a client may leave a full send buffer unread."""
+    """Maximum time in seconds for which a client may not read while the send buffer is full."""
     keep_alive_s: float = 75.0
+    """Maximum time in seconds for which a connection may be idle between two requests."""
     drain_s: float = 30.0
-    """Maximum time for requests in progress at shutdown."""
+    """Maximum time in seconds to complete the requests in progress at shutdown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,7 @@ def share_of_spread(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return 0.0 if apart == 0.0 else apart / max(float(size), 1e-30)
 
 
-def close(actual: Any, expected: Any, tolerance: float | None = None) -> bool:
+def is_close(actual: Any, expected: Any, tolerance: float | None = None) -> bool:
     """Whether two results are equal except for rounding: tensors, None, or tuples of them.
 
     `tolerance` is the root mean square of the difference divided by that of `expected`; the default depends on the
@@ -64,7 +64,7 @@ def close(actual: Any, expected: Any, tolerance: float | None = None) -> bool:
     """
     if isinstance(expected, tuple | list):
         same_length = isinstance(actual, tuple | list) and len(actual) == len(expected)
-        return same_length and all(close(a, e, tolerance) for a, e in zip(actual, expected, strict=True))
+        return same_length and all(is_close(a, e, tolerance) for a, e in zip(actual, expected, strict=True))
     if not isinstance(expected, torch.Tensor):
         return type(actual) is type(expected)
     if not isinstance(actual, torch.Tensor) or actual.shape != expected.shape or actual.dtype != expected.dtype:

@@ -27,7 +27,10 @@ from kvscope_telemetry.messages.memory_plan import (
 )
 
 FEWER_TOKENS: Final = 2048
-"""Suggested `max_num_batched_tokens`: prompts are computed in smaller chunks."""
+"""Suggested `max_num_batched_tokens` if the current value is higher.
+
+Prompts are then computed in smaller chunks, which saves memory for activations.
+"""
 GPU_SIZES_GIB: Final = (8, 12, 16, 24, 32, 40, 48, 80, 96, 141, 192)
 GIB: Final = 1 << 30
 MIN_GAIN: Final = 1.02

@@ -1,4 +1,4 @@
-"""Requests in the order of service: higher priority first, then first come, first served."""
+"""Requests in scheduling order: higher priority first, then earlier arrival."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from kvscope_engine.policy.request import Request
 
 
 def rank(request: Request) -> tuple[int, int, int]:
-    """Sort key of the order of service. No two requests have the same key, and it never changes."""
+    """Sort key of the scheduling order. No two requests have the same key, and it never changes."""
     return (-request.priority, request.arrival_ns, request.number)
 
 
 class RankedQueue:
-    """Requests in the order of service. A lookup is O(log n); inserting and removing move pointers (memmove)."""
+    """Requests in scheduling order. A lookup is O(log n); inserting and removing move pointers (memmove)."""
 
     __slots__ = ("_requests",)
 

@@ -49,7 +49,7 @@ class Request:
     """Number of leading tokens whose KV is in the blocks of the table."""
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache at the first admission."""
-    waits_for: WaitsFor = WaitsFor.UNTOLD
+    waits_for: WaitsFor = WaitsFor.UNKNOWN
     """Why the request was not admitted when it was last first in the queue, or PROMPT while it waits for its parent's
     prompt."""
     num_preemptions: int = 0

@@ -1,5 +1,4 @@
-"""Waiting requests in the order of service: by priority, then by client and batch in turn, then first come, first
-served.
+"""Waiting requests in scheduling order: by priority, then fairly by client and batch, then by arrival.
 
 Among requests of one priority, the client whose running requests hold the fewest tokens is next; among that client's
 batches (requests that it sent together: several prompts, or several completions of one), the batch whose running
@@ -38,7 +37,12 @@ class RunningUsage:
 
 
 class WaitingQueue:
-    """Queue of waiting requests. `add_request` and `remove` change the queue, `start` and `stop` the running totals."""
+    """Queue of waiting requests, ordered by priority, then by the client and batch whose running requests hold the
+    fewest
+    tokens, then by arrival.
+
+    `record_start` and `record_stop` update the totals of running requests.
+    """
 
     def __init__(self) -> None:
         self._num_waiting = 0
@@ -56,7 +60,7 @@ class WaitingQueue:
 
     @property
     def first(self) -> Request:
-        """Next request to be served. The queue must not be empty."""
+        """Next request to schedule. The queue must not be empty."""
         return self._requests[self._batches[self._clients.first].first].first
 
     def add_request(self, request: Request) -> None:
@@ -78,7 +82,7 @@ class WaitingQueue:
         self._update_ranks(batch)
 
     def record_start(self, request: Request) -> None:
-        """Record that a request runs: its tokens count to its client and batch until `stop`."""
+        """Record that a request runs. Its tokens count towards its client and batch until `record_stop`."""
         self._charged[request.number] = request.num_tokens
         self._charge(batch_of(request), 1, request.num_tokens)
 
@@ -87,11 +91,11 @@ class WaitingQueue:
         self._charge(batch_of(request), -1, -self._charged.pop(request.number))
 
     def client_usage(self, request: Request) -> RunningUsage:
-        """Totals of the running requests of the client of `request`. Callers must not change them."""
+        """Return the totals of the running requests of `request`'s client. Callers must not modify them."""
         return self._usage.get(request.client, RunningUsage())
 
     def batch_usage(self, request: Request) -> RunningUsage:
-        """Totals of the running requests of the batch of `request`. Callers must not change them."""
+        """Return the totals of the running requests of `request`'s batch. Callers must not modify them."""
         return self._usage.get(batch_of(request), RunningUsage())
 
     def _charge(self, batch: _Batch, num_requests: int, num_tokens: int) -> None:

@@ -1,7 +1,8 @@
 """Clients' interventions in a running engine: pauses, single steps, pins, evictions, preemptions and limits.
 
-Owns which clients paused the engine, the single steps that are still to run, the pins of each client, and the facts
-that heartbeats publish about them. Knows no sockets. Not thread-safe: used on the engine's thread, except where stated.
+Owns the set of clients that paused the engine, the number of single steps still to run, the pins of each client, and
+the facts that heartbeats publish about them. Imports no sockets. Not thread-safe: used on the engine's thread, except
+where stated.
 """
 
 from __future__ import annotations

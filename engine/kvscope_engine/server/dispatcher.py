@@ -1,7 +1,7 @@
 """Carries out clients' commands on the engine's thread, and routes the engine's outputs to the clients.
 
-Owns which client each request belongs to. Knows the engine only by `ServedEngine`, and the sockets only by `reply` and
-`cut`.
+Owns the map from requests to clients. Uses the engine only through `ServedEngine`, and the sockets only through `reply`
+and `cut`.
 """
 
 from __future__ import annotations

@@ -29,10 +29,12 @@ class MemoryShares(msgspec.Struct, frozen=True, kw_only=True):
     external_and_others: float
     cached: float
     external_fragmentation: float
-    """Mean of 1 - largest free run / free slots; not included in the sum."""
+    """Mean of 1 - (slots in the longest free run) / (free slots). Not a share of the pool, so not part of the sum."""
 
 
 class MemoryUse:
+    """Running means of the shares. `add` takes a sample."""
+
     __slots__ = ("_sums", "num_samples")
 
     def __init__(self) -> None:

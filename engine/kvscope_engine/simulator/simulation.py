@@ -37,20 +37,20 @@ SALT: Final = b"simulation"
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Configuration of a run. `allocator` is a name that `make_allocation` knows."""
+    """Configuration of a simulation. `allocator` is a name that `make_allocation` accepts."""
 
     workload: Workload
     limits: SimulatedLimits
     cost: CostModel
     allocator: str
     paging: Paging = field(default_factory=Paging)
-    """Pages, used only by `virtual`."""
+    """Sizes of physical pages; used only by the allocator `virtual`."""
     tiers: Tiers = field(default_factory=Tiers)
-    """Lower tiers, used only by `paged`; the other policies run without."""
+    """Lower tiers; used only by the allocator `paged`, because the others support none."""
     layout: KVLayout | None = None
     """KV groups and states of the model; None: one group, with the bytes per token of the cost model."""
     question: str = ""
-    """Difference from the engine: `NOT_FREED`, `EXPANDED`, or empty."""
+    """Scenario that differs from the engine: `NOT_FREED`, `EXPANDED`, or empty."""
     num_states: int = 0
     """Number of slots for states of recurrent layers, needed by a layout with states."""
     state_interval: int = 512
@@ -62,9 +62,9 @@ class Setup:
 
     @property
     def block_layout(self) -> KVLayout | None:
-        """Layout that blocks are allocated for.
+        """Layout for which blocks are allocated; None: one KV group with full attention.
 
-        Allocators that reserve have one group, which frees nothing while a request runs.
+        Allocators other than `paged` have a single group, which frees no block while a request runs.
         """
         if self.layout is None:
             return None

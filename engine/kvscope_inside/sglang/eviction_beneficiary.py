@@ -1,7 +1,7 @@
-"""Finds the request for which SGLang evicts: one in the batch being allocated, or the one being matched.
+"""Finds the request for which SGLang evicts: one of the batch being allocated, or the one being matched.
 
-SGLang frees space for a whole batch at once. Its allocator gives out free pages first, in the order of the batch, so
-the eviction is attributed to the first request that the previously free pages do not cover. Recorded on the scheduler's
+SGLang frees space for a whole batch in one eviction. Its allocator hands out free pages in the order of the batch, so
+the eviction is attributed to the first request that the previously free pages do not cover. Runs on the scheduler's
 thread.
 """
 
@@ -21,11 +21,14 @@ class Evicted(NamedTuple):
     num_window_tokens: int
     num_states: int
     request: Any
-    """The request it was for; None if unknown."""
+    """The request for which space was freed; None if unknown."""
 
 
 class EvictionBeneficiary:
-    """Hooks on a scheduler's tree and batches. `evicted` is called for each eviction that freed something."""
+    """Hooks on a scheduler's radix tree and batches that find the request for which SGLang evicts.
+
+    `evicted` is called after each eviction that freed something.
+    """
 
     def __init__(self, scheduler: Any, hooks: Hooks, evicted: Callable[[Evicted], None]) -> None:
         self._allocator = full_allocator(scheduler)
@@ -37,11 +40,11 @@ class EvictionBeneficiary:
         self._install_hooks(scheduler, hooks)
 
     def clear(self) -> None:
-        """Forget the requests: they have what they need."""
+        """Attribute no further evictions to the current requests, because their space is allocated."""
         self._requests = ()
 
     def first(self, num_free: int = 0) -> Any:
-        """Return the first request that `num_free` tokens do not cover; None if unknown."""
+        """Return the first request of the batch for which `num_free` free tokens are not enough; None if unknown."""
         found = self._first(num_free, self._need)
         # SGLang reserves a page for each request
         return found if found is not None else self._first(num_free, _one_token)
@@ -67,7 +70,7 @@ class EvictionBeneficiary:
             hooks.before(cache, "init_load_back", self._for_one_of)
         if hasattr(cache, "supports_mamba") and cache.supports_mamba():
             hooks.before(cache, "match_prefix", self._for_one_of)
-        # The common path of all evictions, or the only one of older trees.
+        # All evictions call `_evict`; older trees have only `evict`.
         hooks.around(cache, "_evict" if hasattr(cache, "_evict") else "evict", self._before, self._after)
 
     # Called on the scheduler's thread.

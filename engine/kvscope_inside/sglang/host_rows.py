@@ -1,7 +1,7 @@
 """Publishes the pages that HiCache keeps in host memory, as ledger rows below all pools.
 
-Owns what was copied from the pool, which is known only after the requests' pages were read. Used on the publishing
-thread only.
+Determines which contents were copied from the pool; these are known only after the requests' pages were read. Used on
+the publishing thread only.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class HostRows:
         elif moved.kind == "was read":
             self._tier.end_load(self._loading.pop(moved.node, rows[:0]), step)
         elif moved.kind == "frees":
-            return self._tier.held(rows)
+            return self._tier.non_free(rows)
         return rows[:0]
 
     def clear(self) -> None:

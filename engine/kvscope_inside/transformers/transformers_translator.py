@@ -1,8 +1,8 @@
-"""Translates the records of the hooks on transformers' continuous batching.
+"""Converts the records of the hooks on transformers' continuous batching to frames.
 
-Owns what transformers does differently: rows of sectors, windows that are ring buffers of blocks, forks, and requests
-that get another object after a soft reset. Used on the publishing thread only; of transformers' objects it reads only
-what never changes again, or only grows.
+Handles what transformers does differently from vLLM and SGLang: ledger rows of sectors, sliding windows that are ring
+buffers of blocks, forks, and requests whose object is replaced after a soft reset. Runs on the publishing thread, so it
+reads only transformers objects that are immutable or append-only.
 """
 
 from __future__ import annotations

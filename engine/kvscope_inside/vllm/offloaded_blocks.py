@@ -1,7 +1,8 @@
 """Publishes the blocks that vLLM offloads to host memory, as ledger rows below the pool.
 
-A slot is vLLM's unit of offloading, a chunk of one or more blocks, which have consecutive rows. Owns what each place
-holds, and the recently ended requests, whose last blocks vLLM may still offload. Used on the publishing thread only.
+A slot is vLLM's unit of offloading, a chunk of one or more blocks, which have consecutive rows. Owns the contents of
+each slot, and the list of recently ended requests, whose last blocks vLLM may still offload. Used on the publishing
+thread only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Finds vLLM's OffloadingConnector on the scheduler's side, and records what it keeps in host memory.
 
-Owns where that is in vLLM's objects. A place is the unit that its manager allocates: one block of the pool, or a chunk
-of several.
+Finds the tier in the objects of each supported version of vLLM. A slot is the unit that vLLM's manager allocates: one
+block of the pool, or a chunk of several.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Offloading(NamedTuple):
     side: Any
     """Scheduler side of the connector."""
     manager: Any
-    """Manager that allocates the places."""
+    """Manager that allocates the slots."""
     num_slots: int
     blocks_per_slot: int
 

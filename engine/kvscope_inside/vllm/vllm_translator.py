@@ -1,8 +1,7 @@
-"""Translates the records of vLLM's hooks.
+"""Converts the records of vLLM's hooks to frames.
 
-Owns what vLLM reveals only later: for which request blocks were allocated, and hence for which one others were
-preempted and blocks evicted. Used on the publishing thread only; of vLLM's objects it reads only what never changes
-again, or only grows.
+When vLLM preempts or evicts, it does not say which request needed the space; this is inferred from later allocations.
+Runs on the publishing thread, so it reads only vLLM objects that are immutable or append-only.
 """
 
 from __future__ import annotations
@@ -380,7 +379,7 @@ class VllmTranslator(Translator[VllmRequest]):
     def _why_first_waits(self, host: Any, record: VllmRecord) -> WaitsFor:
         """Return why a request is still the first in the queue after a step."""
         if record.step is None:
-            return WaitsFor.UNTOLD
+            return WaitsFor.UNKNOWN
         limits = self.state.hello.cache
         if len(record.running) >= limits.max_num_seqs:
             return WaitsFor.PLACE
@@ -391,7 +390,7 @@ class VllmTranslator(Translator[VllmRequest]):
         if adapter and adapter not in others and len(others) >= self._max_adapters > 0:
             return WaitsFor.ADAPTER
         num_needed = sum(-(-host.num_tokens // size) for size in self.block_sizes)
-        return WaitsFor.BLOCKS if record.num_free < num_needed else WaitsFor.UNTOLD
+        return WaitsFor.BLOCKS if record.num_free < num_needed else WaitsFor.UNKNOWN
 
     def _decoding(self, record: VllmRecord) -> Iterator[int]:
         """Yield the numbers of requests that decode in the step. Called before its changes are applied."""

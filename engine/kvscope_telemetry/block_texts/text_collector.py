@@ -1,8 +1,8 @@
 """Decides which block texts must be requested for a recording, and which replies can be trusted.
 
-Owns what has been recorded of each block, and the pending requests. A reply describes the moment at which it was made:
-it is accepted only once the ledger shows that the block has not changed since the request. Independent of who replies
-and who writes. Not thread-safe.
+Keeps track of the recorded text of each block and of pending requests. A reply describes the moment at which it was
+made: it is accepted only once the ledger shows that the block has not changed since the request. Independent of who
+replies and who writes. Not thread-safe.
 """
 
 from __future__ import annotations

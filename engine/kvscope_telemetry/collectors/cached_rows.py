@@ -1,7 +1,7 @@
 """Assigns ledger rows to cached blocks: KV events name blocks by hash and give no location, so each block gets a row
 here.
 
-Owns which block is in which row; the ledger belongs to a `CacheState`. The rows of a tier are contiguous. A block that
+Owns the map from blocks to rows; the ledger belongs to a `CacheState`. The rows of a tier are contiguous. A block that
 is in several media or KV groups has a row in each. An engine may keep several physical copies of a block (vLLM does if
 two requests compute the same text) and reports each copy that is added or removed: they share a row until the last is
 gone. Knows no messages and no clock.

@@ -1,8 +1,8 @@
-"""Sends prompts for an engine that is watched from inside, to the OpenAI API that its hello announces.
+"""Sends prompts to vLLM or SGLang with kvscope's plugin, through the OpenAI API whose address their Hello announces.
 
 Owns the API's address as seen from this machine, and the prompts in progress. No API key is sent to an announced
-address, because whoever controls the engine's telemetry could name any server. To use a server that requires a key,
-attach to it by its own address.
+address, because an attacker who controls the telemetry could announce any server. To use a server that requires a key,
+attach to the server's own address.
 """
 
 from __future__ import annotations

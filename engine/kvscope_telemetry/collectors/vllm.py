@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from kvscope_telemetry.collectors.scraped_page import ScrapedPage
 
 _SCHEME: Final = "vllm"
-_FORMS: Final = "structured_outputs"
-_FORMS_SINCE: Final = (0, 11)
-"""First version that surely supports `structured_outputs`. vLLM 0.12 supports no older parameter."""
+_STRUCTURED_OUTPUTS: Final = "structured_outputs"
+_STRUCTURED_OUTPUTS_SINCE: Final = (0, 11)
+"""Version of vLLM from which on prompts are sent with the parameter `structured_outputs`, the only one since 0.12."""
 _RESIDENCY: Final = "vllm:kv_block_"
 _FIGURES: Final = (
     FigureMetric(name="Waiting", metric="vllm:num_requests_waiting_by_reason", by="reason"),
@@ -112,16 +112,16 @@ def _ask_facts(ask: Ask) -> ServerFacts:
 
 
 def _form_fields(form: Structured) -> Fields:
-    return {_FORMS: {form.kind: list(form.choices()) if form.kind == "choice" else form.text}}
+    return {_STRUCTURED_OUTPUTS: {form.kind: list(form.choices()) if form.kind == "choice" else form.text}}
 
 
 def _fit_version(fields: Fields, version: Callable[[], Version]) -> Fields:
-    """Use the older parameters for a version before `_FORMS_SINCE`, which silently ignores unknown ones."""
-    if _FORMS not in fields or version() >= _FORMS_SINCE:
+    """Use the older parameters for versions before `_STRUCTURED_OUTPUTS_SINCE`, which ignore unknown ones silently."""
+    if _STRUCTURED_OUTPUTS not in fields or version() >= _STRUCTURED_OUTPUTS_SINCE:
         return fields
     older = {"regex": "guided_regex", "grammar": "guided_grammar", "choice": "guided_choice"}
-    others = {name: value for name, value in fields.items() if name != _FORMS}
-    return others | {older.get(kind, kind): value for kind, value in fields[_FORMS].items()}
+    others = {name: value for name, value in fields.items() if name != _STRUCTURED_OUTPUTS}
+    return others | {older.get(kind, kind): value for kind, value in fields[_STRUCTURED_OUTPUTS].items()}
 
 
 VLLM: Final = ExternalEngine(

@@ -14,7 +14,7 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.whole_file import replace_file
 
 MAX_BYTES = 1 << 20
-"""Larger than any of our files."""
+"""Maximum size of a file that is read. No file that kvscope writes is this large."""
 
 
 def make_private_folder(folder: Path, what: str) -> None:

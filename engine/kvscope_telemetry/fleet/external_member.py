@@ -11,7 +11,7 @@ from typing import Final
 from kvscope_telemetry.addresses import WatchedSource
 from kvscope_telemetry.fleet.fleet_list import FleetEntry
 from kvscope_telemetry.fleet.fleet_row import FleetRow
-from kvscope_telemetry.fleet.own_member import TELLING
+from kvscope_telemetry.fleet.own_member import CURRENT_STATES
 from kvscope_telemetry.fleet.pool_bins import PoolBins, pool_bins
 from kvscope_telemetry.fleet.rates import WINDOW_NS, Rates
 from kvscope_telemetry.messages.telemetry import Reading
@@ -51,7 +51,7 @@ class ExternalMember:
         if hello is None:
             return row
         row = replace(row, version=hello.engine_version, model=hello.model.name)
-        if status.state not in TELLING:
+        if status.state not in CURRENT_STATES:
             return row
         first_token_s = self._first_token_s()
         return replace(

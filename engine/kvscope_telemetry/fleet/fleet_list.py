@@ -5,7 +5,7 @@
     vllm://10.0.0.6:8000/?rank=1
     sglang://10.0.0.7:30000/?ranks=4     ranks 0 to 3
 
-Owns which lines are accepted, and the messages for those that are not. Opens no connections.
+Decides which lines are accepted, and reports the others. Opens no connections.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from kvscope_telemetry.summaries.run_figures import USAGE
 from kvscope_telemetry.transport.client_sockets import ClientSockets
 from kvscope_telemetry.transport.connections import key_for
 
-TELLING: Final = frozenset({SourceState.LIVE, SourceState.PAUSED, SourceState.STUCK})
+CURRENT_STATES: Final = frozenset({SourceState.LIVE, SourceState.PAUSED, SourceState.STUCK})
 """Source states in which the figures are current; in others they are outdated."""
 _PASSES_AT_ONCE: Final = 8
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -59,7 +59,7 @@ class OwnMember:
         if hello is None:
             return row
         row = replace(row, engine=hello.capabilities.engine, version=hello.engine_version, model=hello.model.name)
-        if status.state not in TELLING or self._counters is None:
+        if status.state not in CURRENT_STATES or self._counters is None:
             return row
         self._summarize(hello)
         return replace(

@@ -23,7 +23,7 @@ class RequestState(IntEnum):
 class WaitsFor(IntEnum):
     """Reasons why a request is queued, as reported by its engine. Values are used on the wire."""
 
-    UNTOLD = 0
+    UNKNOWN = 0
     """Not reported: the request is behind others in the queue, or arrived after the last step was scheduled."""
     BLOCKS = 1
     """Too few free KV blocks."""

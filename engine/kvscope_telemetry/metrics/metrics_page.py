@@ -62,7 +62,7 @@ class MetricsPage:
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics; called by prometheus_client on any thread."""
         look = self._watch.look()
-        yield from own_families.listening(Maker({}, self._watch.began_s), look.status, is_up=look.is_up)
+        yield from own_families.connection_metrics(Maker({}, self._watch.began_s), look.status, is_up=look.is_up)
         sink = self._watch.sink
         with sink.lock:
             families = [] if sink.tally is None else list(self._families(sink.tally, look))

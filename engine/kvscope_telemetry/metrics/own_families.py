@@ -82,9 +82,10 @@ def gauges(make: Maker, tally: Tally, pool: PoolFigures) -> Iterator[Metric]:
         yield from _device(make, tally.sample)
 
 
-def listening(make: Maker, status: SourceStatus, *, is_up: bool) -> Iterator[Metric]:
-    """Yield the metrics on the connection to the engine, which are always available. Counters of `make` start with this
-    process.
+def connection_metrics(make: Maker, status: SourceStatus, *, is_up: bool) -> Iterator[Metric]:
+    """Yield the metrics about the connection to the engine, which are available even while it is down.
+
+    Their counters count from the start of this process.
     """
     yield make.gauge("kvscope_up", "1 while the engine reports, 0 while it is away or loading.", ({}, is_up))
     states = [({"state": str(state)}, float(state is status.state)) for state in _STATES]

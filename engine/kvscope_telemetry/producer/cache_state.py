@@ -43,7 +43,7 @@ class KnownRequest:
     num_preemptions: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    waits_for: WaitsFor = WaitsFor.UNTOLD
+    waits_for: WaitsFor = WaitsFor.UNKNOWN
     tables: list[list[int]] = field(default_factory=list)
     """Block ids, one list per KV group."""
     unchanged: list[int] = field(default_factory=list)

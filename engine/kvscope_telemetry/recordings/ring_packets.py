@@ -32,7 +32,7 @@ class PacketKind(IntEnum):
     """`int`: number of a mark. The process reports it once everything before it is readable."""
     END = 6
     """`bool`: whether the written files are kept."""
-    TOLD = 7
+    STATUS = 7
     """`RingStatus`: the only packet from the process to the session."""
 
 

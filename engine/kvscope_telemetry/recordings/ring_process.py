@@ -120,7 +120,7 @@ class RingServer:
         self._reported_s = time.monotonic()
         if status != self._last:
             self._last = status
-            self._write(packet(PacketKind.TOLD, encoded(status)))
+            self._write(packet(PacketKind.STATUS, encoded(status)))
 
     def _write(self, data: bytes) -> None:
         rest = memoryview(data)

@@ -1,7 +1,7 @@
 """Determines which fields of a second's summary are unknown for an engine that does not report everything.
 
-Such fields are -1 in the summary and NaN in an overview. Owns which capability each field requires. Knows no engine by
-its name.
+Such fields are -1 in the summary and NaN in an overview. Defines which capability each field requires, independently
+of the engine's name.
 """
 
 from __future__ import annotations

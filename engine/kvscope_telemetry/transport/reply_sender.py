@@ -73,10 +73,8 @@ class ReplySender:
             data = encode(_read_first(reply))
         self._backlogs.add(client, data)
 
-    def is_there(self, client: bytes) -> bool:
-        """Return whether a lost client is still connected. It is sent the reason why it was lost, if it can receive
-        it.
-        """
+    def notify_lost(self, client: bytes) -> bool:
+        """Send a lost client the reason, if it can receive it. Returns whether the client is still connected."""
         try:
             self._router.send(client, zmq.SNDMORE | zmq.NOBLOCK)
             self._router.send(encode(Failed(reason=NOT_READ)), zmq.NOBLOCK)

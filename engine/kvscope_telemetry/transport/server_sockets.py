@@ -376,7 +376,7 @@ class ServerSockets:
                 return len(messages)
             if reply is not None:
                 self._sender.answer(client, reply)
-            elif self._sender.is_there(client):
+            elif self._sender.notify_lost(client):
                 self._cut(client)
 
     def _beat(self) -> None:

@@ -1,7 +1,7 @@
 """A decoder layer for a batch of decodes in one call, from layer.c, bit-identical to the single operations.
 
-It saves the time between these operations. Owns which layers and steps are supported; callers run the single operations
-for others.
+This saves the time between these operations. Decides which layers and steps are supported; callers run the single
+operations for others.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Call of the compiled products from Python, for any layout of weights. Owns the checks and the call."""
+"""Calls matrix products of the compiled C library from Python, after checking the arguments."""
 
 from ctypes import CDLL, Structure, addressof
 from typing import Final
@@ -13,23 +13,27 @@ _DTYPES: Final = (torch.bfloat16, torch.float32)
 
 
 class NativeProduct:
-    """Base class of weights (outputs, inputs) for a compiled product; the library's functions have the same
-    signature.
+    """Base class of weights, shape (outputs, inputs), that a function of the compiled library multiplies by.
+
+    These functions have the same signature for all layouts of weights.
     """
 
     function: str
-    """Name of the library's function."""
+    """Name of the function in the compiled library that computes the product for this layout of weights."""
     outputs: int
     inputs: int
 
     def _set_weight(self, found: CDLL, parts: Structure, *tensors: Tensor | None) -> None:
-        """Set the weight: `parts` is the struct that `function` reads, `tensors` are all that it points to."""
+        """Set the weight.
+
+        `parts`: the struct that `function` reads; `tensors`: all tensors that the struct points to.
+        """
         self._call = getattr(found, self.function)
         self._struct = parts
         self.address = addressof(parts)
         """Address of the struct that `function` reads."""
         self.tensors = tuple(tensor for tensor in tensors if tensor is not None)
-        """All tensors of the weight."""
+        """All tensors of the weight, which must live as long as the struct points to them."""
 
     def product(self, x: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Multiply x (..., inputs) -> (..., outputs) of `dtype`, else the dtype of `add`, else of x; bfloat16 or

@@ -1,7 +1,7 @@
 """x @ weight.T for the few rows of a decode step, which take the time of reading the weight once.
 
-Owns which products the kernels support, and their tiles; all others use torch (cuBLAS). On compute capability 9 the
-kernels are used wherever supported, as measured there; elsewhere if a measurement at startup favors them
+Decides which products the kernels compute, and with which tiles; all others use torch (cuBLAS). On compute capability 9
+the kernels are used wherever supported, as measured there; elsewhere if a measurement at startup favors them
 (`linear.choice`).
 """
 

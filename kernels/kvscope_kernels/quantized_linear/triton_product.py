@@ -417,8 +417,10 @@ def _masked(words: tl.tensor, mask: tl.constexpr, exponent: tl.constexpr, PLAIN:
 
 @jit
 def _e4m3(words: tl.tensor, shift: tl.constexpr) -> tl.tensor:
-    """Return byte `shift` of each word, an e4m3 number, as float32 times 2^-120: sign, exponent and mantissa are
-    shifted.
+    """Convert byte `shift` of each word from float8 e4m3 to float32, times 2^-120.
+
+    The bits of sign, exponent and mantissa are moved to their positions in a float32. The factor comes from the
+    exponent biases of the two formats, 7 and 127.
     """
     return (((words << (24 - 8 * shift)) >> 4) & -0x78100000).to(tl.float32, bitcast=True)
 

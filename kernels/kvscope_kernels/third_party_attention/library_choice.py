@@ -18,7 +18,7 @@ from kvscope_kernels.host_lengths import HostLengths
 from kvscope_kernels.third_party_attention.flash_attention import FlashAttention2, FlashAttention3
 from kvscope_kernels.third_party_attention.flashinfer import FlashInfer
 from kvscope_kernels.third_party_attention.library import AttentionShape, Library, Missing, Prefill
-from kvscope_kernels.third_party_attention.preferred import Options, preferring
+from kvscope_kernels.third_party_attention.preferred import Options, with_library_prefill
 
 AUTO: Final = "auto"
 OURS: Final = "kvscope"
@@ -87,7 +87,7 @@ def choose(
             if why := library.refusal(shape):
                 raise Missing(why)
             tell(f"trying {library.name}, whose kernels are compiled when they are first used")
-            with_library = preferring(ops, library, frozenset(options))
+            with_library = with_library_prefill(ops, library, frozenset(options))
             ratios[library.name] = _time_ratio(ops, with_library, shape, device, options, clock)
             found[library.name] = library
         except Missing as missing:
@@ -106,7 +106,7 @@ def choose(
     else:
         words = f"attention: {best} for prompts, as asked for, {_ratio_text(ratios[best])}"
     failures: list[str] = []
-    return LibraryChoice(preferring(ops, found[best], frozenset(options), failures.append), words, failures)
+    return LibraryChoice(with_library_prefill(ops, found[best], frozenset(options), failures.append), words, failures)
 
 
 def installed() -> dict[str, str]:

@@ -1,4 +1,6 @@
-"""Prefill by another library for the layers that it supports, and by ours for others, as an `Ops`."""
+"""An `Ops` whose prefill attention uses a third-party library for the layers it supports, and kvscope's kernels for all
+others.
+"""
 
 import math
 import time
@@ -14,8 +16,9 @@ from kvscope_kernels.launch import compute_capability
 from kvscope_kernels.third_party_attention.library import AttentionShape, Library, Prefill
 
 Options = tuple[bool, bool]
-"""Whether a layer has a sliding window, and whether it has a softcap: libraries compile a kernel for each
-combination.
+"""Whether a layer has a sliding window, and whether it has a softcap.
+
+Libraries compile a kernel for each combination.
 """
 PLAIN: Final[Options] = (False, False)
 
@@ -23,12 +26,12 @@ PAUSE_S: Final = 20.0
 MAX_ERRORS: Final = 3
 
 
-class PreferredPrefill:
-    """`PrefillAttention` that uses the library for layers with the tried `options`, and ours for all else.
+class PrefillWithFallback:
+    """`PrefillAttention` that uses the library for layers with the enabled `options`, and `ours` for all others.
 
-    With `report_failure`, calls that fail in the library run on ours. The library is retried after `PAUSE_S`, and
-    abandoned after `MAX_ERRORS` consecutive errors. `report_failure` is called with a line about the first and the last
-    of these errors.
+    With `report_failure`, calls that fail in the library are repeated with `ours`. The library is tried again after
+    `PAUSE_S`, and no longer used after `MAX_ERRORS` consecutive errors. `report_failure` is called with a line of text
+    about the first and the last of these errors.
     """
 
     def __init__(
@@ -39,7 +42,7 @@ class PreferredPrefill:
         report_failure: Callable[[str], object] | None = None,
     ) -> None:
         self.library, self._ours, self._options = library, ours, options
-        self._report_failure, self._num_errors, self._not_before_s = report_failure, 0, 0.0
+        self._report_failure, self._num_errors, self._retry_at_s = report_failure, 0, 0.0
         self._supported: dict[tuple[object, ...], bool] = {}
 
     @property
@@ -48,10 +51,10 @@ class PreferredPrefill:
         return self.library.name
 
     def __call__(self, args: AttentionArgs, runs: QueryRuns) -> Tensor:
-        """See `paged_prefill_attention`. Without `runs.lengths`, ours is used."""
+        """See `paged_prefill_attention`. Without `runs.lengths`, `ours` is used."""
         is_plain = args.sinks is None and args.k_scale is None and not args.is_chunked and args.query.is_contiguous()
-        is_tried = (args.sliding_window is not None, args.softcap is not None) in self._options
-        fits = is_plain and is_tried and time.monotonic() >= self._not_before_s
+        is_enabled = (args.sliding_window is not None, args.softcap is not None) in self._options
+        fits = is_plain and is_enabled and time.monotonic() >= self._retry_at_s
         if runs.lengths is None or not (fits and self._fits(*args[:3])):
             return self._ours(args, runs)
         try:
@@ -67,7 +70,7 @@ class PreferredPrefill:
     def _record_failure(self, error: Exception, report: Callable[[str], object]) -> None:
         self._num_errors += 1
         is_last = self._num_errors >= MAX_ERRORS
-        self._not_before_s = math.inf if is_last else time.monotonic() + PAUSE_S
+        self._retry_at_s = math.inf if is_last else time.monotonic() + PAUSE_S
         if is_last or self._num_errors == 1:
             until = "from here on" if is_last else f"and it is tried again in {PAUSE_S:.0f} s"
             why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.200}"
@@ -87,11 +90,11 @@ def shape_of(query: Tensor, k_cache: Tensor) -> AttentionShape:
     return AttentionShape(query.shape[1], num_kv_heads, head_dim, block_size, query.dtype, capability)
 
 
-def preferring(
+def with_library_prefill(
     ops: Ops,
     library: Library,
     options: frozenset[Options] = frozenset((PLAIN,)),
     report_failure: Callable[[str], object] | None = None,
 ) -> Ops:
-    """Return `ops` with the library's prefill; see `PreferredPrefill`."""
-    return replace(ops, prefill=PreferredPrefill(library, ops.prefill, options, report_failure))
+    """Return `ops` with the library's prefill where it is supported; see `PrefillWithFallback`."""
+    return replace(ops, prefill=PrefillWithFallback(library, ops.prefill, options, report_failure))

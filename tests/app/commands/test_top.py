@@ -173,7 +173,7 @@ def test_top_lines_show_known_values_and_dashes_for_unknown_ones() -> None:
     assert "and 2 more requests" in text
     assert "▒" in text, "each non-empty part has at least one cell"
     assert "This engine does not report" in plain_text(
-        request_lines(msgspec.structs.replace(READING, tells_requests=False), 100, 9, "blocks")
+        request_lines(msgspec.structs.replace(READING, reports_requests=False), 100, 9, "blocks")
     )
     assert in_encoding(text, "utf-8") == text
     assert in_encoding(text, "ascii").isascii()

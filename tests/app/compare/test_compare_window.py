@@ -26,7 +26,7 @@ from kvscope_app.desktop import Desktop
 from kvscope_app.engine_launcher.engine_process import EngineProcess
 from kvscope_app.playback.recording_opening import RecordingOpening
 from kvscope_app.ui.theme import DARK, LIGHT
-from kvscope_app.views.chart.panel import stop_ground
+from kvscope_app.views.chart.panel import pause_background
 from kvscope_app.views.page_map.color_modes import ATTENTION, FILL
 from kvscope_telemetry.exports.comparison.alignment import Alignment
 from kvscope_telemetry.messages.telemetry import Event, EventData, Frame
@@ -252,7 +252,7 @@ def test_pause_of_one_recording_is_shaded_in_its_half_of_the_chart(make_compared
     view, picture = panel.plot.view_box, panel.plot.grab().toImage()
     top = view.viewRange()[1][1]
     shown = [panel.plot.mapFromScene(view.mapViewToScene(QPointF(middle, share * top))) for share in (0.97, 0.04)]
-    assert [picture.pixelColor(place).name() == stop_ground(DARK) for place in shown] == [False, True]
+    assert [picture.pixelColor(place).name() == pause_background(DARK) for place in shown] == [False, True]
     window.pair.align(Alignment(), window.pair.origin_ns)
     assert panel.stop_bands.bands[0].first_s == pytest.approx(first + 0.3, abs=0.05)  # B began 0.3 s later
 

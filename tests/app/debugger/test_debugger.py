@@ -9,7 +9,7 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QContextMenuEvent
 from PySide6.QtWidgets import QApplication, QMenu, QMessageBox
 
-from kvscope_app.debugger.debug_actions import DEBUG, OF_BLOCK, OF_REQUEST, LimitsDialog
+from kvscope_app.debugger.debug_actions import BLOCK_ACTIONS, DEBUG, REQUEST_ACTIONS, LimitsDialog
 from kvscope_app.debugger.selection_menus import add_to_requests
 from kvscope_app.views.requests.requests_view import RequestsView
 from kvscope_telemetry.ledger import BlockState
@@ -314,7 +314,7 @@ def test_block_and_request_actions_are_disabled_in_the_past(engine, session, win
     session.selection.select_request(3)
     session.timeline.pause()
     set_status(engine, session)
-    for name in (*OF_BLOCK, *OF_REQUEST):
+    for name in (*BLOCK_ACTIONS, *REQUEST_ACTIONS):
         assert "past" in window.actions_by_name[name].toolTip()
     assert window.actions_by_name["pause_engine"].isEnabled()
 

@@ -9,7 +9,7 @@ from tests.app.views.timed_fakes import START_NS, second, small_overview, timed
 from kvscope_app.session.stop_bands import StopBand, stop_text_at, stops_until
 from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.ui.theme import DARK, LIGHT
-from kvscope_app.views.chart.panel import ChartPanel, CurveSpec, stop_ground
+from kvscope_app.views.chart.panel import ChartPanel, CurveSpec, pause_background
 from kvscope_app.views.heatmap.cell_text import cell_text
 from kvscope_app.views.heatmap.pools import PoolRegistry
 from kvscope_app.views.timeline.lane_colors import STOPPED_COLOR, STOPPED_SOFT, ink, softened
@@ -84,8 +84,8 @@ def test_chart_draws_the_stop_band_and_describes_it_at_the_cursor(qtbot):
     picture = panel.plot.grab().toImage()
     view = panel.plot.view_box
     inside, outside = (panel.plot.mapFromScene(view.mapViewToScene(QPointF(x, 0.4))) for x in (50.0, 80.0))
-    assert picture.pixelColor(inside).name() == stop_ground(DARK)
-    assert picture.pixelColor(outside).name() != stop_ground(DARK)
+    assert picture.pixelColor(inside).name() == pause_background(DARK)
+    assert picture.pixelColor(outside).name() != pause_background(DARK)
     panel.show_cursor(30.0)
     assert panel.stop_bands.text_at(30.0) == "paused by Ada, 40.0 s"
     assert panel.stop_bands.text_at(70.0) == ""

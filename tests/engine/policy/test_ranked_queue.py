@@ -1,4 +1,4 @@
-"""The order of service."""
+"""The scheduling order."""
 
 from __future__ import annotations
 

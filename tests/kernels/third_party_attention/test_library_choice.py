@@ -13,7 +13,7 @@ from kvscope_kernels.dispatch import PrefillAttention, torch_ops
 from kvscope_kernels.third_party_attention import library_choice as choice
 from kvscope_kernels.third_party_attention.library import AttentionShape
 from kvscope_kernels.third_party_attention.library_choice import Unusable, choose, installed
-from kvscope_kernels.third_party_attention.preferred import PLAIN, PreferredPrefill
+from kvscope_kernels.third_party_attention.preferred import PLAIN, PrefillWithFallback
 
 SHAPE = AttentionShape(4, 2, 64, 16, torch.bfloat16, 90)
 CPU = torch.device("cpu")
@@ -24,7 +24,7 @@ def fake_clock(**seconds: float) -> Callable[[Any], float]:
 
     def of(call: Any) -> float:
         ran: PrefillAttention = call.args[0].prefill
-        if not isinstance(ran, PreferredPrefill):
+        if not isinstance(ran, PrefillWithFallback):
             return 1.0
         return next(value for name, value in seconds.items() if ran.library.name.startswith(name))
 
@@ -51,7 +51,7 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_own_kernels_are_chosen_if_nothing_is_installed(nothing_installed: None) -> None:
     found = choose_library("auto", fake_clock())
     assert found.ops is not None
-    assert not isinstance(found.ops.prefill, PreferredPrefill)
+    assert not isinstance(found.ops.prefill, PrefillWithFallback)
     assert found.description == (
         "attention: kvscope's own kernels"
         " (FlashInfer: not installed; flash-attn 3: not installed; flash-attn 2: not installed)"
@@ -63,7 +63,7 @@ def test_own_kernels_are_chosen_if_nothing_is_installed(nothing_installed: None)
 
 def test_fastest_library_is_chosen(fake_libraries: Any, one_small_workload: None) -> None:
     found = choose_library("auto", fake_clock(FlashInfer=0.8, flash=0.7))
-    assert isinstance(found.ops.prefill, PreferredPrefill)
+    assert isinstance(found.ops.prefill, PrefillWithFallback)
     assert found.ops.prefill.library.name == "flash-attn 3"
     assert found.description == (
         "attention: flash-attn 3 for prompts (flash-attn 2: takes blocks of multiples of 256 tokens, not of 16;"
@@ -74,9 +74,9 @@ def test_fastest_library_is_chosen(fake_libraries: Any, one_small_workload: None
     choose(torch_ops(), SHAPE, CPU, "flashinfer", [PLAIN], fake_clock(FlashInfer=0.8), heard.append)
     assert heard == ["trying FlashInfer, whose kernels are compiled when they are first used"]
     slower = choose_library("auto", fake_clock(FlashInfer=0.98, flash=1.2))
-    assert not isinstance(slower.ops.prefill, PreferredPrefill), "a gain of 2 % is timing's own noise"
+    assert not isinstance(slower.ops.prefill, PrefillWithFallback), "a gain of 2 % is timing's own noise"
     asked = choose_library("flashinfer", fake_clock(FlashInfer=1.5))
-    assert isinstance(asked.ops.prefill, PreferredPrefill)
+    assert isinstance(asked.ops.prefill, PrefillWithFallback)
     assert asked.description == "attention: FlashInfer for prompts, as asked for, 1.50 of our time"
 
 
@@ -88,6 +88,6 @@ def test_failing_or_wrong_library_is_not_chosen(fake_libraries: Any, one_small_w
 
     fake_libraries.modules["flashinfer"].BatchPrefillWithPagedKVCacheWrapper = broken
     found = choose_library("auto", fake_clock(flash=0.1))
-    assert not isinstance(found.ops.prefill, PreferredPrefill)
+    assert not isinstance(found.ops.prefill, PrefillWithFallback)
     assert "flash-attn 3: computes something else than our kernels" in found.description
     assert "FlashInfer: RuntimeError: no kernel image is available" in found.description

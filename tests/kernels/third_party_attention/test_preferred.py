@@ -19,7 +19,7 @@ from kvscope_kernels.third_party_attention import preferred
 from kvscope_kernels.third_party_attention.flash_attention import FlashAttention2, FlashAttention3
 from kvscope_kernels.third_party_attention.flashinfer import FlashInfer, workspace_bytes
 from kvscope_kernels.third_party_attention.library_choice import host_lengths
-from kvscope_kernels.third_party_attention.preferred import preferring, shape_of
+from kvscope_kernels.third_party_attention.preferred import shape_of, with_library_prefill
 
 EVERY_OPTION = frozenset(product((False, True), (False, True)))
 LIBRARIES = [(FlashInfer, 16), (FlashAttention3, 16), (FlashAttention2, 256)]
@@ -48,7 +48,7 @@ def slots_first(pool: Pool) -> Pool:
 @pytest.mark.parametrize(("make", "block_size"), LIBRARIES)
 def test_library_gives_the_result_of_own_kernels(make: Any, block_size: int, fake_libraries: Any) -> None:
     library = make()
-    ops = preferring(torch_ops(), library, EVERY_OPTION)
+    ops = with_library_prefill(torch_ops(), library, EVERY_OPTION)
     batch = make_work(block_size)
     for pool in (made := make_pool(batch, "cpu"), slots_first(made)):
         for window, softcap in ((None, None), (20, None), (None, 5.0), (20, 5.0)):
@@ -63,7 +63,7 @@ def test_library_gives_the_result_of_own_kernels(make: Any, block_size: int, fak
 
 
 def test_plan_is_made_once_per_step_for_equal_layers(fake_libraries: Any) -> None:
-    ops, batch = preferring(torch_ops(), FlashInfer(), EVERY_OPTION), make_work()
+    ops, batch = with_library_prefill(torch_ops(), FlashInfer(), EVERY_OPTION), make_work()
     pool = make_pool(batch, "cpu")
     for window in (None, None, 20, None, 20):
         prefill(ops, pool, sliding_window=window, lengths=host_lengths(batch))
@@ -80,7 +80,7 @@ def test_unsupported_options_are_computed_by_own_kernels(fake_libraries: Any) ->
         def prefill(self, given: Any) -> torch.Tensor:
             raise AssertionError("ours was to run")
 
-    ops, batch = preferring(torch_ops(), Loud()), make_work()
+    ops, batch = with_library_prefill(torch_ops(), Loud()), make_work()
     pool, lengths = make_pool(batch, "cpu"), host_lengths(batch)
     with pytest.raises(AssertionError, match="ours was to run"):
         prefill(ops, pool, lengths=lengths)
@@ -130,7 +130,7 @@ def test_failing_library_is_retried_and_then_disabled(
             raise RuntimeError("Buffer overflow when allocating memory\nfor batch_prefill_tmp_v")
 
     received: list[str] = []
-    ops, batch = preferring(torch_ops(), Failing(), report_failure=received.append), make_work()
+    ops, batch = with_library_prefill(torch_ops(), Failing(), report_failure=received.append), make_work()
     pool, lengths = make_pool(batch, "cpu"), host_lengths(batch)
 
     def run() -> int:

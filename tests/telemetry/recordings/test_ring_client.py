@@ -268,12 +268,12 @@ def test_all_parts_are_written_despite_short_writes(most: int, monkeypatch: pyte
 
 def test_packets_split_anywhere_are_found() -> None:
     statuses = [RingStatus(num_bytes=number, failure="x" * number) for number in range(5)]
-    stream = b"".join(packet(PacketKind.TOLD, encoded(each)) for each in statuses) + packet(PacketKind.MESSAGE, b"")
+    stream = b"".join(packet(PacketKind.STATUS, encoded(each)) for each in statuses) + packet(PacketKind.MESSAGE, b"")
     for size in (1, 3, 10, len(stream)):
         reader = PacketReader()
         cut = [stream[start : start + size] for start in range(0, len(stream), size)]
         found = [each for data in cut for each in reader.feed(data)]
-        assert [decode_status(body) for kind, body in found if kind is PacketKind.TOLD] == statuses
+        assert [decode_status(body) for kind, body in found if kind is PacketKind.STATUS] == statuses
         assert found[-1] == (PacketKind.MESSAGE, b"")
 
 

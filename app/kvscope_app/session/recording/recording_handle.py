@@ -1,6 +1,7 @@
 """Separate handle on a session's recording, for work on another thread.
 
-Owns when the recording is opened and extended. Used by one thread at a time. Imports no Qt.
+Opens the recording when it is first used, and extends it when the session has recorded more. Used by one thread at a
+time. Imports no Qt.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Records block texts into the history of a live session if the user agreed: requests them and stores the replies.
 
-Owns which texts are requested and when. Knows no widgets. The user's consent is in the settings.
+Decides which texts are requested and when. Imports no widgets. The user's consent is in the settings.
 """
 
 from __future__ import annotations

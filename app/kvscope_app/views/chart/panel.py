@@ -397,7 +397,7 @@ class CurveItem(pg.PlotCurveItem):  # type: ignore[misc]
         painter.restore()
 
 
-def stop_ground(theme: Theme) -> str:
+def pause_background(theme: Theme) -> str:
     """Return the background colour for time in which the engine is paused or suspended."""
     return mix(theme.base, theme.warn, 0.17)
 
@@ -421,7 +421,7 @@ class StopBands(GapBands):
 
     def apply_theme(self, theme: Theme) -> None:
         self._ink = QColor(theme.warn)
-        self.set_color(stop_ground(theme))
+        self.set_color(pause_background(theme))
 
     def text_at(self, x: float) -> str:
         """Return the text of the bands at `x`, or "" if there are none."""

@@ -1,4 +1,4 @@
-"""View of the console: chat and load generator. Owns where conversations are stored and when they are saved."""
+"""View of the console: chat and load generator. Decides where and when conversations are saved."""
 
 from __future__ import annotations
 

@@ -24,9 +24,11 @@ IntArray = npt.NDArray[np.int64]
 GAP: Final = 0
 FREE: Final = 2
 LEVELS: Final = 16
-"""Number of strengths of a colour, by the share of the bin that is in use."""
+"""Number of shades per colour. The shade shows how much of the bin is in use."""
 _FAINTEST: Final = 0.45
-"""Strength of the faintest level, so that a single block among thousands is visible."""
+"""Strength of the faintest shade, from 0 (the colour of free blocks) to 1, at which one block among thousands is
+visible.
+"""
 _UNHELD: Final = 3
 _OWNER: Final = 128
 
@@ -47,7 +49,7 @@ _STATES: Final = (
     page_map.ACTIVE,
     page_map.SHARED,
 )
-"""Keys of the page map's states. A heatmap key is `_FIRST` plus the index in this tuple times `LEVELS` plus a level."""
+"""Page map keys of the block states. A heatmap key is `_FIRST` + (index in this tuple) * `LEVELS` + shade."""
 _FIRST: Final = 16
 _ACTIVE: Final = np.array([5, 3, 2, 5, 3], np.uint8)
 _CACHED: Final = np.array([4, 1, 0, 4, 1], np.uint8)
@@ -56,9 +58,12 @@ _SHARED: Final = np.array([6, 3, 2, 6, 3], np.uint8)
 
 
 def cell_keys(mode: HeatMode, overview: SessionOverview, indices: IntArray, tiers: IntArray) -> Keys:
-    """Return the keys of the bins in the seconds at indices `places`, all of one pool. Shape (n, bins).
+    """Return the key of each bin in each of the chosen seconds. Shape (n, bins).
 
-    `tiers`: tier of each bin, shape (bins,).
+    Args:
+        overview: Summaries per second.
+        indices: Indices of the seconds in `overview`, shape (n,). All must have the same number of bins.
+        tiers: Tier of each bin, shape (bins,).
     """
     active, cached = (np.asarray(overview.bins(name, indices), np.uint8) for name in ("active", "cached"))
     if active.shape[1] != tiers.size:

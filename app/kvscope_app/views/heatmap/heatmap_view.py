@@ -1,6 +1,7 @@
-"""View of fragmentation: heatmap of addresses over time, lengths of free runs, and both kinds of loss.
+"""View of fragmentation: heatmap of addresses over time, lengths of free runs, internal and external fragmentation.
 
-Owns the colour mode and the choice of the parts that fit. All data comes from the session's overview.
+Owns the colour mode, and decides which parts are shown in the available space. All data comes from the session's
+overview.
 """
 
 from __future__ import annotations
@@ -329,9 +330,9 @@ def run_colors(theme: Theme) -> Pixels:
 
 
 class LossStrips:
-    """Four curves around the heatmap: loss by either kind of fragmentation, and the free runs behind it.
+    """Four curves around the heatmap: external and internal fragmentation, longest free run, and number of free runs.
 
-    Owns the choice of curves and their data. They share one time frame; the view places them.
+    Owns the curves' data. All curves share `frame` as their time axis; the view lays them out.
     """
 
     def __init__(self, frame: TimeFrame) -> None:
@@ -362,7 +363,7 @@ class LossStrips:
         self.internal.show_values(overview.time_ns, waste_of(overview))
 
     def show_current(self, mirror: Mirror) -> None:
-        """Show the values at the cursor, for which `mirror` is the state, as the Memory view does."""
+        """Show the values at the cursor. `mirror` is the state at the cursor's time, as in the Memory view."""
         use, has_slots = pool_use(mirror), mirror.capabilities.filled
         runs = free_run_lengths(mirror.ledger.state[: mirror.num_blocks])
         waste, scattered = use.internal_fragmentation, use.external_fragmentation
@@ -376,7 +377,7 @@ def _share_strip(frame: TimeFrame, title: str, tip: str, series: int) -> CurveSt
     return CurveStrip(frame, title, tip, series, percent, lambda share: percent(share, 0), top=1.0)
 
 
-# Labels next to the rows: addresses, or lengths of runs. Must not depend on how they are drawn.
+# Labels next to the heatmap's rows: addresses or lengths of free runs. These functions do not depend on Qt.
 def address_labels(num_addresses: int, hello: Hello | None) -> list[RowLabel]:
     """Return a label where each tier starts; with a single tier, its first and last address."""
     cells = num_cells(num_addresses)

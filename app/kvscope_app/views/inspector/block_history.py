@@ -154,10 +154,10 @@ class BlockHistory(QObject):
     def _now_ns(self) -> int:
         """Return the time up to which nothing else happened. An idle engine sends nothing, so this may be the cursor's
         time."""
-        told_ns = max(_wall_ns(self._session.live_mirror), self._live_begin_ns)
+        reported_ns = max(_wall_ns(self._session.live_mirror), self._live_begin_ns)
         timeline = self._session.timeline
-        cursor_ns = told_ns if timeline.is_paused else timeline.cursor_ns
-        return cursor_ns if 0 < cursor_ns - told_ns < _QUIET_NS else told_ns
+        cursor_ns = reported_ns if timeline.is_paused else timeline.cursor_ns
+        return cursor_ns if 0 < cursor_ns - reported_ns < _QUIET_NS else reported_ns
 
     # Recorded history
 

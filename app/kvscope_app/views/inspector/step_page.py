@@ -1,4 +1,4 @@
-"""Facts about one step: durations of its phases, requests that ran, changes. Reads a frame; imports no Qt."""
+"""Inspector page of one step: durations of its phases, requests that ran, changed blocks, events. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def step_page(
     can_step: bool,
     event: Iterable[Fact] = (),
 ) -> FactsPage:
-    """Return the page of the step shown.
+    """Return the inspector page of the step that `mirror` shows.
 
     Args:
-        frame: Its frame, None if it could not be read.
-        newest: Series of the newest update, which supply the durations without a frame.
-        why_no_batch: Why the requests that ran are unknown, without a frame.
+        frame: Frame of the step; None if it could not be read.
+        newest: Series of the newest update. Without a frame, the durations are taken from them.
+        why_no_batch: Without a frame, the reason why the requests that ran are unknown.
         can_step: Whether the session can move by single frames.
-        event: Facts of the event that is shown.
+        event: Facts about the selected event, shown above those of the step.
     """
     assert mirror.hello is not None, "there are steps only once there is an engine"
     if not mirror.capabilities.steps:

@@ -1,6 +1,6 @@
 """View of tokens, requests, KV usage and latencies over a common time axis.
 
-Owns when the charts are drawn and from which data; `throughput.panels` defines what each panel draws.
+Decides when the charts are drawn and from which data; `throughput.panels` defines what each panel draws.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""View that asks the child process about the running requests and shows its answer as cards.
+"""View of how other allocators would use the same memory for the running requests: one card per allocator.
 
-Owns when to ask: once per second while the view is visible, one question at a time, and only after changes. The
-functions below compose the question; the engine computes the answer.
+While the view is visible and the requests have changed, it sends a question to the simulator, a child process, at most
+once per second and one at a time. The functions below compose the question; the child computes the answer.
 """
 
 from __future__ import annotations

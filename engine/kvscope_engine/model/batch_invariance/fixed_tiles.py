@@ -112,10 +112,10 @@ def _next_size(num_tokens: int, sizes: Sequence[int], spare_rows: int) -> int:
 
 
 class FixedTiles:
-    """Runs a model, `size` tokens at a time, on the blocks of `storage`.
+    """Runs a model in tiles of `size` tokens, on the blocks of `storage`.
 
-    `others` are sizes that give the same bits. The head's products have as many rows as the tile; on a CPU, those of a
-    `Float32Head` have `size` rows, whatever the tile.
+    `others` are further tile sizes that give the same bits. The output head multiplies as many rows as the tile has; on
+    a CPU, a `Float32Head` always multiplies `size` rows.
     """
 
     def __init__(self, model: Forward, storage: KVStorage, ops: Ops, size: int, others: Iterable[int] = ()) -> None:
@@ -129,7 +129,7 @@ class FixedTiles:
         self.set_head_rows(size)
 
     def set_head_rows(self, size: int) -> None:
-        """Set the number of rows of the products of each `Float32Head`."""
+        """Set the number of rows that each `Float32Head` multiplies at a time. Has no effect on a GPU."""
         for head in self._heads:
             head.tile_rows = size
 

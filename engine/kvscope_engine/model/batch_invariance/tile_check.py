@@ -1,8 +1,8 @@
 """Proves at load that deterministic mode works: a token's numbers are the same at every position in a tile.
 
-Owns which models are refused, with the reason, and the trials: a sequence alone, the same sequence after another that
-shifts its position in the tiles, and its last tokens one by one. Keys and values of all layers and the last logits must
-be bitwise equal.
+Runs three trials: a sequence alone, the same sequence after another one that shifts its position in the tiles, and its
+last tokens one by one. Keys and values of all layers and the last logits must be bitwise equal; otherwise the model is
+refused with the reason.
 """
 
 from __future__ import annotations

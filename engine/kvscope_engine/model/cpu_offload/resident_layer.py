@@ -1,9 +1,9 @@
 """Brings layers whose weights are in host memory to the device one at a time, while a model is checked and fused at
 load.
 
-Owns which layer is on the device. A layer is copied there when it runs or when one of its modules is accessed, and the
-previous one is moved back, including weights that were replaced (fused) in between. Slow and simple; during service,
-`streaming` is used.
+At most one of these layers is on the device. A layer is copied there when it runs or when one of its modules is
+accessed, and the previous one is moved back, including weights that were replaced (fused) in between. Slow and simple;
+during service, `streaming` is used.
 """
 
 from __future__ import annotations

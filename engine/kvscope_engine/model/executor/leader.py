@@ -255,7 +255,7 @@ class Leader:
         return there
 
     def fill_lora_slot(self, stack: str, slot: int, deltas: Callable[[Rank], Sequence[Delta | None]]) -> None:
-        """Set the contents of an adapter's slot from the next step on. Each rank receives only its share."""
+        """Replace the LoRA weights in a slot before the next step. Each rank receives only its shard."""
         for index, channel in self._channels.items():
             self._send(index, channel, encode(fill_of(stack, slot, deltas(Rank(index, self.rank.count)))))
 

@@ -1,7 +1,7 @@
 """Recommended sampling options of a model, from its `generation_config.json` or the keys of a GGUF file.
 
-Owns which fields are supported. vLLM's `--generation-config auto` uses the same ones and silently ignores the others;
-here a field that would change the output is refused by name.
+Decides which fields are supported. vLLM's `--generation-config auto` uses the same ones and silently ignores the
+others; here a field that would change the output is refused by name.
 """
 
 from __future__ import annotations

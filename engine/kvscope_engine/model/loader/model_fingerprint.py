@@ -1,7 +1,7 @@
 """Fingerprint that identifies a model, for KV that outlives the process that computed it.
 
-Owns what it covers: the whole configuration, every byte of every weight, and the versions of the code that computes
-with them. Sums are computed on the weights' device. Does not know files or blocks.
+The fingerprint covers the whole configuration, every byte of every weight, and the versions of the code that computes
+with them. Checksums are computed on the weights' device. Independent of files and blocks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The text part of a model: the whole model, or the causal language model inside a multimodal one.
 
-Owns which transformers class that is, and how it is extracted from the whole. Other parts of a multimodal model are not
+Chooses its transformers class and extracts it from the whole model. Other parts of a multimodal model are not
 created in memory, and their weights are not read.
 """
 

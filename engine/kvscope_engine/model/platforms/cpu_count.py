@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-TOLD_BY: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+THREAD_COUNT_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Environment variables that set the number of threads of a library; if one is set, it is respected."""
 CGROUPS: Final = Path("/sys/fs/cgroup")
 

@@ -25,7 +25,7 @@ from typing import Final
 
 import torch
 
-from kvscope_engine.model.platforms.cpu_count import TOLD_BY, usable_cores
+from kvscope_engine.model.platforms.cpu_count import THREAD_COUNT_VARIABLES, usable_cores
 
 LOOK_S: Final = 0.25
 """Interval of checks."""
@@ -105,8 +105,10 @@ class CpuThreads:
 
 
 def default_num_threads() -> int:
-    """Return the number of usable cores, at most torch's own choice; variables in `TOLD_BY` take precedence."""
-    if any(os.environ.get(name) for name in TOLD_BY):
+    """Return the number of usable cores, at most torch's own choice; variables in `THREAD_COUNT_VARIABLES` take
+    precedence.
+    """
+    if any(os.environ.get(name) for name in THREAD_COUNT_VARIABLES):
         return torch.get_num_threads()
     return min(torch.get_num_threads(), usable_cores())
 

@@ -1,8 +1,8 @@
 """Keeps access to a layer's weight as stored in its file, next to the dequantized one, until the layer's kernel is
 chosen.
 
-Owns where this is stored on a module, and how it passes from projections to the layer they are fused into. The weight
-is read on request; until then it costs no memory beyond the mapping.
+Defines in which attribute of a module the access is stored, and how it passes from projections to the layer that they
+are fused into. The weight is read on request; until then it takes no memory beyond the mapped file.
 """
 
 from __future__ import annotations

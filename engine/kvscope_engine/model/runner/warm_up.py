@@ -35,7 +35,7 @@ EVERY_OPTION: Final = (
 )
 
 Run = Callable[[StepTensors], torch.Tensor]
-"""Runs a step and returns the logits of all its rows."""
+"""Function that runs a step and returns the logits of all its rows."""
 
 
 def warm_up(
@@ -47,8 +47,10 @@ def warm_up(
     mixed: PiecewiseGraphs | None,
     progress: Callable[[Progress], None],
 ) -> str:
-    """Run all warm-up steps and capture graphs. Returns why graphs cannot be captured; empty if they were or none are
-    wanted."""
+    """Run all warm-up steps and capture the CUDA graphs in `graphs` (decodes) and `mixed` (steps with prefills).
+
+    Returns why graphs cannot be captured; "" if they were captured or none were requested.
+    """
     steps = list(idle_steps(limits))
     total = len(steps) + (graphs is not None) + (mixed is not None)
     logits = None

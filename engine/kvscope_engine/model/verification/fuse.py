@@ -225,7 +225,10 @@ def whole_trace(module: nn.Module, forced: Trace | None = None) -> Trace:
 
 
 def fault_of(module: nn.Module, plain: Trace) -> str:
-    """Return how the model differs from the trace of the original, as text, or ""."""
+    """Return a text that says where the model's results differ from `plain`, the trace before fusion; "" if nowhere.
+
+    An error of the model is returned as text, except a lack of GPU memory, which is raised.
+    """
     dtype = next(module.parameters()).dtype
     try:
         fused_trace = whole_trace(module, plain)

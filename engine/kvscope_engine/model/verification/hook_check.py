@@ -65,7 +65,7 @@ _SERVED_LAYER_TYPES: Final = frozenset({"chunked_attention", "full_attention", "
 _RECURRENT_LAYER_TYPES: Final = frozenset(
     {"attention", "conv", "dummy", "hybrid", "hybrid_sliding", "linear_attention", "mamba", "mlp", "moe"}
 )
-"""Additional types in models with recurrent layers, or with layers that store nothing."""
+"""Values of transformers' `layer_types` that are accepted in addition if the model has recurrent layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +81,11 @@ class LayerCall:
 
 
 class _NotPassedOnError(BadInput):
-    """A layer called its attention without passing on the keyword that it got."""
+    """A layer does not pass the keyword argument `paged` on to its attention."""
 
 
 class _CountsTokensError(BadInput):
-    """A layer's attention counts its tokens itself."""
+    """A layer's attention counts its tokens to compute positions, instead of using the positions it is given."""
 
 
 @dataclass(slots=True)
@@ -302,7 +302,7 @@ def _numbered(module: nn.Module, calls: list[LayerCall]) -> list[LayerCall]:
 
 
 def _record_helped(module: nn.Module) -> _RecordingContext:
-    """Record the calls; if necessary, with keywords passed on or positions supplied by hooks."""
+    """Record the calls. If the model needs them, installs hooks that pass keywords on or supply positions."""
     try:
         return _record(module)
     except _NotPassedOnError:
@@ -453,7 +453,7 @@ def _heads(tensor: torch.Tensor) -> str:
 
 @torch.inference_mode()
 def bad_weight(module: nn.Module) -> str | None:
-    """Return which weight has NaN or infinity, and which of the two, or None if all are finite.
+    """Return a text with the name of a weight that contains NaN or infinity; None if all weights are finite.
 
     Called only if a model's results are wrong, because reading all weights takes time.
     """
@@ -465,10 +465,10 @@ def bad_weight(module: nn.Module) -> str | None:
 
 
 def pass_keywords_on(module: nn.Module) -> None:
-    """Pass the keyword of each layer in `module` on to its attention, for layers that do not do so themselves.
+    """Pass the keyword argument `paged` of each layer in `module` on to the layer's attention, by hooks on both.
 
-    Registers hooks on each layer and its attention. The layer holds the context only while it runs. Attention modules
-    that do not use transformers' attention interface are not changed.
+    For models whose layers do not do so themselves. The hooks keep the argument only while the layer runs. Attention
+    modules that do not use transformers' attention interface are not changed.
     """
     for layer in list(module.modules()):
         for child in layer.children():

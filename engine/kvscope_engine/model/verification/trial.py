@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvscope_engine.model.layers.attention.paged_attention import AttentionContext, AttentionOptions
-from kvscope_engine.model.tensor_agreement import close
+from kvscope_engine.model.tensor_agreement import is_close
 from kvscope_engine.model.verification.check_script import far_positions
 
 OPS_WITHOUT_EFFECT: Final = frozenset(
@@ -85,7 +85,7 @@ class TrialContext(AttentionContext):
             output = torch.randn(shape, generator=generator).to(query)
             self.layers[layer] = (given, options, output)
         expected, expected_options, output = self.layers[layer]
-        if not (close(given, expected) and _same(options, expected_options)):
+        if not (is_close(given, expected) and _same(options, expected_options)):
             raise ReplacementDiffers(f"layer {layer} attends differently")
         return output
 
@@ -110,7 +110,7 @@ class Trial:
         self.context.scratch.clear()
         try:
             with torch.inference_mode():
-                if not close(replacement(*call.args, **call.kwargs), call.output):
+                if not is_close(replacement(*call.args, **call.kwargs), call.output):
                     return False
                 return _agree_on(strained, original, replacement, has_known_bounds)
         except (ReplacementDiffers, RuntimeError, TypeError, ValueError, AttributeError, IndexError):
@@ -143,7 +143,7 @@ def _agree_on(
         context.scratch.clear()
     with UnseenOpRecorder() as done:
         actual = replacement(*args, **kwargs)
-    return (has_known_bounds or needed.names <= done.names) and close(actual, expected)
+    return (has_known_bounds or needed.names <= done.names) and is_close(actual, expected)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
-"""A block pool whose rows are addresses, some of which have memory: for the policy `virtual`.
+"""A block pool whose rows are virtual addresses, of which only some are backed by memory; for the policy `virtual`.
 
-Owns which rows have memory (`mapped_rows`). It has no prefix cache, and chooses no row: callers name those they take.
+Owns the set of rows that have memory (`mapped_rows`). It has no prefix cache and does not choose rows: callers say
+which rows to allocate.
 """
 
 from __future__ import annotations

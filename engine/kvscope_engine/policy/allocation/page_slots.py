@@ -1,4 +1,4 @@
-"""Slots of address space and their page groups, as counts: how many each slot has mapped, and how many it needs.
+"""Number of page groups that are mapped and needed in each slot of the address space.
 
 As in vAttention (Prabhu et al. 2024, arXiv 2405.04437, section 6.1), a slot keeps its groups when its request ends
 (deferred reclamation), and the next request takes the slot that fits it best. Only when no group is free are groups
@@ -17,7 +17,7 @@ from kvscope_engine.policy.allocation.address_space import AddressSpace
 
 
 class PageSlots:
-    """Counts of page groups per slot. At first no slot is taken, and none has a group."""
+    """Counts of page groups per slot. Initially, no slot is in use and no group is mapped."""
 
     def __init__(self, space: AddressSpace) -> None:
         self.space = space
@@ -56,9 +56,10 @@ class PageSlots:
         return int(self._needed[slot])
 
     def allocate_slot(self, num_groups: int) -> int:
-        """Take the free slot that fits a request for `num_groups` best. There must be a free slot.
+        """Take a free slot for a request that needs `num_groups` groups, and return it. There must be a free slot.
 
-        This is the slot with the fewest mapped groups that are enough, or otherwise the one with the most.
+        Among the slots with enough mapped groups, the one with the fewest is taken; if none has enough, the one with
+        the most.
         """
         free = np.flatnonzero(~self._is_used)
         assert len(free), "every slot is taken"
@@ -87,10 +88,9 @@ class PageSlots:
         self._mapped[slot] = num_groups
 
     def surplus(self, num_groups: int) -> Iterator[tuple[int, int]]:
-        """Yield where to unmap `num_groups` groups, as (slot, groups it keeps).
+        """Yield the slots from which to unmap `num_groups` groups in total, as (slot, number of groups that remain).
 
-        Slots without a request come first, and the last slot first. There must be as many groups that are mapped and
-        unneeded.
+        Slots without a request come first, in descending order. At least `num_groups` mapped groups must be unneeded.
         """
         over = np.maximum(self._mapped - self._needed, 0)
         order = np.flatnonzero(over)[::-1]

@@ -4,7 +4,7 @@ These are the three baselines of PagedAttention (Kwon et al. 2023, arXiv 2309.06
 how many tokens they reserve (`reservations`). As there, a buddy allocator places them: a run has a power of two of
 blocks. The kernels see an ordinary block table whose blocks happen to be contiguous.
 
-Owns the run of each request. Does not know the order of service, and writes to no request.
+Owns the run of each request. Independent of the scheduling order; does not modify requests.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from kvscope_telemetry.errors import BadInput
 
 @dataclass(slots=True)
 class Reservation:
-    """The run of a request, and the number of tokens, at most its capacity, for which it was reserved."""
+    """Run of a request, and the number of tokens for which it was reserved (at most the run's capacity)."""
 
     run: list[int]
     num_tokens: int
 
 
 class RunAllocation:
-    """Reserves a run for each request, as long as its rule says, and a longer one if that becomes too short.
+    """Reserves a run for each request, as long as `rule` says, and a longer one when it becomes too short.
 
     `pool` must be unused. A run that is too short is doubled in place if the adjacent buddy is free (so a request alone
-    in the pool can always grow). Otherwise the request moves to another run, and the old one is held until the step is
-    committed: its blocks are the sources of copies, and must not be the targets of others in the same step.
+    in the pool can always grow). Otherwise the request moves to another run. The old run is held until the step is
+    committed, because the step copies from its blocks and must not copy to them.
     """
 
     def __init__(self, rule: ReservationRule, pool: RunPool, *, max_model_len: int) -> None:
@@ -68,7 +68,10 @@ class RunAllocation:
             )
 
     def num_available(self, request: Request) -> int:
-        """Return the unused blocks of the request's run, of a longer one that it could move to, or of its first run."""
+        """Return how many blocks the request can get: in its run or in a longer one if it can grow or move there.
+
+        Without a run, this is the length of its first run, or 0 if no such run is free.
+        """
         reservation = self._reservations.get(request.number)
         length, table = self._run_length(request), len(request.block_table)
         if reservation is None:
@@ -87,13 +90,16 @@ class RunAllocation:
         return self._run_length(request)
 
     def move(self, request: Request, count: int) -> list[int] | None:
-        """Return where the blocks of the request's table move so that `count` more fit; None if they need not move."""
+        """Make room for `count` more blocks in the request's run.
+
+        Returns the new block ids of the request's table if the run had to move, else None.
+        """
         reservation = self._reservations.get(request.number)
         if reservation is None or len(request.block_table) + count <= len(reservation.run):
             return None
         self._lengthen(reservation, self._run_length(request), request.number)
-        places = reservation.run[: len(request.block_table)]
-        return places if places != request.block_table else None
+        blocks = reservation.run[: len(request.block_table)]
+        return blocks if blocks != request.block_table else None
 
     def allocate(self, request: Request, count: int, group: int = 0) -> list[int]:
         """Return the next `count` blocks of the request's run, which is reserved first if it has none."""
@@ -144,8 +150,8 @@ class RunAllocation:
         reservation.run = self._pool.allocate_run(length, number)
 
     def _num_tokens(self, request: Request) -> int:
-        """Return the tokens to reserve: what the rule asks for, limited by what is possible, and at least
-        those known.
+        """Return for how many tokens to reserve: as the rule says, limited to the longest possible request, and at
+        least the request's current tokens.
         """
         reserved = min(self._rule.num_tokens(request), self._max_model_len, self.max_request_tokens)
         return max(request.num_tokens, reserved)

@@ -1,1 +1,1 @@
-"""The block pool: block allocation, block contents, and changed rows. Does not know the order of service."""
+"""The block pool: block allocation, block contents, and changed rows. Independent of the scheduling order."""

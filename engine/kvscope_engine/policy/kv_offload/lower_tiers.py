@@ -1,9 +1,8 @@
-"""Offloading to host memory and disk, loading back, and eviction in these tiers.
+"""Copies evicted prefixes and swapped-out requests to host memory and disk, and loads them back.
 
-Owns the slots of both tiers and tells the mover what to copy. Knows blocks, prefixes and the owners of slots, but
-neither bytes nor the order of service. The tiers hold two kinds of content: evicted prefixes, which are dropped when
-space is short, and the blocks of swapped-out requests (`Request.saved_tables`), which are not: when host memory is full
-of them, those of the request that is served last are moved to disk.
+Owns the slots of both tiers; `TierMover` copies the bytes. Evicted prefixes are dropped when space is short. Blocks of
+swapped-out requests (`Request.saved_tables`) are not: when they fill host memory, those of the lowest-ranked request
+(`ranked_queue.rank`) move to disk.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def num_bounce(num_host: int) -> int:
 
 
 class LowerTiers:
-    """Host memory of `pool.num_host` slots above a disk of `pool.num_disk` slots (0: none).
+    """Tiers below the pool: `pool.num_host` slots in host memory, and below it `pool.num_disk` slots on disk (0: none).
 
     `on_table` is called with each request whose `saved_tables` changed.
     """
@@ -146,8 +145,8 @@ class LowerTiers:
     def save_prefixes_to_disk(self, may_continue: Callable[[], bool]) -> None:
         """Write cached prefixes to disk at shutdown, as space permits, until `may_continue()` returns False.
 
-        Otherwise a disk file kept for the next start would lack what was used last and, with it, the beginnings of all
-        texts: blocks of a text are evicted from its end.
+        Without this, a disk file kept for the next start would lack the most recently used blocks, and with them the
+        first blocks of all prompts, because the blocks of a prompt are evicted from its end.
         """
         self._waits_for_disk = True
         self._pool.allocate(self._pool.num_free, NO_OWNER)
@@ -235,8 +234,8 @@ class LowerTiers:
     def _to_disk(self, rows: list[int]) -> None:
         """Copy host rows that have a prefix to disk, unless they are there.
 
-        If the drive is slow, only as many as it accepts without waiting: nothing waits for blocks that are merely
-        cached (docs/internals/decisions/0021-cached-blocks-never-wait-for-the-disk.md).
+        If the drive is slow, only as many are copied as it accepts without waiting: nothing waits for blocks that are
+        merely cached (docs/internals/decisions/0021-cached-blocks-never-wait-for-the-disk.md).
         """
         missing = [row for row in rows if not self._refresh_if_on_disk(row)]
         at_once = len(missing) if self._waits_for_disk else min(len(missing), self._mover.num_offloadable)
@@ -277,9 +276,7 @@ class LowerTiers:
         return min(count, self.disk.num_free)
 
     def _demote_swapped(self, count: int) -> None:
-        """Move up to `count` host rows of swapped-out requests to disk, those of the request that is served
-        last first.
-        """
+        """Move up to `count` host rows of swapped-out requests to disk, starting with the lowest-ranked request."""
         for request in sorted(self._swapped.values(), key=rank, reverse=True):
             if count <= 0:
                 return

@@ -1,6 +1,7 @@
-"""Block tables: grows, shares, swaps out and frees them. The only code that writes a request's tables.
+"""Grows, shares, swaps out and frees the block tables of requests. No other module writes to them.
 
-Owns nothing: pool, allocation policy and change log belong to the scheduler. Does not know the order of service.
+The scheduler owns the pool, the allocation policy and the change log that are used here. Independent of the scheduling
+order.
 """
 
 from __future__ import annotations
@@ -232,7 +233,7 @@ class BlockTables:
         return tables, min(found.num_tokens, end * size)
 
     def _write_loaded(self, request: Request, loaded: list[tuple[int, int]], step: int) -> None:
-        """Record in the ledger and the prefix cache that blocks hold what rows of lower tiers held."""
+        """Record in the ledger and the prefix cache that blocks were loaded. `loaded`: (row of a lower tier, block)."""
         assert self._tiers is not None, "rows of a lower tier without one"
         blocks = [block for _, block in loaded]
         self._pool.record_write(
@@ -244,9 +245,9 @@ class BlockTables:
                 self._pool.seal(block, prefix)
 
     def _move(self, request: Request, count: int, step: int, builder: PlanBuilder) -> None:
-        """Move all blocks of the request if the policy requires it.
+        """Copy all blocks of the request to others if the allocation policy needs that to add `count` blocks.
 
-        No target is a source of this step's copies, which are unordered.
+        No target is the source of another copy of this step, because copies run in any order.
         """
         targets = self._allocation.move(request, count)
         if targets is None:
@@ -258,9 +259,9 @@ class BlockTables:
         self._changes.record_table(request, 0)
 
     def _shared_tails(self, request: Request) -> list[int]:
-        """Return the KV groups in which the request's next token goes to a block that others may read.
+        """Return the KV groups in which the request's next token would be written to a shared block.
 
-        Only forks have such.
+        Only forks and their parents have shared last blocks.
         """
         if request.number not in self._forked:
             return []

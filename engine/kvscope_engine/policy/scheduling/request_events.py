@@ -1,6 +1,6 @@
 """Events about requests: what happened to a request, and why.
 
-Owns which data an event carries. `event_kinds` makes the text of it, which is sent along for older readers.
+Decides which data an event carries. `event_kinds` turns it into text, which is also sent, for older readers.
 """
 
 from __future__ import annotations

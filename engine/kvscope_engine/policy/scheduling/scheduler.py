@@ -523,7 +523,7 @@ class Scheduler:
         if request.admitted_ns is None:
             request.admitted_ns = now_ns
             self.totals.admitted += 1
-        request.state, request.waits_for = RequestState.RUNNING, WaitsFor.UNTOLD
+        request.state, request.waits_for = RequestState.RUNNING, WaitsFor.UNKNOWN
         self._running.add(request)
         self._waiting.record_start(request)
         self.changes.touch(request)
@@ -579,7 +579,7 @@ class Scheduler:
     def _fork_held(self, parent: Request, now_ns: int) -> None:
         """Enqueue and try to fork all requests that waited for the parent's prompt, which is computed."""
         for child in self._waiting_forks.pop_children(parent):
-            self._set_waits_for(child, WaitsFor.UNTOLD)
+            self._set_waits_for(child, WaitsFor.UNKNOWN)
             self._waiting.add_request(child)
             self._fork(parent, child, now_ns)
 
@@ -636,6 +636,6 @@ class Scheduler:
         del self._requests[request.number]
         self.changes.touch(request)
         for child in self._waiting_forks.pop_children(request):
-            self._set_waits_for(child, WaitsFor.UNTOLD)
+            self._set_waits_for(child, WaitsFor.UNKNOWN)
             self._waiting.add_request(child)
         return num_blocks

@@ -1,7 +1,7 @@
 """How a memory is divided into blocks: which layers share a block table, what a block holds, and which blocks are
 freed.
 
-Owns what is known of the engine's KV groups. Knows no requests and no allocator.
+Owns the description of the engine's KV groups. Independent of requests and allocators.
 """
 
 from __future__ import annotations

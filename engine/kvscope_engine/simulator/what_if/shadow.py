@@ -1,7 +1,7 @@
 """A shadow: the requests of the running engine in a separate simulated memory, placed by another policy.
 
-Owns which requests are placed. It has no scheduler and no clock: requests arrive, grow and end as in the engine, so
-free slots are fragmented in the same way. Prefixes are not shared.
+Owns the set of requests that have memory. It has no scheduler and no clock: requests arrive, grow and end as in the
+engine, so free slots are fragmented in the same way. Prefixes are not shared.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Verdict(StrEnum):
     """Two identical runs may differ as much. This does not mean that the runs are equal."""
     DIFFERENT = "different"
     """Two identical runs differ this much in at most 1 of 20 cases."""
-    UNTOLD = "not enough data"
+    UNKNOWN = "not enough data"
     NONE = ""
     """The figure of a run is unknown, or its variation cannot be estimated from one run: a length, a
     count or a peak.
@@ -89,7 +89,7 @@ def judge(a: float | None, b: float | None, of_a: FloatArray, of_b: FloatArray, 
     num_a, num_b = int(of_a.size), int(of_b.size)
     is_equal = abs(b - a) <= _NOTHING * max(abs(a), abs(b))
     if min(num_a, num_b) < _FEWEST:
-        return JudgedDifference(Verdict.EQUAL if is_equal else Verdict.UNTOLD, Method.NONE, num_a, num_b)
+        return JudgedDifference(Verdict.EQUAL if is_equal else Verdict.UNKNOWN, Method.NONE, num_a, num_b)
     if is_ratio and min(a, b, *of_a.tolist(), *of_b.tolist()) > 0:
         distance, near = math.log(b / a), _near(np.log(of_a), np.log(of_b))
         test, low, high = Method.RATIO, math.exp(distance - near), math.exp(distance + near)

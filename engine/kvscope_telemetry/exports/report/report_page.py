@@ -65,13 +65,13 @@ def clean(text: str) -> str:
 
 
 def section(title: str, *parts: str) -> str:
-    """Return a box with a title, or "" if it has no content."""
+    """Return an HTML section with a title, or "" if all parts are empty."""
     inner = "\n".join(part for part in parts if part)
     return f"<section>\n<h2>{clean(title)}</h2>\n{inner}\n</section>" if inner else ""
 
 
 def figures(items: Sequence[tuple[str, str, str]]) -> str:
-    """Return a list of figures: name, value and secondary text of each."""
+    """Return an HTML description list. `items`: name, value and secondary text (may be empty) of each figure."""
     rows = (
         f"<div><dt>{clean(name)}</dt><dd>{clean(value)}{f'<small>{clean(more)}</small>' if more else ''}</dd></div>"
         for name, value, more in items
@@ -80,12 +80,12 @@ def figures(items: Sequence[tuple[str, str, str]]) -> str:
 
 
 def keys(items: Sequence[tuple[str, str]]) -> str:
-    """Return the key of a chart: CSS class and text of each colour."""
+    """Return the legend of a chart as HTML. `items`: CSS class and text of each colour."""
     return "".join(f'<span class="key {css}"><i></i>{clean(words)}</span>' for css, words in items)
 
 
 def table(header: Sequence[tuple[str, bool]], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table. `header` has each column's name and whether it is numeric. Cells must be HTML."""
+    """Return an HTML table. `header`: name of each column, and whether it is numeric. Cells must be HTML already."""
     kinds = ["number" if is_number else "words" for _, is_number in header]
     head = "".join(f'<th class="{kind}">{clean(name)}</th>' for kind, (name, _) in zip(kinds, header, strict=True))
     body = "".join(

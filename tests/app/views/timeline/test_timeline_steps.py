@@ -88,7 +88,7 @@ def test_steps_equal_those_of_the_frames(recording):
     plain = batches_by_step(recording)
     steps = read_steps(recording, recording.start_ns, recording.end_ns, lambda share: True)
     assert steps.step.tolist() == list(plain)
-    assert steps.end_ns.tolist() == [told_ns for told_ns, *_ in plain.values()]
+    assert steps.end_ns.tolist() == [reported_ns for reported_ns, *_ in plain.values()]
     assert (steps.begin_ns[1:] >= steps.end_ns[:-1]).all()
     for place, (_, numbers, tokens, batch) in enumerate(plain.values()):
         found = steps.batch(place)

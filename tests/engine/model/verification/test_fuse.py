@@ -20,7 +20,7 @@ from kvscope_engine.model.layers.fused.packed_linear import (
 )
 from kvscope_engine.model.layers.weight_bytes import weights_bytes
 from kvscope_engine.model.loaded_model import LoadedModel
-from kvscope_engine.model.tensor_agreement import close
+from kvscope_engine.model.tensor_agreement import is_close
 from kvscope_engine.model.verification.fuse import fuse_model
 from kvscope_engine.model.verification.trial import TrialContext, run_trial
 
@@ -189,10 +189,10 @@ def test_norm_equals_its_formula(dtype: torch.dtype) -> None:
 
 def test_comparison_detects_differences() -> None:
     one = torch.randn(3, 5)
-    assert close((one, None), (one + 1e-6, None))
-    assert not close((one, None), (one * 1.01, None))
-    assert not close((one,), (one, None))
-    assert not close(one, one.double())
-    assert not close(one, one[:2])
-    assert not close(one * float("nan"), one)
-    assert not close(None, one)
+    assert is_close((one, None), (one + 1e-6, None))
+    assert not is_close((one, None), (one * 1.01, None))
+    assert not is_close((one,), (one, None))
+    assert not is_close(one, one.double())
+    assert not is_close(one, one[:2])
+    assert not is_close(one * float("nan"), one)
+    assert not is_close(None, one)

@@ -107,13 +107,13 @@ def test_max_num_seqs_limits_the_running_requests(drive: Make) -> None:
 def test_next_waiting_request_knows_what_it_waits_for(drive: Make) -> None:
     one = drive(num_blocks=6, block_size=4, max_num_seqs=3, max_num_batched_tokens=8, prefix_caching=False)
     late = [one.submit([number] * 8, 3) for number in range(4)]
-    assert {request.waits_for for request in late} == {WaitsFor.UNTOLD}, "no step was planned since they came"
+    assert {request.waits_for for request in late} == {WaitsFor.UNKNOWN}, "no step was planned since they came"
     one.step()
-    assert [request.waits_for for request in late[1:3]] == [WaitsFor.BUDGET, WaitsFor.UNTOLD]
+    assert [request.waits_for for request in late[1:3]] == [WaitsFor.BUDGET, WaitsFor.UNKNOWN]
     one.step()
     one.step()
     assert late[2].waits_for is WaitsFor.BLOCKS
-    assert late[1].waits_for is WaitsFor.UNTOLD, "a running request waits for nothing"
+    assert late[1].waits_for is WaitsFor.UNKNOWN, "a running request waits for nothing"
     one.run()
     narrow = drive(max_num_seqs=1)
     narrow.submit([1], 2)
@@ -128,7 +128,7 @@ def test_request_may_wait_for_its_grammar_or_for_the_prompt_of_its_parent(drive:
     one.step()
     assert child.waits_for is WaitsFor.PROMPT
     one.step()
-    assert (child.state, child.waits_for) == (RequestState.RUNNING, WaitsFor.UNTOLD)
+    assert (child.state, child.waits_for) == (RequestState.RUNNING, WaitsFor.UNKNOWN)
     formed = one.submit([7], 1)
     form = formed.matcher = SimpleNamespace(is_ready=False)
     one.step()

@@ -13,7 +13,7 @@ from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.step_plan import Scheduled, StepPlan
 from kvscope_kernels.dispatch import ops_for
 from kvscope_kernels.third_party_attention.flashinfer import FlashInfer
-from kvscope_kernels.third_party_attention.preferred import preferring
+from kvscope_kernels.third_party_attention.preferred import with_library_prefill
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 PAGES = 3 + 2  # blocks of 16 tokens: 41 tokens in one chunk, 30 including those computed before
@@ -59,7 +59,7 @@ def test_flashinfer_prefill_is_planned_once_per_step_on_the_host(
     monkeypatch.setitem(sys.modules, "flashinfer", library)
     monkeypatch.setattr(RecordingWrapper, "planned", [])
     monkeypatch.setattr(RecordingWrapper, "runs", 0)
-    runner = fake_gpu.make_runner(ops=preferring(ops_for("cuda"), FlashInfer()), num_layers=2, **options)
+    runner = fake_gpu.make_runner(ops=with_library_prefill(ops_for("cuda"), FlashInfer()), num_layers=2, **options)
     runner.warm_up(lambda _: None)
     assert RecordingWrapper.runs == 0, "what attends to nothing is ours"
     known = set(fake_gpu.seen.compiled)

@@ -103,7 +103,7 @@ def test_different_configuration_is_listed(make_run: MakeRun) -> None:
 
 def test_short_and_empty_runs_get_no_verdict(make_run: MakeRun) -> None:
     long, short, empty = (make_run(np.full(size, 5.0) + np.arange(size) % 3) for size in (60, 8, 0))
-    assert rows_of(compare(long, short))["decode_tokens_per_s"].verdict is Verdict.UNTOLD
+    assert rows_of(compare(long, short))["decode_tokens_per_s"].verdict is Verdict.UNKNOWN
     rows = rows_of(compare(long, empty))
     assert rows["usage_mean"].b is None
     assert all(row.verdict is Verdict.NONE for row in rows.values())

@@ -112,7 +112,7 @@ _WIDE = np.array([0.0, 1.0, 2.0, 3.0, 4.0])
     ("a", "b", "of_a", "of_b", "expected"),
     [
         (1.0, None, _STEADY, _STEADY, Verdict.NONE),
-        (1.0, 2.0, _STEADY, _FEW, Verdict.UNTOLD),
+        (1.0, 2.0, _STEADY, _FEW, Verdict.UNKNOWN),
         (1.0, 1.0, _STEADY, _FEW, Verdict.EQUAL),
         (1.0, 1.0, _STEADY, _STEADY, Verdict.EQUAL),
         (1.0, 2.0, _STEADY, 2 * _STEADY, Verdict.DIFFERENT),

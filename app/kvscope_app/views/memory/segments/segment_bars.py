@@ -1,6 +1,6 @@
 """Segments as horizontal bars with coloured blocks; only the visible rows are painted.
 
-Owns layout and colours; `figures` owns the text.
+Owns layout and colours; `segment_figures` owns the text.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from kvscope_telemetry.mirror.allocator_map import State, TorchSegment
 
 _ROW: Final = 24
 _BAR: Final = 16
-_LEFT: Final = 170
-"""Width of the names in pixels."""
+_NAME_WIDTH: Final = 170
+"""Width in pixels of the column of segment names, to the left of the bars."""
 _MIN_BAR_WIDTH: Final = 3
 """Minimum width of a bar in pixels."""
 _SEAM_FROM: Final = 4
-"""Minimum width in pixels of blocks that are separated by a line."""
+"""Minimum width in pixels of a block that is drawn with a separating line at its end."""
 
 
 class SegmentBars(QWidget):
-    """One row per segment in the given order, drawn to scale or each over the full width."""
+    """Widget with one bar per segment, in the given order. Lengths are proportional to sizes, or all equal."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,14 +83,14 @@ class SegmentBars(QWidget):
         return super().event(event)
 
     def _box(self, row: int) -> QRect:
-        room = max(_MIN_BAR_WIDTH, self.width() - _LEFT - 2)
-        most = max((one.num_bytes for one in self._segments), default=1)
-        share = self._segments[row].num_bytes / max(1, most) if self._is_to_scale else 1.0
-        return QRect(_LEFT, row * _ROW + (_ROW - _BAR) // 2, max(_MIN_BAR_WIDTH, round(room * share)), _BAR)
+        full_width = max(_MIN_BAR_WIDTH, self.width() - _NAME_WIDTH - 2)
+        max_bytes = max((segment.num_bytes for segment in self._segments), default=1)
+        share = self._segments[row].num_bytes / max(1, max_bytes) if self._is_to_scale else 1.0
+        return QRect(_NAME_WIDTH, row * _ROW + (_ROW - _BAR) // 2, max(_MIN_BAR_WIDTH, round(full_width * share)), _BAR)
 
     def _paint_row(self, painter: QPainter, row: int) -> None:
         one, box = self._segments[row], self._box(row)
-        names = QRect(0, row * _ROW, _LEFT - 10, _ROW)
+        names = QRect(0, row * _ROW, _NAME_WIDTH - 10, _ROW)
         painter.setPen(self._theme.color("text"))
         name = painter.fontMetrics().elidedText(segment_name(one), Qt.TextElideMode.ElideRight, names.width())
         painter.drawText(names, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft, name)
@@ -135,8 +135,10 @@ def _largest_cached(segments: list[TorchSegment]) -> tuple[int, int]:
 
 
 def _runs(segment: TorchSegment, width: int) -> list[tuple[int, int, int]]:
-    """Return (start, end, state) of runs of equal pixels in a row; each pixel has the state of the block at its
-    middle."""
+    """Return (start, end, state) of each run of pixels of equal state, in pixels of a bar of `width`.
+
+    The state of a pixel is that of the block at its middle. Pixels without a block are in no run.
+    """
     positions = (np.arange(width) + 0.5) * segment.num_bytes / width
     blocks = np.maximum(np.searchsorted(segment.offsets, positions, "right") - 1, 0)
     is_there = (positions >= segment.offsets[blocks]) & (positions < segment.offsets[blocks] + segment.sizes[blocks])

@@ -1,4 +1,4 @@
-"""Statistics of the lower tiers: what they moved and how much memory they take."""
+"""Statistics of the lower tiers: bytes and seconds of copies, and memory use."""
 
 from __future__ import annotations
 
@@ -7,20 +7,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierStats:
-    """Bytes and seconds since the start, per direction. On a GPU, seconds of saves and loads are those of the copy
-    stream."""
+    """Bytes and seconds since the start, per direction: `saved` from the pool to host memory, `loaded` from host memory
+    to
+    the pool, `disk_written` and `disk_read` between host memory and disk.
+
+    On a GPU, `saved_seconds` and `loaded_seconds` are measured on the copy stream.
+    """
 
     saved_bytes: int
     saved_seconds: float
     loaded_bytes: int
     loaded_seconds: float
-    offloaded_bytes: int = 0
-    """Bytes written to the file. `offload_seconds` is the time of the writer thread."""
-    offload_seconds: float = 0.0
+    disk_written_bytes: int = 0
+    disk_write_seconds: float = 0.0
+    """Time that the writer thread spent on writing."""
     disk_read_bytes: int = 0
     disk_read_seconds: float = 0.0
     num_lost: int = 0
-    """Number of blocks that were requested from disk and were not intact."""
+    """Number of blocks that were corrupt or unreadable when they were loaded from disk."""
     host_requested_bytes: int
     host_real_bytes: int
     host_is_pinned: bool

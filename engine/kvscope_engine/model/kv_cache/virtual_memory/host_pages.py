@@ -1,7 +1,7 @@
-"""Host memory in pages: anonymous memory that the operating system allocates when it is first written.
+"""Host memory in pages: a reserved range of anonymous memory, whose pages the kernel allocates at the first write.
 
-Owns one reserved range. The system maps pages on the first write; `madvise` frees them, and the resident size is read
-from `/proc/self/pagemap`. Huge pages are disabled, since one would allocate 512 pages at once.
+`madvise` frees pages, and the resident size is read from `/proc/self/pagemap`. Huge pages are disabled, because the
+first write to one would allocate 512 pages.
 """
 
 from __future__ import annotations
@@ -21,16 +21,22 @@ from kvscope_engine.policy.allocation.address_space import MIB, AddressSpace
 from kvscope_telemetry.errors import KvscopeError
 
 NO_RESERVE: Final = 0x4000 if sys.platform == "linux" else 0
-"""Value of MAP_NORESERVE, which `mmap` defines from Python 3.13 on: reserved addresses do not count as memory."""
+"""Linux's flag MAP_NORESERVE: mapped addresses do not count against the system's memory limit until they are written.
+
+Python's `mmap` module defines it only from 3.13 on.
+"""
 
 PAGE_MAP: Final = "/proc/self/pagemap"
-"""File with 8 bytes per page of this process. Bit 63: the page is present; bit 56: it is mapped exclusively."""
+"""File with one 64-bit number per page of this process.
+
+Bit 63: the page is present; bit 56: no other process maps it.
+"""
 IS_OWN: Final = np.uint64(1 << 63 | 1 << 56)
 CHUNK: Final = 1 << 20
 
 
 class HostPages:
-    """`PagedMemory` of the host. Raises KvscopeError if the system refuses the addresses."""
+    """`PagedMemory` in host memory. Raises KvscopeError if the addresses cannot be reserved."""
 
     def __init__(self, block_bytes: Sequence[int], space: AddressSpace, page_bytes: int) -> None:
         self._layout = PageLayout.of(block_bytes, space, page_bytes)

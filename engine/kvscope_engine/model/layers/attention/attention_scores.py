@@ -1,6 +1,7 @@
 """Attention scores per block, measured in some steps and summed over a step's layers.
 
-Owns which steps are measured and the sums. Does not know which request owns a block or who reads the scores.
+Decides which steps are measured, and owns the sums. Independent of the owners of blocks and of the readers of the
+scores.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """All-reduce after the two output projections (attention and MLP) of each fused layer, for tensor parallelism.
 
-Owns where the all-reduce is inserted. `distributed.rank_group` owns the communication between ranks.
+Decides where the all-reduce is inserted. `distributed.rank_group` owns the communication between ranks.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from kvscope_engine.model.tensor_agreement import close
+from kvscope_engine.model.tensor_agreement import is_close
 from kvscope_kernels import ops_for
 from kvscope_kernels.fused_moe.expert_weights import RELU_SQUARED, ExpertWeights, Gate, Mxfp4Weight, four_bits
 from kvscope_kernels.gated_activation import GELU_TANH, SILU
@@ -120,7 +120,7 @@ def gate_of(part: Any, device: torch.device) -> Gate | None:
         found = [part._apply_gate(probe.clone()) if part.has_gate else part.act_fn(probe.clone()) for probe in probes]
     except (RuntimeError, TypeError, ValueError, AttributeError):
         return None
-    return next((gate for gate in _gates(part) if close(found, [gate.apply(probe) for probe in probes], 1e-6)), None)
+    return next((gate for gate in _gates(part) if is_close(found, [gate.apply(probe) for probe in probes], 1e-6)), None)
 
 
 def _gates(part: Any) -> Iterator[Gate]:

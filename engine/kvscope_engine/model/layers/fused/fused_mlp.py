@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from kvscope_engine.model.layers.fused.packed_linear import fast_linear
-from kvscope_engine.model.tensor_agreement import close
+from kvscope_engine.model.tensor_agreement import is_close
 from kvscope_kernels import ops_for
 from kvscope_kernels.gated_activation import ACTIVATIONS
 
@@ -57,4 +57,4 @@ def activation_kind_of(act_fn: Callable[[torch.Tensor], torch.Tensor], device: t
         found = act_fn(probe.clone())
     except (RuntimeError, TypeError, ValueError):
         return None
-    return next((kind for kind, known in ACTIVATIONS.items() if close(found, known(probe), 1e-6)), None)
+    return next((kind for kind, known in ACTIVATIONS.items() if is_close(found, known(probe), 1e-6)), None)

@@ -1,4 +1,4 @@
-"""Replacement of a model's linear layers by quantized ones, after all other checks. Owns which layer becomes what.
+"""Replacement of a model's linear layers by quantized ones, after all other checks. Decides how each layer is replaced.
 
 Rounding changes the model's output slightly, so `fuse` does not check these layers. The option `quantization`, chosen
 by the user, decides what replaces the exact weights.

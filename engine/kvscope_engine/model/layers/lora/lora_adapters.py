@@ -35,7 +35,12 @@ class LoraBroadcaster(Protocol):
     """Sends LoRA weights to the other ranks of tensor parallelism; implemented in `executor.leader`."""
 
     def fill_lora_slot(self, stack: str, slot: int, deltas: Callable[[Rank], Sequence[Delta | None]]) -> None:
-        """Set the contents of a slot of a stack from the next step on; `deltas` returns the shard of a rank."""
+        """Replace the LoRA weights in a slot on all other ranks, before their next step.
+
+        Args:
+            stack: Name of the stack (`LoraSlots.stacks`).
+            deltas: Returns the weights of the given rank's shard, one entry per layer of the stack.
+        """
 
 
 class LoraAdapters:

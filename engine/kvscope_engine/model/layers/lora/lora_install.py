@@ -1,7 +1,7 @@
 """Installation of LoRA stacks on a model's linear layers, after all checks of the model.
 
-Owns where each linear layer of the original model is now: unchanged, or a part of a fused product. A run of a few
-tokens determines whether each layer is called; a layer whose weights are read directly instead cannot have a delta.
+Finds each linear layer of the original model in the loaded one: unchanged, or as a part of a fused product. A run of a
+few tokens determines whether each layer is called; a layer whose weights are read directly instead cannot have a delta.
 """
 
 from __future__ import annotations

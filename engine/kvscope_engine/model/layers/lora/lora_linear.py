@@ -24,16 +24,18 @@ from kvscope_engine.model.layers.recurrent.recurrent_layers import CallRows
 
 @dataclass(frozen=True, slots=True)
 class StepSlots:
-    """Slots that the rows of a step use."""
+    """Adapter slots that are computed in a step: `first` to `stop` (exclusive), for all rows of the step."""
 
     first: int
     stop: int
-    """Slots from `first` up to `stop` (exclusive) are computed."""
     others: torch.Tensor | None
-    """(T, slots): whether a slot is not the row's own; None: there is one slot, which all rows use."""
+    """(T, stop - first) bool: True for slots that the row does not use, whose results are set to zero.
+
+    None: there is a single slot, which all rows use.
+    """
 
     def of_rows(self, rows: slice | torch.Tensor | None) -> StepSlots:
-        """Return the slots of some rows of the step, in that order; None: of all rows."""
+        """Return the slots of the given rows of the step, in that order. `rows` is None for all rows."""
         if rows is None or self.others is None:
             return self
         return StepSlots(self.first, self.stop, self.others[rows])
@@ -61,7 +63,7 @@ class OutputSlice:
 
 
 class LoraStack(nn.Module):
-    """A and B of one layer for all slots, zero where an adapter has no delta."""
+    """Matrices A and B of one layer for all adapter slots; zeros where an adapter has no delta."""
 
     a: torch.Tensor
     """(slots, parts, rank, inputs)."""
@@ -73,7 +75,7 @@ class LoraStack(nn.Module):
         self.parts = tuple(parts)
         self.rank = max_rank
         self.filled = [False] * num_slots
-        """Whether each slot has numbers other than 0."""
+        """Whether each slot contains numbers other than 0."""
         shape = (num_slots, len(parts), max_rank, num_inputs)
         self.register_buffer("a", like.new_zeros(shape), persistent=False)
         for number, part in enumerate(parts):

@@ -55,7 +55,7 @@ class LoraSlots:
         return None if place is None else place.shape
 
     def is_filled(self, stack: str, slot: int) -> bool:
-        """Whether a slot has numbers other than 0."""
+        """Whether a slot contains numbers other than 0."""
         return self._stacks[stack].filled[slot]
 
     def fill(self, stack: str, slot: int, deltas: Sequence[Delta | None]) -> None:
@@ -64,7 +64,10 @@ class LoraSlots:
 
     @contextmanager
     def applied(self, rows: StepRows, slots: torch.Tensor) -> Iterator[None]:
-        """Apply the slots of `rows` inside, while the model computes a step; `slots` are the same on the device."""
+        """Return a context in which the model adds the deltas of the slots in `rows`.
+
+        `slots`: slot of each row, on the device.
+        """
         others = None
         if not rows.is_of_one:
             others = slots[:, None] != torch.arange(rows.first, rows.stop, device=slots.device)

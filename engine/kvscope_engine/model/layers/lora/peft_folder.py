@@ -1,8 +1,8 @@
 """Reader of LoRA adapters in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`.
 
-Owns which adapters are accepted: one that does more than add B A to linear layers is refused, naming the feature. Does
-not know the model; `lora_adapters` checks that the layers exist. Sources: Hu et al., LoRA: Low-rank adaptation of large
-language models, 2021; Kalajdzievski, A rank stabilization scaling factor, 2023 (rsLoRA's scale).
+Decides which adapters are accepted: one that does more than add B A to linear layers is refused, naming the feature.
+Does not know the model; `lora_adapters` checks that the layers exist. Sources: Hu et al., LoRA: Low-rank adaptation of
+large language models, 2021; Kalajdzievski, A rank stabilization scaling factor, 2023 (rsLoRA's scale).
 """
 
 from __future__ import annotations

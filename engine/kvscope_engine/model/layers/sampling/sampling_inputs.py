@@ -1,7 +1,7 @@
 """Inputs of sampling, built from the requests on the host and sent to the device with the step.
 
-Owns which rows need which operation. All branches of sampling depend on these inputs, never on data computed on the
-device.
+Decides which sampling operations each row needs. All branches of sampling depend on these inputs, never on data
+computed on the device.
 """
 
 from __future__ import annotations

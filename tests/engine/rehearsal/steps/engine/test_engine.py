@@ -349,7 +349,7 @@ def test_only_the_disk_tier_waits_for_copies(start_engine: Start, lanes: Any, fa
         assert lanes.compute.waits == 0
     stats = engine.components.mover.stats
     assert stats is not None
-    assert stats.offloaded_bytes > 0
+    assert stats.disk_written_bytes > 0
     assert sum(waits) > 0
     assert max(waits) <= 1
 
