@@ -1,11 +1,13 @@
-"""`kvscope-engine bench gpu`: how near the GPU's memory speed each decoded token comes, and what a user waits for.
+"""Measure how close decoding comes to the GPU's memory speed, and how long users wait.
 
-Random weights in a model's shape (Llama-3-8B's, unless another is chosen), or a model. For each batch: steps with CUDA
-graphs, without, and with other options of the engine, beside the time that reading the weights and the batch's keys
-and values once takes at the speed of a plain read measured in this run, and at the data sheet's; then, with
---transformers, the same batch by transformers' `generate`. With --ttft, --requests or --telemetry that is measured
-instead: the time to the first token behind a cached prefix, requests that come at once, beside transformers' continuous
-batching, and what a subscriber to the telemetry costs.
+The model has random weights in the shape of a known model (Llama-3-8B, unless another is chosen), or is a real one. For
+each batch, steps are measured with CUDA graphs, without them, and with other options of the engine. Next to them stands
+the time for reading the weights and the batch's keys and values once, at the speed of a plain read in this run and at
+that of the data sheet. With --transformers, transformers' `generate` runs the same batch.
+
+Other options measure something else instead: --ttft the time to the first token after a cached prefix, --requests many
+requests that arrive together (next to transformers' continuous batching), --telemetry the cost of a telemetry
+subscriber.
 """
 
 from __future__ import annotations
@@ -34,10 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: only to check that it runs")
     parser.add_argument(
-        "--batch", type=int, action="append", metavar="N", help="repeatable (default: 1, 16, 64; with --telemetry 64)"
+        "--batch",
+        type=int,
+        action="append",
+        metavar="N",
+        help="requests per step; repeatable (default: 1, 16, 64; with --telemetry 64)",
     )
-    parser.add_argument("--context", type=int, default=1024, metavar="TOKENS", help="cached by each request")
-    parser.add_argument("--steps", type=int, default=64, metavar="N", help="measured for each batch")
+    parser.add_argument("--context", type=int, default=1024, metavar="TOKENS", help="cached tokens of each request")
+    parser.add_argument("--steps", type=int, default=64, metavar="N", help="steps to measure for each batch")
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.9, metavar="SHARE", help="as for `serve`")
     parser.add_argument(
         "--memory", type=parse_size, metavar="SIZE", help="limit PyTorch to this much memory, as on a smaller GPU"
@@ -64,14 +70,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ttft",
         action="store_true",
-        help="time to the first token of one request: 16, 256 and 2,000 new tokens behind 0, 4k and 32k cached ones",
+        help="time to the first token of one request: 16, 256 and 2,000 new tokens after 0, 4k and 32k cached ones",
     )
     parser.add_argument(
         "--requests",
         type=int,
         metavar="N",
         help=(
-            "run N concurrent requests (16 to 400 prompt tokens, 8 to 256 new tokens), beside transformers' "
+            "run N concurrent requests (16 to 400 prompt tokens, 8 to 256 new tokens), and compare with transformers' "
             "continuous batching"
         ),
     )

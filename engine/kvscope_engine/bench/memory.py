@@ -1,8 +1,8 @@
-"""`kvscope-engine bench memory`: what the lower tiers of the KV cache take, and how fast blocks move through them.
+"""Measure what the lower tiers of the KV cache occupy, and how fast blocks move through them.
 
-Host memory: the exact slab beside torch's pinned allocator, which rounds up to powers of two; without CUDA torch's
-figure is its formula, and says so. Rates: whole blocks of a small model from the pool to host memory, to disk, and
-back, and the checksums that a record could carry. Medians of the rounds.
+Host memory: kvscope's exact allocation is compared with torch's pinned allocator, which rounds up to powers of two (on
+a machine without CUDA, the figure of torch is computed and marked so). Rates: whole blocks of a small model are copied
+from the pool to host memory, to disk, and back; and checksums are computed. Reported are medians of the rounds.
 """
 
 from __future__ import annotations
