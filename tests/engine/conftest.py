@@ -455,7 +455,6 @@ class Drive:
                 assert (ledger.ref_count[written] == 1).all(), "a shared block is written"
                 assert (ledger.hash[written] == 0).all(), "a block of the prefix cache is written"
                 assert (ledger.group[written] == group).all(), "a block of another group is written"
-                assert (ledger.owner[written] == request.number).all(), "a block of another request is written"
 
 
 class PastMark:

@@ -279,7 +279,7 @@ def test_copy_that_keeps_its_source_exchanges_owner_and_group(drive: Make) -> No
     """A fork copies from a block that was released in this step and is allocated again, for another KV group.
 
     The copy is dropped, the fork keeps the block, and the other request gets the target of the copy. `drive` checks the
-    ledger's owner and group of all written blocks.
+    group of all written blocks in the ledger.
     """
     groups = (GroupRule(0, False), GroupRule(3, False), GroupRule(1, False))
     limits = {"max_num_seqs": 6, "max_num_batched_tokens": 7, "max_model_len": 48, "max_adapters": 1}
