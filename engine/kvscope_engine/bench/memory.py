@@ -1,8 +1,8 @@
-"""`kvscope-engine bench memory`: what the lower tiers of the KV cache take, and how fast blocks move through them.
+"""`kvscope-engine bench memory`: memory that the lower tiers of the KV cache use, and speed of copies between tiers.
 
-Host memory: the exact slab beside torch's pinned allocator, which rounds up to powers of two; without CUDA torch's
-figure is its formula, and says so. Rates: whole blocks of a small model from the pool to host memory, to disk, and
-back, and the checksums that a record could carry. Medians of the rounds.
+Host memory: compares kvscope's exactly sized slab with torch's pinned allocator, which rounds up to powers of two.
+Without CUDA, torch's figure is computed by a formula and marked as such. Speed: whole blocks of a small model from the
+pool to host memory, to disk, and back, and several checksum algorithms. All rates are medians of the rounds.
 """
 
 from __future__ import annotations

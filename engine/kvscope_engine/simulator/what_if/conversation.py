@@ -24,7 +24,10 @@ class _Conversation:
         self._comparison: PolicyComparison | None = None
 
     def reply(self, line: bytes) -> WhatIfAnswer | None:
-        """Return the answer, None to a setup. Raises BadInput for a line that is invalid or comes before the setup."""
+        """Return the answer to a `now` line, or None for a `setup` line.
+
+        Raises BadInput for an invalid line, or a `now` line before the first setup.
+        """
         if len(line) > MAX_LINE_BYTES:
             raise BadInput(f"longer than {MAX_LINE_BYTES} bytes")
         query = self._decode(line)
