@@ -1,11 +1,13 @@
-"""`kvscope-engine bench gpu`: how near the GPU's memory speed each decoded token comes, and what a user waits for.
+"""`kvscope-engine bench gpu`: compares the time of decode steps with the GPU's memory bandwidth, and measures
+latencies.
 
-Random weights in a model's shape (Llama-3-8B's, unless another is chosen), or a model. For each batch: steps with CUDA
-graphs, without, and with other options of the engine, beside the time that reading the weights and the batch's keys
-and values once takes at the speed of a plain read measured in this run, and at the data sheet's; then, with
---transformers, the same batch by transformers' `generate`. With --ttft, --requests or --telemetry that is measured
-instead: the time to the first token behind a cached prefix, requests that come at once, beside transformers' continuous
-batching, and what a subscriber to the telemetry costs.
+Uses a model, or random weights in a model's shape (Llama-3-8B's, unless another is chosen). For each batch, it measures
+steps with CUDA graphs, without, and with other options of the engine. Next to these it prints the time for reading the
+weights and the batch's keys and values once, at the bandwidth measured in this run and at that of the data sheet. With
+--transformers, the same batch is also run by transformers' `generate`.
+
+Three options measure something else instead: --ttft the time to first token after a cached prefix; --requests
+concurrent requests, compared with transformers' continuous batching; --telemetry the cost of a telemetry subscriber.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Grammar:
 
 
 class GrammarMatcher:
-    """A `TokenMatcher`. The mask after a token is requested with the next `StructuredOutputManager.send`."""
+    """A `TokenMatcher`. The mask after a token is requested by `StructuredOutputManager.request_masks`."""
 
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar

@@ -46,7 +46,7 @@ class HostPageEvent(NamedTuple):
     """
 
     def dropped(self) -> HostPageEvent:
-        """Return the event with its ids to be ignored: the cache was emptied."""
+        """Return an event of kind "nothing", whose ids are ignored, because the cache was emptied."""
         return self._replace(kind="nothing")
 
 

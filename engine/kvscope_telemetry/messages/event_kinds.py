@@ -51,7 +51,7 @@ class EventKind:
     """Functions that describe the cause, by `EventData.kind`."""
     lane: EventLane | None = None
     is_stop: bool = False
-    """Whether the event marks the start or end of a pause or suspension (`RunningTime.note`)."""
+    """Whether the event marks the start or end of a pause or suspension (`RunningTime.record`)."""
     is_stepped: bool = False
     """Whether the user can step through time from one event to the next."""
     is_first_named: bool = False

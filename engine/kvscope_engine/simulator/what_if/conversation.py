@@ -64,7 +64,7 @@ def converse(requests: BinaryIO, output: BinaryIO) -> None:
 
 
 def _lines(requests: BinaryIO) -> Iterator[bytes]:
-    """Yield whole lines; of one that is too long, only its beginning, which is longer than `MAX_LINE_BYTES`."""
+    """Yield the lines of input. A line longer than `MAX_LINE_BYTES` is cut to one byte more than that."""
     while line := requests.readline(MAX_LINE_BYTES + 1):
         rest = line
         while rest and not rest.endswith(b"\n"):
