@@ -1,11 +1,11 @@
-"""`kvscope-engine bench attention`: ways to attend to a long context, on the keys and values of a real model.
+"""Compare attention methods for long contexts, on the keys and values of a real model.
 
-A model reads a text (the story that comes with kvscope, again from its beginning where it ends). At each length every
-method attends the same queries to the same keys and values of some of its layers: time (medians, in turns), bytes
-kept and bytes held meanwhile, for each token of each request, and the error of the output against full attention. Then
-the last tokens of the shortest text are read one by one by each method that needs no training: their perplexity. Last,
-the same tokens are decoded by the engine's own operations with `--sparse-decode` at several fractions: perplexity with
-the standard error of its change, and the divergence of the predictions from full attention's.
+The model reads a text (the story that comes with kvscope, repeated if it is too short). At each length, every method
+attends the same queries to the same keys and values of some of the layers. Reported are time (median; methods take
+turns), bytes stored and temporary bytes for each token of each request, and the error of the output relative to full
+attention. Then each method that needs no training reads the last tokens of the shortest text one by one, for its
+perplexity. Last, the engine's own operations decode the same tokens with `--sparse-decode` at several fractions:
+perplexity, the standard error of its change, and the divergence of the predictions from those of full attention.
 """
 
 from __future__ import annotations

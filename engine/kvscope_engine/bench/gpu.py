@@ -1,13 +1,13 @@
-"""`kvscope-engine bench gpu`: compares the time of decode steps with the GPU's memory bandwidth, and measures
-latencies.
+"""Measure how close decoding comes to the GPU's memory speed, and how long users wait.
 
-Uses a model, or random weights in a model's shape (Llama-3-8B's, unless another is chosen). For each batch, it measures
-steps with CUDA graphs, without, and with other options of the engine. Next to these it prints the time for reading the
-weights and the batch's keys and values once, at the bandwidth measured in this run and at that of the data sheet. With
---transformers, the same batch is also run by transformers' `generate`.
+The model has random weights in the shape of a known model (Llama-3-8B, unless another is chosen), or is a real one. For
+each batch, steps are measured with CUDA graphs, without them, and with other options of the engine. Next to them stands
+the time for reading the weights and the batch's keys and values once, at the speed of a plain read in this run and at
+that of the data sheet. With --transformers, transformers' `generate` runs the same batch.
 
-Three options measure something else instead: --ttft the time to first token after a cached prefix; --requests
-concurrent requests, compared with transformers' continuous batching; --telemetry the cost of a telemetry subscriber.
+Other options measure something else instead: --ttft the time to the first token after a cached prefix, --requests many
+requests that arrive together (next to transformers' continuous batching), --telemetry the cost of a telemetry
+subscriber.
 """
 
 from __future__ import annotations
@@ -36,10 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: only to check that it runs")
     parser.add_argument(
-        "--batch", type=int, action="append", metavar="N", help="repeatable (default: 1, 16, 64; with --telemetry 64)"
+        "--batch",
+        type=int,
+        action="append",
+        metavar="N",
+        help="requests per step; repeatable (default: 1, 16, 64; with --telemetry 64)",
     )
-    parser.add_argument("--context", type=int, default=1024, metavar="TOKENS", help="cached by each request")
-    parser.add_argument("--steps", type=int, default=64, metavar="N", help="measured for each batch")
+    parser.add_argument("--context", type=int, default=1024, metavar="TOKENS", help="cached tokens of each request")
+    parser.add_argument("--steps", type=int, default=64, metavar="N", help="steps to measure for each batch")
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.9, metavar="SHARE", help="as for `serve`")
     parser.add_argument(
         "--memory", type=parse_size, metavar="SIZE", help="limit PyTorch to this much memory, as on a smaller GPU"
@@ -66,14 +70,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ttft",
         action="store_true",
-        help="time to the first token of one request: 16, 256 and 2,000 new tokens behind 0, 4k and 32k cached ones",
+        help="time to the first token of one request: 16, 256 and 2,000 new tokens after 0, 4k and 32k cached ones",
     )
     parser.add_argument(
         "--requests",
         type=int,
         metavar="N",
         help=(
-            "run N concurrent requests (16 to 400 prompt tokens, 8 to 256 new tokens), beside transformers' "
+            "run N concurrent requests (16 to 400 prompt tokens, 8 to 256 new tokens), and compare with transformers' "
             "continuous batching"
         ),
     )

@@ -1,8 +1,8 @@
-"""`kvscope-engine bench kv-cache`: what a quantized cache costs in quality, and what it saves in bytes.
+"""Measure what a quantized KV cache costs in quality, and what it saves in memory.
 
-For each --kv-cache-dtype: the perplexity of a text read through the cache, every token of it (the first 2,500 tokens
-or so of Edith Wharton's story "The Verdict", Scribner's Magazine, June 1908, in the public domain); and greedy
-answers to 20 prompts, 32 tokens each, against those of `auto`.
+For each --kv-cache-dtype: the perplexity of a text read token by token through the cache (about the first 2,500 tokens
+of Edith Wharton's story "The Verdict", Scribner's Magazine, June 1908, in the public domain); and how greedy answers of
+32 tokens to 20 prompts differ from those of `auto`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`kvscope-engine bench memory`: memory that the lower tiers of the KV cache use, and speed of copies between tiers.
+"""Measure what the lower tiers of the KV cache occupy, and how fast blocks move through them.
 
-Host memory: compares kvscope's exactly sized slab with torch's pinned allocator, which rounds up to powers of two.
-Without CUDA, torch's figure is computed by a formula and marked as such. Speed: whole blocks of a small model from the
-pool to host memory, to disk, and back, and several checksum algorithms. All rates are medians of the rounds.
+Host memory: kvscope's exact allocation is compared with torch's pinned allocator, which rounds up to powers of two (on
+a machine without CUDA, the figure of torch is computed and marked so). Rates: whole blocks of a small model are copied
+from the pool to host memory, to disk, and back; and checksums are computed. Reported are medians of the rounds.
 """
 
 from __future__ import annotations

@@ -107,6 +107,8 @@ def test_charts_of_a_paused_recording_are_drawn_when_scrolled_into_view(qtbot):
         qtbot.waitUntil(lambda: bar.maximum() > 0, timeout=60_000)
         qtbot.wait(200)  # wait until nothing is refreshed by itself
         bar.setValue(bar.maximum())
+        qtbot.wait(200)  # the content may grow while it is shown for the first time
+        bar.setValue(bar.maximum())
         plots = [view.charts.panels[name].plot for name in ("Lower tiers", "Device memory")]
         now_s = session.timeline.shown_until_ns / 1e9
         for plot in plots:

@@ -62,12 +62,12 @@ def open_dialog(make_view):
 
 def test_segments_dialog_shows_the_engines_allocator_map(open_dialog):
     sheet, answer = open_dialog()
-    assert not sheet.again.isEnabled()
+    assert not sheet.reload.isEnabled()
     allocator_map = simulated_allocator_map(0)
     answer(allocator_map)
     assert sheet.value("Segments") == str(allocator_map.num_segments)
     assert sheet.value("Held") == "8.02 GiB"
-    assert sheet.again.isEnabled()
+    assert sheet.reload.isEnabled()
     assert sheet.copy.isEnabled()
 
 
@@ -107,12 +107,12 @@ def test_copied_text_has_one_line_per_block(open_dialog):
 def test_refused_question_shows_the_reason_and_can_be_repeated(open_dialog):
     sheet, answer = open_dialog()
     answer(simulated_allocator_map(0))
-    sheet.again.click()
+    sheet.reload.click()
     answer(Failed(reason="the engine runs on 'cpu'"))
     assert sheet.message.text() == "The engine runs on 'cpu'"
     assert sheet.message.isVisibleTo(sheet)
     assert not sheet.copy.isEnabled()
-    sheet.again.click()
+    sheet.reload.click()
     answer(simulated_allocator_map(0))
     assert not sheet.message.isVisibleTo(sheet)
 
@@ -121,7 +121,7 @@ def test_empty_or_damaged_answer_is_reported(open_dialog):
     sheet, answer = open_dialog()
     answer(pack_map([]))
     assert sheet.message.text() == "PyTorch holds no device memory"
-    sheet.again.click()
+    sheet.reload.click()
     answer(AllocatorMap(segment_pool=b"\1"))
     assert "columns of segments differ" in sheet.message.text()
 
@@ -130,9 +130,9 @@ def test_answer_to_another_question_is_ignored(open_dialog):
     sheet, answer = open_dialog()
     answer(simulated_allocator_map(0), to_other=-1)
     answer(Failed(reason="x"), to_other=1)
-    assert not sheet.again.isEnabled()
+    assert not sheet.reload.isEnabled()
     answer(simulated_allocator_map(0))
-    assert sheet.again.isEnabled()
+    assert sheet.reload.isEnabled()
 
 
 @pytest.mark.parametrize("capabilities", [Capabilities(), Capabilities(engine="vllm", commands=False)])
@@ -162,6 +162,6 @@ def test_missing_answer_is_reported_and_a_late_one_is_shown(open_dialog):
     sheet, answer = open_dialog()
     sheet._wait.timeout.emit()
     assert "Waiting for the engine" in sheet.message.text()
-    assert sheet.again.isEnabled()
+    assert sheet.reload.isEnabled()
     answer(simulated_allocator_map(0))
     assert sheet.value("Blocks") == "762"
