@@ -25,8 +25,9 @@ from kvscope_telemetry.messages.telemetry import Event, EventData
 HEARTBEAT_NS: Final = 500_000_000
 """Maximum nanoseconds between two heartbeats of a running process."""
 MIN_SUSPENSION_NS: Final = 1_500_000_000
-"""Silence beyond `HEARTBEAT_NS` that counts as a suspension: on a busy machine, a thread may not run for some tenths of
-a second.
+"""Minimum delay of a heartbeat, beyond `HEARTBEAT_NS`, that counts as a suspension of the process.
+
+On a busy machine, a thread may not run for some tenths of a second, which is no suspension.
 """
 MIN_SLEEP_NS: Final = 500_000_000
 _MAX_BUSY_SHARE: Final = 0.2
@@ -148,7 +149,7 @@ class EnginePauses:
         return self._suspension_watch.beat()
 
     def report_suspensions(self) -> None:
-        """Publish pending suspensions if no step does."""
+        """Publish suspensions that no step has published yet."""
         if self._suspension_watch.poll():
             self._record()
 

@@ -181,8 +181,9 @@ class MemoryGuard:
         self._release_s = now_s + (RELEASE_S if was_of_use else 10 * RELEASE_S)
 
     def _free_and_own_bytes(self) -> tuple[int, int]:
-        """Return the GPU's free bytes and this process's bytes: torch's, pages, and the driver's for graphs as far as
-        planned.
+        """Return the GPU's free bytes and the bytes that this process uses.
+
+        The latter are torch's, those of mapped pages, and the planned part of the driver's memory for CUDA graphs.
         """
         ours = self._memory.reserved_bytes() + max(0, self._pages()) + self._graph_nodes
         return self._memory.free_bytes(), ours

@@ -27,7 +27,7 @@ A step that runs out of memory, or in which a library fails, is retried, then re
 halves down to one token. Rerunning a plan is safe: it writes the same keys and values, and the runner makes a plan's
 copies once. With recurrent layers, whose state each token changes, a step is tried once; its requests are recomputed in
 smaller steps. What did not run is not committed, so its blocks never enter the prefix cache. The engine fails on errors
-that no library raised, on a device that no longer computes (`StepRunner.is_well`), and after
+that no library raised, on a device that no longer computes (`StepRunner.is_device_usable`), and after
 `MAX_CONSECUTIVE_FAILED_STEPS` consecutive steps in which nothing ran.
 
 Owns the step in flight. Commits nothing and knows no tensors.
@@ -309,7 +309,8 @@ class Launched(Protocol):
 
 
 class StepRunner(Protocol):
-    """Runs steps (implemented by `model.runner.ModelRunner`). The `after` of `launch` is a step that it returned
+    """Runs steps (implemented by `model.runner.model_runner.ModelRunner`). The `after` of `launch` is a step that it
+    returned
     before.
     """
 

@@ -29,5 +29,5 @@ class EvictedHashes:
         return self._steps.get(value)
 
     def clear(self) -> None:
-        """Forget all evictions: the cache was emptied."""
+        """Forget all evictions, because the cache was emptied."""
         self._steps.clear()

@@ -17,9 +17,9 @@ class HostRequest:
     """The host's own request object."""
     known: KnownRequest
     waits_since_ns: int
-    """Time of its arrival or its last preemption."""
+    """Time of the request's arrival or of its last preemption."""
     was_admitted: bool = False
-    """Whether it ever ran. A request that found a prefix may be preempted before that."""
+    """Whether the request ever ran. A request may be preempted after its prefix hit, before it runs."""
 
     @property
     def is_running(self) -> bool:

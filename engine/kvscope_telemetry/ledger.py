@@ -56,7 +56,7 @@ class Tier(IntEnum):
 STATE_TIERS: Final = (Tier.STATES, Tier.HOST_STATES)
 """Tiers whose rows are recurrent states instead of blocks."""
 LOWER_TIERS: Final = (Tier.HOST, Tier.DISK, Tier.HOST_STATES)
-"""Tiers whose rows requests cannot run on."""
+"""Tiers below the pool, whose contents must be loaded into the pool before a request can use them."""
 
 COLUMNS: Final[dict[str, np.dtype[np.generic]]] = {
     "state": np.dtype("u1"),  # BlockState

@@ -129,7 +129,8 @@ class Update:
     first_token_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     inter_token_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     evicted: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
-    """Block ids as in `messages.Moves`, over all frames; an id may occur several times. The next three fields are
+    """Block ids as in `messages.telemetry.Moves`, over all frames; an id may occur several times. The next three fields
+    are
     alike.
     """
     copied: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))

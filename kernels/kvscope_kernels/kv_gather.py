@@ -26,10 +26,10 @@ class GatheredKV(NamedTuple):
 
 
 def gather_kv(cache: Cache, block_tables: Tensor, first: Lengths, end: Lengths, dtype: torch.dtype) -> GatheredKV:
-    """Gather tokens [first[i], end[i]) of each of n requests, from the start of the first one's block; at least one in
-    all.
+    """Gather the keys and values of tokens [first[i], end[i]) of each of n requests, at least one token in total.
 
-    `dtype` is that of the result, and must be that of the cache unless the cache is 8-bit.
+    A request's result starts with the first token of the block that contains token first[i]. `dtype`: dtype of the
+    result, which must be that of the cache unless the cache has 8 bits.
     """
     if len(end) == 1 or bool(((first == first[0]) & (end == end[0])).all()):
         return _gather_equal(cache, block_tables, int(first[0]), int(end[0]), dtype)

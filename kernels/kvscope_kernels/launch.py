@@ -150,8 +150,9 @@ class LatentTiles(NamedTuple):
 
 
 def latent_tiles(num_rows: int, element_bytes: int, capability: int, *, is_quantized: bool = False) -> LatentTiles:
-    """Return the tiles for a request with `num_rows` rows, its queries times its heads; latents have up to 512
-    dimensions.
+    """Return the tiles for latent attention (MLA) of a request with `num_rows` rows, its queries times its heads.
+
+    Latents have up to 512 dimensions.
 
     A row has as many accumulators as the latent has dimensions, which limits the tile: 16 rows and the query fit into a
     warp's registers. Where query tiles are in shared memory, 64 rows fit, and each token is read a quarter as often.

@@ -1,7 +1,7 @@
 """One engine as shown by `kvscope top`: figures of the last seconds, and the requests that hold the most blocks.
 
-Owns an overview of the last minute, built like that of a recording, so every figure is computed by `summaries.figures`.
-Knows no terminal.
+Owns an overview of the last minute, built like that of a recording, so every figure is computed by
+`summaries.run_figures`. Knows no terminal.
 """
 
 from __future__ import annotations

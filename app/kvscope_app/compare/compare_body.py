@@ -1,6 +1,6 @@
-"""The parts of a comparison window, for code that acts on it: its two sessions, its widgets and their layout.
+"""Contents of a comparison window: its two sessions, its widgets and their layout.
 
-Owns both sessions and the parts. Knows no actions and no code that acts on it.
+Owns these parts, for the modules that implement the window's actions. Must not depend on those modules.
 """
 
 from __future__ import annotations

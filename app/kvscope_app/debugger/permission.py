@@ -75,7 +75,7 @@ def why_not_step(session: Session) -> str:
 
 
 def why_not_act(session: Session) -> str:
-    """Return why nothing can be done to what is shown: the engine does not allow it, or the window shows the past."""
+    """Return why commands cannot be sent now: the engine does not allow them, or the window shows the past."""
     past = "You are viewing the past: go live (End) to control the engine" if session.timeline.is_paused else ""
     return why_not_intervene(session) or past
 

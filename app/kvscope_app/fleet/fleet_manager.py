@@ -29,7 +29,7 @@ from kvscope_telemetry.fleet.list_texts import ListText
 from kvscope_telemetry.transport.connections import Connection, read_connections
 
 FLEET_WINDOW: Final = "fleet"
-"""Kind of the windows' slots; see `window_slots`."""
+"""Kind of the slots of fleet windows; see `window_slots`."""
 Attach = Callable[[Address], object]
 
 

@@ -9,7 +9,7 @@ from kvscope_app.views.docks import DOCKS
 from kvscope_telemetry.errors import BadInput
 
 VIEWS: Final = ("page-map", *(spec.picture_name for spec in DOCKS if spec.pictures))
-"""View names on the command line. A recording is enough to fill these views; all others need the window."""
+"""Names, on the command line, of the views that can be exported from a recording. All other views need a window."""
 VIDEO_VIEWS: Final = ("page-map", *(spec.picture_name for spec in DOCKS if spec.pictures == "video"))
 STILLS: Final = (".png", ".svg")
 VIDEOS: Final = (".mp4", ".webp", ".gif", ".apng")

@@ -57,7 +57,9 @@ def open_dropped(window: SessionWindow, data: QMimeData) -> None:
 
 
 class DropSign(QFrame):
-    """Sign over `window`, hidden until `offer`. It ignores the mouse, so that drops reach the window."""
+    """Overlay on `window` that shows what a drop would do; hidden until `offer`. Ignores the mouse, so that drops reach
+    the window.
+    """
 
     def __init__(self, window: QWidget) -> None:
         super().__init__(window)

@@ -52,7 +52,7 @@ SUMS: Final = (
 )
 """Columns of `HistoryWindow` with totals per bin."""
 KNOWN_SUMS: Final = ("run_ns", "cached_tokens", "evicted_blocks", "copied_blocks", "draft_tokens")
-"""Sums that not every source provides. `History.known` contains them once they were nonzero."""
+"""Sums that not every source provides. `History.known_columns` contains them once they were nonzero."""
 FRAME_GAUGES: Final = ("num_running", "num_waiting")
 BLOCK_GAUGES: Final = ("blocks_active", "blocks_cached", "blocks_free")
 SAMPLE_GAUGES: Final = ("utilization", "power_watts", "temperature_celsius")

@@ -67,7 +67,7 @@ def overview_window(
 
 
 def known_columns_of(overview: SessionOverview) -> set[str]:
-    """Return the optional columns that have a value in some second of the overview, as in `History.known`."""
+    """Return the optional columns that have a value in some second of the overview, as in `History.known_columns`."""
     found = {name for name in SAMPLE_GAUGES if np.isfinite(overview.column(name)).any()}
     found |= {name for name in KNOWN_SUMS if np.nan_to_num(overview.column(name)).any()}
     return found | ({"queue_p50_s"} if overview.column("queued_count").any() else set())

@@ -92,7 +92,7 @@ class RequestTimes:
                 self._ending[slot] = ENDINGS[event.kind]
 
     def add_moments(self, moments: PhaseRows) -> None:
-        """Add rows of `Course.moments` of this epoch, for times before observation began."""
+        """Add rows of `SessionOverview.moments` of this epoch, for the time before observation began."""
         slots = moments["number"].astype(np.int64) % self._capacity
         is_known = self._number[slots] == moments["number"]
         for kind, column in ((RequestMoment.STARTED, self._started_ns), (RequestMoment.FIRST_TOKEN, self._first_ns)):

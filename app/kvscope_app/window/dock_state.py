@@ -160,9 +160,9 @@ def has_geometry(settings: QSettings, group: str) -> bool:
 
 
 def cascade(window: QMainWindow, others: Sequence[QMainWindow], has_saved_geometry: bool) -> None:
-    """Cascade the window so that it covers no other window exactly.
+    """Move the window, in steps, until it covers no other window exactly.
 
-    A window without a saved geometry starts at the newest.
+    Without a saved geometry, it first gets the size of the last window in `others` and a position next to it.
     """
     if not others:
         return

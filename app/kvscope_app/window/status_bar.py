@@ -303,7 +303,7 @@ class StatusBar(QStatusBar):
 
 
 def frames_tip(status: SourceStatus) -> str:
-    """Return the tooltip of the frame count, with what an engine newer than this desktop sent that is unknown here."""
+    """Return the tooltip of the frame count, including what was skipped because the engine is newer."""
     lines = [_TIPS["frames"]]
     if status.num_skipped:
         lines.append(

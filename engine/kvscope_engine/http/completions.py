@@ -85,7 +85,7 @@ async def completions(request: Request) -> Response:
 
 
 async def _read_completion(request: Request) -> tuple[_CompletionAnswer, StreamUsage]:
-    """Read the body. Returns the answer to generate and which events report usage. The body is not retained."""
+    """Read the request body. Returns the answer to generate, and which stream events report usage."""
     api: Api = request.app.state.api
     body = await read_body(request, CompletionBody, api.settings.limits)
     adapter = await api.adapter_of(body.model)
@@ -201,7 +201,7 @@ async def chat(request: Request) -> Response:
 
 
 async def _read_chat(request: Request) -> tuple[_ChatAnswer, StreamUsage]:
-    """Read the body. Returns the answer to generate and which events report usage. The body is not retained."""
+    """Read the request body. Returns the answer to generate, and which stream events report usage."""
     api: Api = request.app.state.api
     body = await read_body(request, ChatBody, api.settings.limits)
     adapter = await api.adapter_of(body.model)

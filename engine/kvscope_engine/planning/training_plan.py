@@ -54,9 +54,9 @@ class TrainingQuestion:
     checkpointing: bool = False
     """Whether gradient checkpointing is used."""
     zero: int = 0
-    """Stage of ZeRO."""
+    """Stage of ZeRO, 0 to 3; 0: not used."""
     data_parallel: int = 1
-    """Number of ranks among which ZeRO divides."""
+    """Number of data-parallel ranks, among which ZeRO divides the training state."""
 
     def __post_init__(self) -> None:
         for name, accepted in (("precision", PRECISIONS), ("optimizer", OPTIMIZERS), ("zero", ZERO_STAGES)):

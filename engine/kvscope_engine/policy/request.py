@@ -58,8 +58,8 @@ class Request:
     num_lost_tokens: int = 0
     """Largest number of leading tokens whose KV was in the request's blocks at any of its preemptions."""
     num_restarts: int = 0
-    """Number of failed steps that invalidated its recurrent state since it had `restarted_at` tokens. Set by the
-    scheduler."""
+    """Number of failed steps that invalidated the request's recurrent state since it had `restarted_at` tokens. Set by
+    the scheduler."""
     restarted_at: int = 0
     saved_tables: tuple[list[int], ...] = ()
     """While the request is swapped out: rows of the lower tiers that hold the KV of its first tokens, one table per KV

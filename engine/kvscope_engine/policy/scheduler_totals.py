@@ -1,4 +1,4 @@
-"""Counters of the scheduler since the start. `messages.Counters` publishes them."""
+"""Counters of the scheduler since the start. `messages.telemetry.Counters` publishes them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class SchedulerTotals:
-    """Counters that only the scheduler writes. Those without a docstring have the meaning of `messages.Counters`."""
+    """Counters that only the scheduler writes.
+
+    Those without a docstring have the meaning of `messages.telemetry.Counters`.
+    """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0

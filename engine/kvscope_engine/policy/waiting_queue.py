@@ -38,8 +38,7 @@ class RunningUsage:
 
 class WaitingQueue:
     """Queue of waiting requests, ordered by priority, then by the client and batch whose running requests hold the
-    fewest
-    tokens, then by arrival.
+    fewest tokens, then by arrival.
 
     `record_start` and `record_stop` update the totals of running requests.
     """

@@ -40,7 +40,7 @@ class HeartbeatFacts:
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0
     adapters: tuple[LoadedAdapter, ...] = ()
-    """Sent in `Status` only, as is `takes_adapters`."""
+    """Loaded LoRA adapters. Published in `Status` only, not in heartbeats; the same holds for `takes_adapters`."""
     takes_adapters: bool = False
 
 

@@ -267,7 +267,7 @@ class BlockTextQuery:
 
 
 Task: TypeAlias = Command | Prepared | BlockTextQuery | ClientLost | ClientJoined | Tick
-"""Tasks of the engine's thread: commands, the rest of partly served commands, and events."""
+"""Unit of work for the engine's thread: a command, the rest of a command that was served in part, or an event."""
 
 
 def command_of(task: Task) -> Command | None:

@@ -130,7 +130,10 @@ class Dispatcher:
         self._receiver.wants_ticks = self._wants_ticks
 
     def disconnect(self, client: bytes) -> None:
-        """Handle a client that is gone or does not read: end its work now, or once it has been away for too long."""
+        """Handle a client that disconnected or does not read.
+
+        Its requests end now, or, if it may return to its session, after it was away for too long.
+        """
         self._snapshots.remove_client(client)
         self._receiver.pauses.end(client)
         self._report_resumed("its connection ended")

@@ -92,7 +92,7 @@ class Prepared:
 class Preparation:
     """Threads that tokenize submissions.
 
-    `token_ids_of`, `has_grammar` and `on_done` (for each finished one) are called on them.
+    `token_ids_of`, `has_grammar` and `on_done` (once per finished submission) are called on these threads.
     """
 
     def __init__(

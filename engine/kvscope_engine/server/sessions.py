@@ -166,7 +166,7 @@ class ClientSessions:
             self._remove(session)
 
     def _drop_received(self) -> None:
-        """Drop the replies of sessions without open requests: they were received, or can be spared."""
+        """Drop the retained replies of sessions without open requests, which were received or are least needed."""
         for session in self._by_token.values():
             if not session.counts:
                 session.replies.clear()
@@ -249,7 +249,7 @@ class OpenRequest:
     request_id: str
     num_prompt_tokens: int
     num_tokens: dict[int, int]
-    """Number of tokens so far of each completion that has not ended."""
+    """Number of tokens so far of each unfinished completion, by the completion's index."""
     num_bytes: int = 0
     count: int = 1
     """Number of completions counted against its client's allowance."""

@@ -1,4 +1,4 @@
-"""A mover that copies nothing: it counts blocks and computes how long the run waits for them (`policy.tiers`).
+"""A mover that copies nothing: it counts blocks and computes how long the run waits for them (`policy.kv_offload`).
 
 Its timing is that of the engine's mover on a GPU. Copies to and from host memory share one link, one after the other.
 The forward pass overlaps with saves, except those that exceed the staging buffers, and waits for loads. Writes to disk

@@ -31,12 +31,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     allocator: str
     question: str
-    """Difference from the engine besides the policy; empty if there is none."""
+    """Scenario that differs from the engine in addition to the policy; empty if there is none."""
     num_blocks: int
     block_bytes: int
     num_finished: int
     num_refused: int
-    """Requests that could not run even alone; nothing else here counts them."""
+    """Number of requests that could not run even alone. No other number of this report includes them."""
     first_refusal: str
     """Reason of the first refusal; empty if there was none."""
     num_steps: int

@@ -108,7 +108,10 @@ class SimulationTally:
 
 
 def _holders(plan: StepPlan, scheduler: Scheduler) -> Iterable[Request]:
-    """Return requests that include all that hold blocks: those of the plan if they suffice, since they are fewer."""
+    """Return requests among which are all that hold blocks.
+
+    These are the plan's requests if all running requests are in it, else all unfinished ones, which are more.
+    """
     if len(plan.scheduled) == scheduler.num_running:
         return [item.request for item in plan.scheduled]
     return scheduler.requests.values()

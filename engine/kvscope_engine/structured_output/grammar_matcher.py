@@ -32,7 +32,7 @@ class Grammar:
 
 
 class GrammarMatcher:
-    """A `TokenMatcher`. The mask after a token is requested with the next `StructuredOutputManager.send`."""
+    """A `TokenMatcher`. The mask after a token is requested by `StructuredOutputManager.request_masks`."""
 
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
@@ -49,7 +49,10 @@ class GrammarMatcher:
         return self._mask is not None or self._has_ended or bool(self._grammar.process.failure)
 
     def fill(self, words: NDArray[np.int32], row: int, *, may_end: bool) -> None:
-        """Write the allowed next tokens; waits for the mask if it is not known yet."""
+        """Write the bit mask of the allowed next tokens to `words[row]`, after waiting for it if necessary.
+
+        Without `may_end`, end-of-sequence tokens are not allowed.
+        """
         mask = self._await_mask()
         if mask is None or self._is_stuck:
             words[row] = -1  # a row without any token is not a distribution; `accept` ends the request

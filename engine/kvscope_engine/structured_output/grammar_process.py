@@ -195,7 +195,7 @@ class GrammarProcess:
         return self._last_number
 
     def accept(self, number: int, token: int) -> None:
-        """Request the mask after one more token, with the next `send`.
+        """Request the mask that follows one more token of completion `number`. The request is sent by the next `send`.
 
         Raises KvscopeError if there are too many completions.
         """

@@ -101,7 +101,9 @@ class StructuredOutputManager:
             return grammar is not None and not grammar.process.failure
 
     def get(self, spec: Structured, is_wanted: IsWanted = always_wanted) -> Grammar:
-        """Return the grammar, compiled and tried if it is new. Compilation is cancelled once no caller wants it.
+        """Return the grammar of `spec`, which is compiled and tested if it is new.
+
+        Compilation is cancelled when `is_wanted` returns False for all callers that wait for it.
 
         Raises BadInput with one line that names the grammar if it cannot be compiled, no text can match it, it takes
         more than `max_s` of CPU time, or too many grammars are in use.

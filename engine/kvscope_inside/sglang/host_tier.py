@@ -40,12 +40,13 @@ class HostPageEvent(NamedTuple):
     num_entries: int = 0
     """Number of ids of the pool's pages in the copy of page tables: the source or destination of these host pages."""
     is_unchanged: bool = False
-    """Whether the source pages held what was last published of them: nothing was evicted since, or they are evicted
-    now.
+    """Whether the contents last published for the source pages are those that were copied.
+
+    This is so if no page was evicted since then, or if the event itself evicts these pages.
     """
 
     def dropped(self) -> HostPageEvent:
-        """Return the event with its ids to be ignored: the cache was emptied."""
+        """Return an event of kind "nothing", whose ids are ignored, because the cache was emptied."""
         return self._replace(kind="nothing")
 
 

@@ -70,7 +70,7 @@ class SglangRequest(HostRequest):
         self.table[first : self.num_pages] = ids
 
     def forget_pages(self) -> None:
-        """Clear the table, whose pages may belong to other requests now."""
+        """Clear the page table, because its pages may belong to other requests now."""
         self.num_pages = self.num_filled = self.num_published = 0
 
     def hashes(self, num_pages: int, page_size: int) -> Hashes:
@@ -129,7 +129,7 @@ class PageRows:
         self._refs[request.pages] -= 1
 
     def clear(self) -> None:
-        """Free all pages: the cache was emptied."""
+        """Free all pages, because the cache was emptied."""
         state = self._state
         self._refs[:] = 0
         state.free_blocks(np.flatnonzero(state.ledger.state[1:] != BlockState.FREE) + 1)

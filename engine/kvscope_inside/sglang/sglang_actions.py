@@ -26,7 +26,7 @@ class SglangActions:
     # Called on the sockets' thread.
 
     def record_activity(self, client: bytes) -> None:
-        """Do nothing: there are no pauses with leases."""
+        """Do nothing, because pauses of SGLang have no leases that a client's activity would renew."""
 
     def submit(self, client: bytes, command: Action, by: str, answer: Answer) -> None:
         """Queue a command, which the scheduler's loop carries out soon."""

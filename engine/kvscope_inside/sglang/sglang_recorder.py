@@ -55,7 +55,7 @@ class Row(NamedTuple):
         return self.end - self.first
 
     def dropped(self) -> Row:
-        """Return the row with its ids to be ignored: the cache was emptied."""
+        """Return the row without its request, so that its ids are ignored, because the cache was emptied."""
         return self._replace(request=None)
 
 
@@ -68,7 +68,7 @@ class Pages(NamedTuple):
     """Tables that changed."""
     copy: Copy
     is_whole: bool
-    """Whether nothing was left for the next copy."""
+    """Whether the copy contains all changes, so that none is left for the next copy."""
     table_rows: list[tuple[Any, int]]
     """Requests with recurrent states, and their table rows."""
 

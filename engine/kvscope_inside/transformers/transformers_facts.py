@@ -62,7 +62,7 @@ class LedgerRows:
         return [block // count * self.per_sector + block % count for block in blocks]
 
     def unused(self, group: int, sectors: Sequence[int]) -> list[int]:
-        """Return the rows in a group's sectors that are not blocks."""
+        """Return the ledger rows in a KV group's sectors that correspond to no block."""
         places = range(self.blocks_per_sector[group], self.per_sector)
         return [sector * self.per_sector + place for sector in sectors for place in places]
 

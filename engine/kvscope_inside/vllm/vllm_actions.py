@@ -213,7 +213,7 @@ class VllmActions:
         return None
 
     def _count_steps(self) -> None:
-        """Count down before each step. The last requested step is over when another one would begin."""
+        """Count down the requested steps. Called before each step, and pauses when the last requested one has ended."""
         self._steps_left -= 1
         if self._steps_left <= 0 or not self._recorder.scheduler.requests:
             self._set_paused(True)

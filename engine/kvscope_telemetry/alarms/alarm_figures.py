@@ -88,8 +88,9 @@ def forecast_at(overview: SessionOverview, time_ns: int) -> float | None:
 
 
 def _run_out_s(overview: SessionOverview, rows: slice) -> FloatArray:
-    """Return the seconds until free and cached blocks run out; infinite where no fall is forecast and where none are
-    left.
+    """Return the forecast seconds until no free and cached blocks are left, for each row.
+
+    Infinite if no decrease is forecast or if none are left already; NaN if the number of blocks is unknown.
     """
     room = overview.column("cached_blocks")[rows] + overview.column("free_blocks")[rows]
     left = [forecast_at(overview, time_ns) for time_ns in (overview.time_ns[rows] + SECOND_NS - 1).tolist()]

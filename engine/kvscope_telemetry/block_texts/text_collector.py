@@ -18,7 +18,7 @@ from kvscope_telemetry.ledger import STATE_TIERS, BlockState, Ledger
 from kvscope_telemetry.messages.commands import BlockContent
 
 PARTIAL_EVERY: Final = 4
-"""Blocks that are not full are requested only in every n-th turn, because they will soon hold more tokens."""
+"""Blocks that are not full are requested in every n-th turn only, because they will soon contain more tokens."""
 _HOLDING: Final = np.array([BlockState.ACTIVE, BlockState.CACHED], np.uint8)
 
 IdArray = npt.NDArray[np.uint32]

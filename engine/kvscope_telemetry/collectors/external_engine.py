@@ -40,11 +40,11 @@ class ExternalEngine:
     """Scheme of its addresses, SCHEME://HOST:PORT, and its name in `Capabilities.engine`."""
     name: str
     port: int
-    """Default port of its HTTP server."""
+    """Default port of the engine's HTTP server."""
     events_option: str = ""
-    """Command-line option with which its server publishes KV events, as the user types it."""
+    """Command-line option, as the user types it, with which the engine's server publishes KV events."""
     from_inside: str = ""
-    """How to watch it from inside, which shows what it does not publish; empty if kvscope has no plugin for it."""
+    """How to start the engine with kvscope's plugin, which shows more than the engine publishes; empty without one."""
     how_to_attach: str
     """Help for users who attach to one: what to type, and how to start the server to see as much as possible."""
 

@@ -30,7 +30,7 @@ def hello_of(
 ) -> Hello:
     """Return the current Hello. Its times are this machine's, because the engine's are not reported."""
     num_blocks = slots.num_rows[Tier.HBM]
-    groups = slots.groups.told(block_size)
+    groups = slots.groups.published(block_size)
     of_blocks = (reading.num_blocks or 0) * block_size if len(groups) < 2 else 0
     version = f"{engine.name} {facts.version}".strip()
     return Hello(

@@ -32,7 +32,7 @@ REFUSALS: Final = (401, 403)
 """HTTP statuses of a server that requires or rejects credentials."""
 _REDIRECTS: Final = range(300, 400)
 _THIS_MACHINE: Final = ("all://localhost", "all://127.0.0.1", "all://[::1]")
-"""Hosts never reached through a proxy, which would take them for itself."""
+"""Hosts that are never reached through a proxy, because the proxy would connect to its own machine instead."""
 _USER_AGENT: Final = f"kvscope/{program_version()}".replace(" ", "-")
 
 

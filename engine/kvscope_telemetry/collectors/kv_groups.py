@@ -94,8 +94,8 @@ class Groups:
         first = next((group for group in of_device if group.kind in ("full", "latent", "indexed")), None)
         return first.size if first else of_device[0].size if of_device else 0
 
-    def told(self, block_size: int) -> tuple[KVGroup, ...]:
-        """Return the groups for `CacheInfo.groups`; none if there is only one, with blocks of `block_size` tokens."""
+    def published(self, block_size: int) -> tuple[KVGroup, ...]:
+        """Return the value of `CacheInfo.groups`: empty for a single group with blocks of `block_size` tokens."""
         if [group.size for group in self._groups] in ([], [block_size]):
             return ()
         has_device = any(group.is_on_device for group in self._groups)

@@ -172,8 +172,8 @@ class RankTranslator:
     def _block_size(self) -> int:
         """Block size in tokens. Blocks reported by KV events take precedence, because the server may report another
         unit."""
-        told = self._slots.groups.block_size or self._reading.block_size or self._facts.block_size
-        return min(told or USUAL_BLOCK_SIZE, MAX_BLOCK_SIZE)
+        reported = self._slots.groups.block_size or self._reading.block_size or self._facts.block_size
+        return min(reported or USUAL_BLOCK_SIZE, MAX_BLOCK_SIZE)
 
     def _learn_sizes(self) -> None:
         num_hbm, num_host = self._known_sizes()
@@ -211,7 +211,7 @@ class RankTranslator:
     def _are_blocks_other(self, state: CacheState) -> bool:
         """Whether the block size or the KV groups differ from those in the epoch's hello."""
         size, cache = self._block_size, state.hello.cache
-        return (cache.block_size, cache.groups) != (size, self._slots.groups.told(size))
+        return (cache.block_size, cache.groups) != (size, self._slots.groups.published(size))
 
     def _snapshot(self, now_ns: int) -> Snapshot:
         self._wants_snapshot = False

@@ -38,7 +38,7 @@ EVERY_S: Final = 1.0
 RARELY_S: Final = 10.0
 """Seconds between polls of the metrics, and between polls of a server that sleeps."""
 CELL_TOKENS: Final = 32
-"""Tokens per row; doubled until the number of rows is at most `MAX_CELLS`."""
+"""Tokens per ledger row, which are doubled until the number of rows is at most `MAX_CELLS`."""
 MAX_CELLS: Final = 8192
 MAX_SLOTS: Final = 1024
 MAX_CONTEXT: Final = 1 << 24

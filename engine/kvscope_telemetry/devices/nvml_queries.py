@@ -31,8 +31,10 @@ _MAX_NAME: Final = 80
 
 
 class GpuQuestions:
-    """Queries the GPU with NVML handle `handle`. Only `sample` may raise: the error of the memory query, which shows
-    whether the GPU is present."""
+    """Queries the GPU with NVML handle `handle`.
+
+    Only `sample` may raise: it passes on an error of the memory query, which shows that the GPU is no longer present.
+    """
 
     def __init__(self, nvml: Any, handle: Any, index: int, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._nvml = nvml

@@ -1,7 +1,7 @@
 """Summarizes a recording, or a range of it, in a few figures, for people and for scripts.
 
-Owns the facts that accompany the figures; `summaries.figures` defines the figures. Computed from the overview alone,
-without replaying.
+Owns the facts that accompany the figures; `summaries.run_figures` defines the figures. Computed from the overview
+alone, without replaying.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     latencies_are_bounds: bool = False
     """Whether the engine reports histograms, so that the percentiles are upper bounds."""
     figures: dict[str, float | None] = {}
-    """All figures of `summaries.figures` by key, including those above."""
+    """All figures of `summaries.run_figures` by key, including those above."""
 
 
 def summarize_run(recording: Recording, overview: SessionOverview, span: Span) -> RunSummary:

@@ -28,7 +28,7 @@ class FleetRow:
     """Median time to first token. If only histograms are known, its upper bound; see `is_first_token_bound`."""
     is_first_token_bound: bool = False
     hit_rate: float | None = None
-    """Prefix cache hit rate as in `summaries.figures`, 0 to 1."""
+    """Prefix cache hit rate as in `summaries.run_figures`, 0 to 1."""
     preemptions_per_s: float | None = None
     num_blocks: int | None = None
     bins: PoolBins | None = None

@@ -79,14 +79,14 @@ class EventContinuity:
         self._request_replay("more came than was taken")
 
     def reconnected(self) -> None:
-        """Handle a reconnection: batches may be missing, or the engine may be another one."""
+        """Handle a reconnection, after which batches may be missing or the engine may have been restarted."""
         if self._can_replay:
             self._request_replay("reconnected")
         elif self.has_joined:
             self.uncertain = "the connection was lost for a while, and no replay endpoint tells what was missed"
 
     def check(self) -> None:
-        """Request a check, after a quiet time, whether anything was missed."""
+        """Request a replay after a quiet time, to find out whether the last batches were missed."""
         if self._can_replay and not self.wants and not self.is_replaying:
             self.wants, self._is_check = "asking whether anything was missed", True
 

@@ -44,8 +44,8 @@ class KvEventStream:
     """Stream of KV events of the publisher at `endpoint`, across its restarts; closes as a context manager.
 
     The publisher may start later. `replay_endpoint` serves replays; None if there are none. `bind`: the publisher
-    connects to this process. A data-parallel engine needs one stream per rank (`addresses.of_rank`). Raises BadInput
-    for an endpoint that is not accepted, EndpointInUse for one to bind that is in use.
+    connects to this process. A data-parallel engine needs one stream per rank (`event_endpoints.of_rank`). Raises
+    BadInput for an endpoint that is not accepted, EndpointInUse for one to bind that is in use.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class KvEventStream:
 
     @property
     def status(self) -> StreamStatus:
-        """Current status. Items returned earlier by `poll_items` are at least as old."""
+        """Current status. It is at least as new as all items that `poll_items` has returned."""
         return self._status
 
     def poll_items(self) -> list[StreamItem]:

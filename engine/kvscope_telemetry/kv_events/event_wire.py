@@ -100,13 +100,13 @@ class BatchArray(msgspec.Struct, gc=False, array_like=True):
 
 
 class HeadMap(msgspec.Struct, gc=False):
-    """The type of an event of any kind, from a map."""
+    """Only the type of an event that is encoded as a map."""
 
     type: Annotated[str, Meta(max_length=MAX_TEXT)]
 
 
 class HeadArray(msgspec.Struct, gc=False, array_like=True):
-    """The type of an event of any kind, from an array."""
+    """Only the type of an event that is encoded as an array."""
 
     type: Annotated[str, Meta(max_length=MAX_TEXT)]
 

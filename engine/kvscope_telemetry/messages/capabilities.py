@@ -69,9 +69,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     fingerprints: bool = False
     """Whether `Fingerprints` are published."""
     counters: bool = True
-    """Whether totals are those of one engine. Otherwise several engines answer in turn, and their totals are
-    meaningless.
-    """
+    """Whether totals belong to a single engine. If several engines answer in turn, the totals are meaningless."""
 
     @property
     def unknown_columns(self) -> frozenset[str]:

@@ -112,7 +112,10 @@ class Awaited(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     request_id: RequestId
     heard: Annotated[tuple[int, ...], msgspec.Meta(max_length=1024)] = ()
-    """Number of `Tokens` received per completion, -1 once its `Finished` was received; empty: not even `Accepted`."""
+    """Number of `Tokens` messages received per completion, or -1 once its `Finished` was received.
+
+    Empty if not even `Accepted` was received.
+    """
 
 
 class GetStatus(_Command, frozen=True, kw_only=True):

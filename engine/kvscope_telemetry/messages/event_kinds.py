@@ -51,13 +51,13 @@ class EventKind:
     """Functions that describe the cause, by `EventData.kind`."""
     lane: EventLane | None = None
     is_stop: bool = False
-    """Whether the event marks the start or end of a pause or suspension (`RunningTime.note`)."""
+    """Whether the event marks the start or end of a pause or suspension (`RunningTime.record`)."""
     is_stepped: bool = False
     """Whether the user can step through time from one event to the next."""
     is_first_named: bool = False
-    """Whether the first event is a point in time by which two runs can be aligned."""
+    """Whether the time of a run's first event of this kind can be used to align two runs."""
     is_reported: bool = True
-    """Whether a report lists these events individually."""
+    """Whether a report lists the events of this kind individually."""
     is_traced: bool = True
     """Whether a trace puts the event on its track of events; otherwise, the phases of the event's request show it."""
 
@@ -143,7 +143,7 @@ def displaced_text(num_blocks: int, number: int) -> str:
 
 
 def emptied_text(place: str, num_blocks: int, num_states: int = 0) -> str:
-    """Return what was dropped from `place`, such as "the prefix cache"."""
+    """Return the text of an event in which all cached blocks of `place`, such as "the prefix cache", were dropped."""
     states = f" and {counted(num_states, 'cached state')}" if num_states else ""
     return f"{place} was emptied: {counted(num_blocks, 'cached block')}{states}"
 

@@ -118,7 +118,9 @@ def _of_pages(mirror: Mirror, hello: Hello, used: int) -> PoolUse:
 
 
 def _blocks_by_page(hello: Hello) -> Fraction:
-    """Return the number of blocks backed by the smallest number of pages (one per layer's tensor) that hold a block."""
+    """Return how many blocks fit into the memory that must be mapped for one block (whole pages in each layer's
+    tensor).
+    """
     if not hello.model.num_layers or not hello.cache.block_bytes:
         return Fraction(1)
     in_layer = Fraction(hello.cache.block_bytes, hello.model.num_layers)

@@ -49,7 +49,7 @@ REQUEST_COLUMNS: Final[dict[str, np.dtype[np.generic]]] = {
 }
 _SENT_COLUMNS: Final = ("number", "priority", "index", "client", "arrival_ns", "num_prompt_tokens", "max_tokens")
 _SENT: Final = attrgetter(*_SENT_COLUMNS)
-"""Returns the values of a `RequestInfo`, which are sent once, when a request is new."""
+"""Function that returns the values of `_SENT_COLUMNS` in a `RequestInfo`, which is sent once per request."""
 _FIRST_CAPACITY: Final = 64
 _SEARCHED: Final = 2_000
 """Number of the newest requests that a search by request id covers."""

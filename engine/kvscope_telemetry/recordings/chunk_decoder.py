@@ -44,7 +44,7 @@ _Item = TypeVar("_Item")
 
 
 class ChunkDecoder:
-    """Decodes the chunks of one file, whose survey is `found`."""
+    """Decodes the chunks of one recording file, which `found` lists."""
 
     def __init__(self, found: Survey) -> None:
         self.unknowns = Unknowns()

@@ -250,7 +250,7 @@ class Columns:
         return self._objects(name, next(field for field in _fields(kind) if field.name == name))
 
     def records(self, kind: type[_Record], picks: Sequence[int] | None = None) -> list[_Record]:
-        """Return the messages as they were packed, or those at the indices `picks`."""
+        """Return all packed messages, or only those at the indices `picks`."""
         parts = self._struct(kind, "", picks)
         names = list(parts)
         with readable("a message of columns"):

@@ -25,7 +25,7 @@ RECORD_BYTES: Final = 256
 _PROGRESS_EVERY: Final = 4 << 20
 
 ProgressCallback = Callable[[float], bool]
-"""Called with the share done, from 0 to 1. Returns False to cancel."""
+"""Function that is called with the fraction done, from 0 to 1, and returns False to cancel."""
 
 
 class ReadBudgetSpent(Exception):

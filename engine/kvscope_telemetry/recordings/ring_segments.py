@@ -56,10 +56,10 @@ class RingSegments:
     """A `RecordingFile` that starts a new segment every `segment_seconds`, earlier if the limits are small, and later
     while there are no frames.
 
-    Segments older than `bounds.max_seconds` are deleted, and the oldest ones while all exceed `bounds.max_bytes`, but
-    never the current one. An engine that starts with its wall clock ahead, for example after its machine was suspended,
-    does not age the segments. A full or failing disk raises no error: messages are then not recorded, and `wants_state`
-    returns True when it is time to retry.
+    Segments older than `bounds.max_seconds` are deleted, and the oldest ones while all together have more than
+    `bounds.max_bytes`. The current segment is never deleted. An engine that starts with its wall clock ahead, for
+    example after its machine was suspended, does not age the segments. A full or failing disk raises no error: messages
+    are then not recorded, and `wants_state` returns True when it is time to retry.
     """
 
     def __init__(self, folder: Path, bounds: Bounds, segment_seconds: float, *, retry_seconds: float = RETRY_S) -> None:

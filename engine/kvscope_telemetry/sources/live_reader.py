@@ -60,8 +60,10 @@ ASK_STATUS_NS: Final = 500_000_000
 ASK_ROLE_NS: Final = 5_000_000_000
 """Interval between status requests to a healthy engine: our role may have been changed."""
 QUIET_NS: Final = 250_000_000
-"""Age at which a connection without messages requests a snapshot. Before, the first message triggers the request, so
-that no frame is lost between the snapshot and a subscription that is still in transit.
+"""Time after connecting at which a snapshot is requested even if no message has arrived.
+
+A message that arrives earlier triggers the request, because it proves that the subscription is in effect: no frame
+after the snapshot is lost then.
 """
 SENDS_TOO_MUCH: Final = "the engine sends more than can be read, or what is none of our messages: it was disconnected"
 _OF_THE_STATE: Final = (Hello.__name__, Snapshot.__name__, Frame.__name__)

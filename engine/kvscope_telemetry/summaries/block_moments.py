@@ -19,11 +19,11 @@ from kvscope_telemetry.summaries.block_changes import ChangeKind, Moved, Rows
 
 class MomentKind(StrEnum):
     KNOWN = "known"
-    """Nothing: the state of the block when its history begins."""
+    """No change: the block's state when its history begins."""
     LOST = "lost"
     """The block's state is unknown from here on."""
     RESTARTED = "restarted"
-    """State of the block at the next engine start."""
+    """The engine was restarted. The moment has the block's state after the restart."""
     BORN = "born"
     """A request allocated the block for its own tokens."""
     COPIED = "copied"
@@ -31,7 +31,7 @@ class MomentKind(StrEnum):
     LOADED = "loaded"
     """The block's bytes were loaded from a lower tier."""
     SAVED = "saved"
-    """Bytes of the tier above were stored in the block."""
+    """The contents of a block of the tier above were copied to this block."""
     FILLED = "filled"
     """The last slot of the block was written."""
     REUSED = "reused"

@@ -2,8 +2,8 @@
 
 The report, `kvscope info`, comparisons, fleets, tables, `/metrics` and the window's charts use them, so that a figure
 of the same range is the same number everywhere. To add a figure, add an entry to `FIGURES`. A `Figure` is measured over
-a range. A `Share` is the same formula over any data that has the names of `messages.Counters`: differences of counters,
-one second, or the bins of a chart. Knows no files and no windows.
+a range. A `Share` is the same formula over any data that has the names of `messages.telemetry.Counters`: differences of
+counters, one second, or the bins of a chart. Knows no files and no windows.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     prefill_tokens: int = 0
     decode_tokens: int = 0
     cached_tokens: int = 0
-    """Token counts as defined in `messages.Counters`, like the two above."""
+    """Token counts as defined in `messages.telemetry.Counters`, like the two above."""
     admitted: int = 0
     finished: int = 0
     aborted: int = 0
@@ -161,7 +161,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     generation_tokens: int = -1
     restored_tokens: int = -1
     recomputed_tokens: int = -1
-    """Counts as defined in `messages.Counters`, like the three above."""
+    """Counts as defined in `messages.telemetry.Counters`, like the three above."""
     moments: bytes | None = None
     """When requests first ran and got their first token (`moments.RequestMoment`); None if not recorded."""
     peak_active_blocks: int = -1

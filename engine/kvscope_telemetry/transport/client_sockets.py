@@ -64,7 +64,7 @@ MAX_BURST_BYTES: Final = 64 << 20
 amount may be queued on the connection after a flood.
 """
 MAX_READ_BYTES: Final = 16 << 20
-"""Bytes read in one call, plus one message: decoded messages take several times as much memory."""
+"""Bytes after which a call reads no further message, because decoded messages take several times as much memory."""
 MIN_HIGH_WATER: Final = 2
 PARTS_S: Final = 0.005
 """Time per call for reading the remaining parts of a multipart message, which precede further messages."""
@@ -85,10 +85,10 @@ MAX_WAITING: Final = 10_000
 """Maximum number of queued commands."""
 MAX_WAITING_BYTES: Final = 64 << 20
 MAX_WAIT_NS: Final = 5_000_000_000
-"""Time that a queued command waits for an engine."""
+"""Maximum time for which a queued command waits for the engine."""
 NO_ENGINE: Final = "the engine does not answer"
 ENDED: Final = -1
-"""Value in `Awaited.record_reply` for a completion that has ended."""
+"""Value in `Awaited.heard` for a completion that has ended."""
 
 
 class ClientSockets:
@@ -507,7 +507,7 @@ class AwaitedRequests:
         return list(self._heard)
 
     def all(self) -> tuple[Awaited, ...]:
-        """Return what is to be reported to the engine."""
+        """Return the unfinished requests, which a client reports to the engine after a reconnection."""
         return tuple(Awaited(request_id=name, heard=tuple(counts)) for name, counts in self._heard.items())
 
     def _count(self, reply: Tokens | Finished) -> None:

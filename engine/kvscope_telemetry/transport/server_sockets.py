@@ -268,7 +268,7 @@ class ServerSockets:
             self._watch.read(ready)
             if self._router in ready:
                 self._read_commands()
-            self._watch.look()
+            self._watch.check_limits()
             nap_s = crowding.nap_s(self._send_queued(), time.monotonic())
             if time.monotonic() >= next_beat:
                 self._turn_away()

@@ -66,7 +66,7 @@ class SocketWatch:
             if watched.monitor in ready:
                 _read(watched)
 
-    def look(self) -> None:
+    def check_limits(self) -> None:
         """Enforce the limits on connections if a check is due."""
         now_s = time.monotonic()
         if now_s < self.next_check_s:

@@ -23,7 +23,7 @@ _NEAR_FULL: Final = 0.95  # accept this share of the best utilization of the las
 
 
 class PartBounds(NamedTuple):
-    """Bounds on the split of a batch, for each KV head."""
+    """Upper bounds on the number of parts into which the decodes of a batch are split, for each KV head."""
 
     num_parts: int
     """Maximum number of parts of all requests, one each plus `num_cuts`; the size of buffers."""

@@ -46,7 +46,7 @@ class BlockSums:
     of_pieces: Tensor
     """(num_pieces, num_heads) float32: log2 of the sum of exponentials of a block, or of each piece of one."""
     lse: Tensor
-    """(num_parts, num_heads) float32: the same for each part."""
+    """(num_parts, num_heads) float32: log2 of the sum of exponentials of each part of a request's split."""
 
 
 class DecodePlans:

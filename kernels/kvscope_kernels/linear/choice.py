@@ -38,7 +38,7 @@ class RelativeTimes(NamedTuple):
 
 
 def time_by_graphs(calls: Sequence[Call]) -> Callable[[], float]:
-    """`Clock` for GPUs that excludes launch overhead of the host, as in a step that is a CUDA graph."""
+    """`Clock` for GPUs that replays the calls as a CUDA graph, so that the host's launch overhead is not measured."""
     return partial(replay_s, capture(calls))
 
 

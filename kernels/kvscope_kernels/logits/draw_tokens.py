@@ -245,7 +245,7 @@ def _sums(  # type: ignore[no-untyped-def]
 
 @jit
 def _weight(x: tl.tensor, top: tl.tensor, scale: tl.tensor):  # type: ignore[no-untyped-def]
-    """Return the weights of values: 1 for the largest, even if it is infinite."""
+    """Return the softmax weights of logits, not normalized: 1 for the largest logit, even if it is infinite."""
     return tl.where(x == top, 1.0, tl.exp2((x - top) * scale))
 
 

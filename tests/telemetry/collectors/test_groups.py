@@ -25,9 +25,9 @@ def stored(
 
 def test_single_group_is_not_reported() -> None:
     groups = Groups()
-    assert (groups.block_size, groups.told(16)) == (0, ())
+    assert (groups.block_size, groups.published(16)) == (0, ())
     assert groups.number_of(stored(None)) == 0
-    assert (groups.block_size, groups.told(16)) == (16, ())
+    assert (groups.block_size, groups.published(16)) == (16, ())
 
 
 def test_groups_keep_their_numbers_and_full_attention_sets_the_block_size() -> None:
@@ -35,7 +35,7 @@ def test_groups_keep_their_numbers_and_full_attention_sets_the_block_size() -> N
     runs = (stored(1, 64, "sliding_window", 512), stored(0, 32, "full_attention"), stored(2, 256, "mamba"))
     assert [groups.number_of(run) for run in (*runs, *runs)] == [0, 1, 2, 0, 1, 2]
     assert groups.block_size == 32
-    assert groups.told(32) == (
+    assert groups.published(32) == (
         KVGroup(kind="window", block_size=64, window=512),
         KVGroup(kind="full", block_size=32),
         KVGroup(kind="state", block_size=256),
@@ -48,10 +48,10 @@ def test_chunks_of_an_external_store_form_their_own_group() -> None:
     chunk, block = stored(None, 256, medium="cpu"), stored(0, 16, "full_attention")
     assert groups.number_of(chunk) == 0
     assert groups.block_size == 0
-    assert groups.told(16) == (KVGroup(kind="", block_size=256),)
+    assert groups.published(16) == (KVGroup(kind="", block_size=256),)
     assert groups.number_of(block) == 1
     assert groups.block_size == 16
-    assert [group.kind for group in groups.told(16)] == ["chunks", "full"]
+    assert [group.kind for group in groups.published(16)] == ["chunks", "full"]
 
 
 def test_event_without_a_group_belongs_to_the_group_of_its_block_size() -> None:
@@ -66,6 +66,6 @@ def test_unknown_groups_are_bounded() -> None:
     groups = Groups()
     numbers = [groups.number_of(stored(index, 1 << 20, "x" * 100)) for index in range(MAX_GROUPS + 10)]
     assert numbers[-12:] == [MAX_GROUPS - 2] + [MAX_GROUPS - 1] * 11
-    told = groups.told(16)
+    told = groups.published(16)
     assert len(told) == MAX_GROUPS
     assert (told[0].block_size, len(told[0].kind)) == (MAX_BLOCK_SIZE, 40)

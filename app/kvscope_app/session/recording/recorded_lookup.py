@@ -23,9 +23,10 @@ _Found = TypeVar("_Found")
 
 
 class RecordedLookup(QObject, Generic[_Key, _Found]):
-    """Cache of the `most_kept` newest results. Call `get`, and again after `found` was emitted.
+    """Looks up keys in the session's recording on a worker thread, and caches the `most_kept` newest results.
 
-    `read` runs on the thread: it looks up a key near a wall-clock time in ns and returns None if there is no result.
+    `get` returns cached results only; call it again after `found` was emitted. `read` runs on the worker thread: it
+    looks up a key near a wall-clock time in ns and returns None if there is no result.
     """
 
     found = Signal()

@@ -35,8 +35,11 @@ class LegendEntry:
 
 
 class ChartLegend(QWidget):
-    """Painted directly instead of laid out as labels: values change ten times per second and must not move the
-    layout."""
+    """Legend of a chart: its title, and the name and value of each curve.
+
+    Painted directly instead of laid out as labels, because values change ten times per second and must not move the
+    layout.
+    """
 
     changed = Signal()
     """Emitted when other values are shown."""

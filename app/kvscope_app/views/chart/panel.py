@@ -34,8 +34,9 @@ TEXT_MARGIN = 7
 """Margin of half a line of text: the outermost axis labels extend beyond the plot."""
 _SHRINK_BELOW = 0.45
 _KEY_SHARE = 0.1
-"""Share of the visible time by which an arrow key moves it; `_KEY_READ` with Shift, for the moment read."""
+"""Share of the visible time by which an arrow key moves the visible range."""
 _KEY_READ = 0.01
+"""Share of the visible time by which an arrow key with Shift moves the cursor line."""
 _KEY_ZOOM = 0.5
 _BELOW_PLOT = 0.1
 """Share of the plot's height, below its bottom, at which filled areas end."""
@@ -201,7 +202,7 @@ class ChartPanel(QWidget):
         self.gap_bands.show_gaps(gaps)
 
     def show_stops(self, bands: Sequence[StopBand]) -> None:
-        """Shade the time in which the engine was paused or suspended, with the reason."""
+        """Shade the time in which the engine was paused or suspended. Each band shows the reason."""
         self.stop_bands.show_bands(bands)
 
     def show_peaks(self, peaks: Sequence[CurvePeak]) -> None:
@@ -282,7 +283,7 @@ class ChartPanel(QWidget):
             self._describe()
 
     def _describe(self) -> None:
-        """Describe the values for assistive technology, as of now or of the moment that is read."""
+        """Set the accessible description: the values at the cursor line if it is visible, else the current ones."""
         self.plot.setAccessibleDescription(self._sentence())
 
     def _sentence(self) -> str:

@@ -36,7 +36,7 @@ _REST_S: Final = 0.001
 _POLL_INTERVAL_MS: Final = 80
 _NEAR_NS: Final = 1_000_000_000
 _STEP_NS: Final = 250_000_000
-"""Interval at which the end of an ongoing history is moved."""
+"""Interval at which an ongoing history is extended to the current time."""
 _QUIET_NS: Final = 600_000_000_000
 """Maximum time an engine is assumed to be idle; if the cursor is further ahead, its clock is another machine's."""
 NOT_KEPT: Final = "Earlier history is not available"

@@ -24,7 +24,7 @@ def event_facts(timed: TimedEvent, cache: CacheInfo, frame: Frame | None, *, is_
     """Yield the facts of an event.
 
     Args:
-        frame: The frame that reported it, None if it could not be read.
+        frame: The frame that reported the event; None if it could not be read.
         is_before: Whether the state before the event is shown.
     """
     event = timed.event

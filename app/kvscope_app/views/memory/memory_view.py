@@ -1,6 +1,6 @@
 """View of memory: how the device's bytes and the KV pool's blocks are used.
 
-Shows an `MemoryAccount` and a `KVDetail`, which `memory.memory_account` computes.
+Shows a `MemoryAccount` and a `KVDetail`, which `memory_breakdown` computes.
 """
 
 from __future__ import annotations

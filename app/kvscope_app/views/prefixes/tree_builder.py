@@ -23,7 +23,10 @@ _AFTER_FAILURE_S: Final = 5.0
 
 
 class PrefixTreeBuilder:
-    """Builder of trees. Call `update` with the mirror whenever it changes; `tree` is of one of these states."""
+    """Builder of prefix trees. Call `update` with the mirror whenever it changes.
+
+    `tree` is the last completed tree, which may be that of an earlier state of the mirror.
+    """
 
     def __init__(self) -> None:
         self.tree: PrefixTree | None = None

@@ -28,7 +28,7 @@ NOT_YET: Final = 254
 
 
 class Filter(StrEnum):
-    """Which requests are shown."""
+    """Choices of the filter of the request table."""
 
     ALL = "All"
     RUNNING = "Running"

@@ -251,7 +251,7 @@ class ThroughputCharts(ChartStack):
         return self._overview_known
 
     def _on_status(self) -> None:
-        """Move the curves on while there is no engine, which removes outdated values."""
+        """Advance the time axis while the engine is silent, so that outdated values leave the charts."""
         timeline = self.session.timeline
         is_static = timeline.is_paused and timeline.player is None
         if not self.is_following or is_static or not is_on_screen(self):

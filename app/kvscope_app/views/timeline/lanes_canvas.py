@@ -387,7 +387,7 @@ class LanesCanvas(QWidget):
             self._go_to(request)
 
     def _go_to(self, found: LaneHit) -> None:
-        """Go to a hit by keyboard, which also brings it into view."""
+        """Select a hit that was reached by keyboard, and scroll it into view."""
         self._set_span(self.shown.span.showing(found.time_ns, self.whole))
         self.chosen.emit(found)
 

@@ -1,6 +1,6 @@
 """Figures of a range of the timeline: its length, activity, and the requests that were delayed most.
 
-`summaries.figures` defines the figures. Imports no widget.
+`summaries.run_figures` defines the figures. Imports no widget.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Delayed(NamedTuple):
     epoch: int
     number: int
     time_ns: int
-    """First time in the range at which it was delayed."""
+    """First time in the range at which the request was delayed."""
     delay_ns: int
     """Total delay in the range, excluding time in which the engine was paused or suspended."""
 

@@ -17,11 +17,14 @@ from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
 
 LaneEvent = TimedEvent | PhaseChange
 _NUM_REMEMBERED: Final = 1024
-"""Number of newest events among which a late event is recognized."""
+"""Number of newest events that are remembered to recognize events that arrive late, out of order."""
 
 
 class OverviewFollower:
-    """Owner of `lanes`; another overview restarts them."""
+    """Adds new events and phase changes of a session's overview to `lanes`.
+
+    When `update` receives another overview, the lanes are built again from the beginning.
+    """
 
     def __init__(self) -> None:
         self.lanes = RequestLanes()

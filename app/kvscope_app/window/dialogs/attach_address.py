@@ -68,5 +68,5 @@ def kind_of(text: str) -> str:
 
 
 def shown_of(text: str) -> str:
-    """Return the address as the dialog shows it: for other engines without the scheme, which the kind implies."""
+    """Return the address as the dialog shows it: without its scheme if the selected kind of engine implies it."""
     return text.partition("://")[2] if kind_of(text) != OWN_ENGINE else text

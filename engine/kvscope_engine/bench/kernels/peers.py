@@ -1,7 +1,8 @@
-"""Attention of other libraries on the same queries, keys and values. Each raises `Absent`, or any other exception.
+"""Attention of other libraries on the same queries, keys and values, for comparison with kvscope's kernels.
 
-Libraries without paged attention get contiguous keys and values per request; the copy is made in advance and is not
-timed. Results have our shapes.
+Each function raises `Absent` if its library cannot run here, or an exception of the library. Libraries without paged
+attention get contiguous keys and values per request; that copy is made in advance and is not timed. Results have the
+shapes of kvscope's kernels.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class ResidentLayers:
         self._handles = [layer.register_forward_pre_hook(self._before) for layer in self.layers]
 
     def bring_layer_of(self, part: nn.Module) -> None:
-        """Bring the layer that contains `part` to the device, if it is one of these."""
+        """Copy the layer that contains `part` to the device, if it is one of `layers`."""
         for layer in self.layers:
             if any(part is child for child in layer.modules()):
                 self._bring(layer)

@@ -90,7 +90,9 @@ class StreamedWeights:
         self._handles, self._slabs, self._stages = [], [], []
 
     def _settle(self, index: int, layer: nn.Module) -> None:
-        """Move a layer's weights into its slab, and make them views of its stage."""
+        """Copy a layer's large weights to its slab in host memory, and replace them by views of its stage on the
+        device.
+        """
         host, stage = self._slabs[index].rows[0], self._stages[index % NUM_STAGES]
         views: dict[int, torch.Tensor] = {}
         offset = 0

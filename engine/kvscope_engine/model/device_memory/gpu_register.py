@@ -134,7 +134,7 @@ def _release_lock(descriptor: int) -> None:
 
 
 def _entries(folder: Path, uuid: str) -> Iterator[tuple[int, int]]:
-    """Yield process id and promised bytes of living engines, and delete the files of dead ones."""
+    """Yield (process id, reserved bytes) of each engine that is alive, and delete the files of dead ones."""
     for path in sorted(folder.glob(f"{_file_name(uuid)}.*")) if uuid else ():
         pid = path.name.rpartition(".")[2]
         if not (pid.isascii() and pid.isdigit()):

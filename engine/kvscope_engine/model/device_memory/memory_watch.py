@@ -37,7 +37,7 @@ class StepCosts:
     activations: int
     """Bytes of activations of a step of `max_tokens`, proportional to its tokens."""
     fixed: int
-    """Bytes of sampling and of attention's partial results, which depend on the number of requests, not of tokens."""
+    """Bytes that depend on the number of requests instead of tokens: sampling, and attention's partial results."""
     graphs: int
     piecewise_graphs: int
 

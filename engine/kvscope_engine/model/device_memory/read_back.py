@@ -94,7 +94,7 @@ class VectorReadBack:
 
 
 class PinnedBuffer:
-    """Pinned memory for the numbers of one step."""
+    """Pinned host memory to which the results of one step are copied."""
 
     def __init__(self, num_numbers: int, wait: Wait) -> None:
         self._wait = wait

@@ -107,7 +107,7 @@ class UploadEvent:
         self._event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def record(self) -> None:
-        """Record the event behind the copies enqueued on the current stream."""
+        """Record a CUDA event after the copies that are enqueued on the current stream."""
         self._event.record()
 
     def wait(self) -> None:

@@ -118,7 +118,7 @@ class RankJoined(_Message, frozen=True, kw_only=True):
 
 
 class Beat(_Message, frozen=True, kw_only=True):
-    """Heartbeat, sent by its own thread whatever the rank computes."""
+    """Heartbeat of a rank, sent by a separate thread even while the rank computes."""
 
     num_points: int
     """Number of synchronization points that the rank has reached; see `RankGroup`."""

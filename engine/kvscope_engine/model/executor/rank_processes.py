@@ -25,8 +25,10 @@ RENDEZVOUS_TIMEOUT_S: Final = 120.0
 """Seconds for torchrun's ranks to rendezvous."""
 FOLDER_PREFIX: Final = "kvscope-ranks-"
 EXIT_TIMEOUT_S: Final = 3.0
-"""Seconds for all ranks together to end by themselves, and again after SIGTERM. Stopping the engine may take ten
-seconds."""
+"""Maximum seconds to wait until all ranks have ended by themselves, and again after SIGTERM.
+
+Stopping the engine may take ten seconds in all.
+"""
 
 
 def torchrun_rank(environment: Mapping[str, str] = os.environ) -> tuple[int, int] | None:

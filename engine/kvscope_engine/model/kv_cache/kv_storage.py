@@ -323,7 +323,7 @@ def _shape_for(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def _first_of_rows(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return a layer's part of each row of a shared tensor."""
+    """Return a view of a layer's part, the first numbers of each row, of a tensor that layers of other shapes share."""
     return tensor if tensor.shape == shape else tensor[:, : math.prod(shape[1:])].view(shape)
 
 

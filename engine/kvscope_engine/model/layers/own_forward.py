@@ -112,7 +112,7 @@ class _LayerInBlocks:
         self.values: torch.Tensor | None = None
 
     def become_holder(self) -> None:
-        """Release the tensors of the layer that ran before, so that only one layer holds its context."""
+        """Release the tensors of the layer that ran before, so that only one layer's context is in memory."""
         if self.holders and self.holders[-1] is not self:
             self.holders.pop().release_tensors()
         if not self.holders:

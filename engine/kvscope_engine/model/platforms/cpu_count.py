@@ -36,9 +36,9 @@ def cpu_quota(own_groups: str, mount: Path) -> float:
 
 
 def _folders(own_groups: str, mount: Path) -> Iterator[Path]:
-    """Yield the folders of each group that may limit the CPU, and of its parents.
+    """Yield the folder of each of the process's cgroups that may limit the CPU, and the folders of its parents.
 
-    In a container, its own is the mount itself.
+    In a container, the folder of its own cgroup is `mount` itself, which is the last parent.
     """
     for line in own_groups.splitlines():
         _, _, rest = line.partition(":")

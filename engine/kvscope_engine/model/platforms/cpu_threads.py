@@ -28,15 +28,15 @@ import torch
 from kvscope_engine.model.platforms.cpu_count import THREAD_COUNT_VARIABLES, usable_cores
 
 LOOK_S: Final = 0.25
-"""Interval of checks."""
+"""Seconds between two checks."""
 EVIDENCE_S: Final = 0.1
-"""Minimum time that threads ran or waited before a decision."""
+"""Minimum total seconds for which threads must have run or waited before a decision is made."""
 CROWDED: Final = 0.3
 """Average number of threads waiting for a core above which there are too many."""
 CALM: Final = 0.15
 """Average number of threads waiting for a core below which more may be possible."""
 RETRY_S: Final = (1.0, 16.0)
-"""Time after a reduction until all threads are tried again: initial and maximum."""
+"""Seconds after a reduction until all threads are tried again: initial and maximum."""
 
 TaskTimes = dict[int, tuple[int, int]]
 """For each thread id: nanoseconds on a core, and nanoseconds waiting for one."""

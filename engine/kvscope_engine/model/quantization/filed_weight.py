@@ -47,13 +47,13 @@ def filed_weight(module: nn.Module) -> GroupedWeight | Fp8Weight | None:
 
 
 def name_format(model: nn.Module, name: str) -> None:
-    """Set the name of the file's weight format of `model`, for display."""
+    """Store on `model` the name of the format that its file stores weights in, for display."""
     place: Any = model
     setattr(place, _FORMAT, name)
 
 
 def filed_format(model: nn.Module) -> str:
-    """Return the name of the file's weight format; empty if none was set."""
+    """Return the name that `name_format` stored; empty if none was stored."""
     return str(getattr(model, _FORMAT, ""))
 
 

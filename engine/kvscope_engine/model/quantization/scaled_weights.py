@@ -61,7 +61,7 @@ class ScaledWeight:
     target: str
     """Name of the dequantized weight."""
     parts: frozenset[str]
-    """Names of the tensors that it consists of."""
+    """Names of the stored tensors that form the quantized weight."""
     widened: Callable[[torch.dtype], torch.Tensor]
     grouped: Callable[[], GroupedWeight | Fp8Weight] | None = None
     """Reads the weight in the format of the kernels; None if they do not support it."""

@@ -59,5 +59,5 @@ def expanded_layers(calls: Sequence[LayerCall]) -> list[LayerShape]:
 
 
 def rules_of(calls: Sequence[LayerCall]) -> list[GroupRule]:
-    """Return which earlier tokens each layer was recorded to read."""
+    """Return, for each recorded call of a layer's attention, the rule for which earlier tokens the layer reads."""
     return [GroupRule(call.options.sliding_window or 0, call.options.is_chunked) for call in calls]

@@ -34,7 +34,7 @@ from kvscope_kernels import ops_for
 from kvscope_telemetry.errors import BadInput
 
 CHOICES: Final = ("index_topk",)
-"""Config attributes with the number of tokens that an indexer selects."""
+"""Names of config attributes that give the number of tokens that an indexer selects (sparse attention)."""
 MAX_OVERALL_DIFFERENCE: Final = 0.5
 """Bound on the difference of all tokens together, if three in four are within the normal bound.
 

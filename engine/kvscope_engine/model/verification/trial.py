@@ -183,9 +183,10 @@ def _same(one: AttentionOptions, other: AttentionOptions) -> bool:
 
 
 class UnseenOpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records which operations that may have no effect on a few tokens run inside: clamping, rounding, counting.
+    """Records the executed operations that may have no effect on a few tokens: clamping, rounding, counting.
 
-    In-place variants count as the same operation. A replacement must execute them too.
+    A replacement must execute the same ones, although the test's tokens may not show a difference. In-place variants
+    count as the same operation.
     """
 
     def __init__(self) -> None:

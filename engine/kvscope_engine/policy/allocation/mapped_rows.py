@@ -1,6 +1,7 @@
-"""Rows of a ledger that have memory, and which of these are free: the pool's free list under `virtual`.
+"""Free list of the pool under the policy `virtual`: the set of ledger rows that have memory, and of those that are
+free.
 
-Owns two flags per row. Knows neither slots nor pages, and chooses no row: callers name the rows that they take.
+Owns two flags per row. Independent of slots and pages. Does not choose rows: callers say which rows to allocate.
 """
 
 from __future__ import annotations

@@ -24,14 +24,16 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.ledger import BlockState
 
 SPARE_SHARE: Final = 100
-"""One group in this many, and at least one, is left to the running requests when another is admitted."""
+"""One page group in this many, and at least one, is kept for the running requests when another one is admitted."""
 
 
 class PageMapper(Protocol):
-    """Maps memory behind blocks. A slot's blocks get it from the first on, and lose it from the last on."""
+    """Maps physical memory to the addresses of blocks: within a slot, from the first block on; unmapping starts at the
+    last.
+    """
 
     def map(self, first_block: int, num_blocks: int) -> None:
-        """Map memory behind `num_blocks` blocks from `first_block` on, which have none."""
+        """Map memory to `num_blocks` blocks from `first_block` on, none of which has memory yet."""
 
     def unmap(self, first_block: int, num_blocks: int) -> None:
         """Unmap the memory of these blocks; their content is lost. Nothing may be using them."""

@@ -16,7 +16,7 @@ MAX_IDS: Final = 1 << 16
 
 
 class MoveLog:
-    """Ids of the ledger's rows, with the meaning of `messages.Moves`."""
+    """Ids of the ledger's rows, with the meaning of `messages.telemetry.Moves`."""
 
     __slots__ = ("_copied", "_evicted", "_loaded", "_saved")
 

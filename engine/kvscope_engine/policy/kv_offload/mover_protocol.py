@@ -17,8 +17,8 @@ from kvscope_engine.policy.prefixes.prefix_index import Prefix
 class TierMover(Protocol):
     """Copies whole blocks in batches: `sources[i]` to `targets[i]`, with distinct targets.
 
-    Raises nothing that an engine survives: a tier that fails reports it by its return values, and from then on by
-    `has_disk`.
+    A tier that fails does not raise: the return values report the failed copies, and `has_disk` is False from then on.
+    Only errors after which the engine cannot continue are raised.
     """
 
     @property

@@ -62,9 +62,7 @@ class BlockTables:
         return self._allocation.num_held(request)
 
     def num_reserved_blocks(self, request: Request) -> int:
-        """Return the number of blocks reserved for the request when it starts; 0 if blocks are allocated as tokens
-        come.
-        """
+        """Return the number of blocks reserved for the request when it starts; 0 if the policy reserves none."""
         return self._allocation.num_reserved_blocks(request)
 
     def grow(self, request: Request, count: int, step: int, builder: PlanBuilder) -> None:

@@ -45,8 +45,9 @@ class FairPreemption:
         return [] if missing_seats > 0 or missing > 0 else victims
 
     def _candidates(self, first: Request) -> list[Request]:
-        """Return the running requests that may be preempted, in victim order; each leaves its client or batch another
-        one.
+        """Return the running requests that may be preempted, in victim order.
+
+        Their client or batch has another running request.
         """
         queue = self._waiting
         usage = queue.client_usage(first)

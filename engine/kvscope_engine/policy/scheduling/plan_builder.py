@@ -75,7 +75,7 @@ class PlanBuilder:
         return None
 
     def content_of(self, block: int) -> int:
-        """Return the block that now holds what `block` will hold after the copies of this step."""
+        """Return the block that now contains what `block` will contain after this step's copies."""
         return next((source for _, source, target in self._copies if target == block), block)
 
     def drop(self, request: Request) -> None:

@@ -31,8 +31,8 @@ def explain_miss(pool: BlockPool, request: Request, num_found: int) -> Miss:
 
 
 def _first_missing(pool: BlockPool, request: Request, num_blocks: int) -> tuple[int, int]:
-    """Return a group, and the index of a block in it, that is missing to resume a prompt after its first `num_blocks`
-    blocks.
+    """Return (KV group, block index) of the first block that is not cached but needed to continue a prompt after
+    `num_blocks` blocks.
     """
     assert pool.index is not None, "a history without an index"
     for group, rule in enumerate(pool.groups):

@@ -35,7 +35,8 @@ Floats = NDArray[np.float64]
 class Sample:
     """A measured step.
 
-    `context`: positions attended to, summed over requests; `pairs`: of a token and one it attends to.
+    `context`: number of positions attended to, summed over requests. `pairs`: number of (token, attended position)
+    pairs.
     """
 
     num_tokens: int

@@ -24,7 +24,10 @@ class _Conversation:
         self._comparison: PolicyComparison | None = None
 
     def reply(self, line: bytes) -> WhatIfAnswer | None:
-        """Return the answer, None to a setup. Raises BadInput for a line that is invalid or comes before the setup."""
+        """Return the answer to a `now` line, or None for a `setup` line.
+
+        Raises BadInput for an invalid line, or a `now` line before the first setup.
+        """
         if len(line) > MAX_LINE_BYTES:
             raise BadInput(f"longer than {MAX_LINE_BYTES} bytes")
         query = self._decode(line)
@@ -61,7 +64,7 @@ def converse(requests: BinaryIO, output: BinaryIO) -> None:
 
 
 def _lines(requests: BinaryIO) -> Iterator[bytes]:
-    """Yield whole lines; of one that is too long, only its beginning, which is longer than `MAX_LINE_BYTES`."""
+    """Yield the lines of input. A line longer than `MAX_LINE_BYTES` is cut to one byte more than that."""
     while line := requests.readline(MAX_LINE_BYTES + 1):
         rest = line
         while rest and not rest.endswith(b"\n"):

@@ -222,6 +222,6 @@ def placed_request(running: Running) -> Request:
 
 
 def set_output_length(request: Request, running: Running) -> None:
-    """Set the length of the output: once the prompt is computed, there is one token more than are computed."""
+    """Set the number of output tokens: computed ones after the prompt, and the sampled one that is not computed yet."""
     num_output = running.num_tokens + 1 - running.num_prompt_tokens
     request.output_token_ids = NumTokens(max(0, num_output))

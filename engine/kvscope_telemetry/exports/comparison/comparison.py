@@ -88,7 +88,7 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
     """
     high: float | None
     a_parts: RunParts | None
-    """Spread of the figure over the run."""
+    """Variation of the figure within run A."""
     b_parts: RunParts | None
 
 

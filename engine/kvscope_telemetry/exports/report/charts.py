@@ -68,7 +68,7 @@ class ReportTimeAxis:
     marks: tuple[ReportMark, ...] = ()
     bands: tuple[Band, ...] = ()
     band_name: str = ""
-    """Meaning of the bands in the chart keys, such as `engine suspended`."""
+    """Text for the bands in the chart's legend, such as `engine suspended`."""
 
     def x(self, seconds: float) -> float:
         """Return the x coordinate of a time, clipped to the plot."""

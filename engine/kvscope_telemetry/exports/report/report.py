@@ -57,7 +57,7 @@ _MAX_COLUMNS: Final = 480
 _MAX_ROWS: Final = 256
 _LATENCY_KEYS: Final = tuple(f"{latency.key}_p{p}_s" for latency in LATENCIES for p in (50, 95))
 _UNKNOWN: Final = "unknown"
-"""Text of an unknown figure, which is left out of the summary."""
+"""Text of an unknown figure. The summary omits such figures."""
 MAX_WORST: Final = 12
 MAX_MISSED: Final = 40
 MAX_EVENTS: Final = 40

@@ -22,10 +22,11 @@ Attend = Callable[[torch.Tensor, LayerKV, AttentionOptions], torch.Tensor]
 
 
 class Crossings:
-    """Tensors at fixed addresses, whose first rows graphs of every size read and write.
+    """Tensors at fixed addresses, which CUDA graphs of all sizes use to pass data; each reads and writes the first
+    rows.
 
-    Layers run one after another, so all alike share one tensor. Tensors are allocated outside of graphs, when first
-    requested.
+    Layers run one after another, so tensors of the same name and shape are shared by all layers. They are allocated
+    outside of graphs, when first requested.
     """
 
     def __init__(self, num_rows: int) -> None:

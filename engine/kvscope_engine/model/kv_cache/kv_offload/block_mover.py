@@ -1,4 +1,5 @@
-"""Moves the bytes of blocks between the pool, host memory and disk; implements `policy.tiers.mover_protocol.TierMover`.
+"""Moves the bytes of blocks between the pool, host memory and disk; implements
+`policy.kv_offload.mover_protocol.TierMover`.
 
 Owns the order between copies: a host slot that the device still copies from or to is settled before the disk tier
 accesses it. Must not know what a slot holds. Slots of host memory and of the disk file are called `slots` and

@@ -27,7 +27,7 @@ NUM_STAGINGS = 2
 @dataclass(slots=True)
 class _Staging:
     rows: torch.Tensor
-    """Words on the device, (blocks per chunk, words per slot)."""
+    """Staging buffer on the device, shape (blocks per chunk, words per slot)."""
     last_use: StreamMark | None = None
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierStats:
-    """Bytes and seconds since the start, per direction: `saved` from the pool to host memory, `loaded` from host memory
-    to
-    the pool, `disk_written` and `disk_read` between host memory and disk.
+    """Bytes and seconds since the start, per direction.
+
+    `saved`: from the pool to host memory; `loaded`: from host memory to the pool; `disk_written` and `disk_read`:
+    between host memory and disk.
 
     On a GPU, `saved_seconds` and `loaded_seconds` are measured on the copy stream.
     """

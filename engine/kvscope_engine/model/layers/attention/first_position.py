@@ -16,8 +16,9 @@ _ATTRIBUTE: Final = "kvscope_counts_from_first"
 
 
 def first_position(module: nn.Module) -> int:
-    """Return the first position that a model uses if it is given none: 0, except for embeddings that skip their
-    padding.
+    """Return the position of a sequence's first token if the caller passes no positions.
+
+    This is 0, unless the model has position embeddings whose first entries are reserved for padding.
     """
     return max((_start(part) for part in module.modules()), default=0)
 

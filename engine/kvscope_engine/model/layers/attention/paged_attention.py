@@ -257,7 +257,7 @@ class PagedContext(AttentionContext):
         return self.ops.decode(_args(query, kv, batch, options, out, tables), self.plans, shares)
 
     def _choose(self, batch: DecodeBatch, query: torch.Tensor, kv: LayerKV, options: AttentionOptions) -> Chosen | None:
-        """Choose blocks; None means all."""
+        """Choose the blocks to attend to (sparse attention); None means all blocks."""
         if self.choice is None or kv.bounds is None:
             return None
         chosen = self.choice.choose(

@@ -27,7 +27,9 @@ class QueryBias:
     """Additional scores of queries, in any floating-point dtype."""
 
     by_distance: torch.Tensor
-    """(T, Hq, distances): added to the score of the key that many tokens back; keys further back get nothing."""
+    """(T, Hq, distances): element d is added to the score of the key d tokens before the query. Keys further back have
+    no bias.
+    """
     sinks: torch.Tensor | None = None
     """(T, Hq): score of an additional key with a value of zeros."""
 
@@ -51,7 +53,10 @@ def has_distance_bias(attention: nn.Module) -> bool:
 
 
 def use_distance_bias(module: nn.Module, attention_name: str) -> None:
-    """Make biases in `module` rows by distance wherever the attention implementation is `attention_name`."""
+    """Make attention modules in `module` pass their bias by distance (`QueryBias`) instead of as a matrix.
+
+    This applies while the model's attention implementation is `attention_name`.
+    """
     for part in module.modules():
         for child in part.children() if uses_interface(type(part)) and not has_distance_bias(part) else ():
             if isinstance(getattr(child, "rel_extent", None), int) and isinstance(

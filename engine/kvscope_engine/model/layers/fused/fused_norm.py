@@ -20,7 +20,7 @@ class LinearWithAdd(Protocol):
 
     @property
     def fuses_add(self) -> bool:
-        """Whether `forward_add` adds within the product, at no extra cost."""
+        """Whether `forward_add` adds inside the kernel that computes the product, at no extra cost."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 

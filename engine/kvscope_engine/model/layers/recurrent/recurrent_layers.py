@@ -476,7 +476,7 @@ class ContinuedScan:
 
     @classmethod
     def of(cls, module: nn.Module) -> ContinuedScan | None:
-        """Return None if the layer calls no such scan."""
+        """Return an object for the layer `module`; None if the layer does not call this kind of scan."""
         made = cls(module)
         return None if made._forward is None else made
 

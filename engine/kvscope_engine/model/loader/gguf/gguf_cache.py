@@ -165,7 +165,7 @@ def _file_system_reason(text: str) -> str:
 # Owns the instrumentation of that loader, which also gets the processors that it lacks.
 @contextmanager
 def watched_tensors() -> Iterator[set[str]]:
-    """Collect inside the names of the tensors that the loader has used so far."""
+    """Yield a set to which transformers' GGUF loader adds the name of each tensor that it uses in this context."""
     from transformers import modeling_gguf_pytorch_utils as gguf_loader
 
     used: set[str] = set()

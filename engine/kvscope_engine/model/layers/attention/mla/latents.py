@@ -34,7 +34,7 @@ class Latents:
 
     @property
     def key_dim(self) -> int:
-        """Dimension of an expanded key."""
+        """Dimension of a head's key after expansion of the latent."""
         return self.content_dim + self.rotary_dim
 
     @property

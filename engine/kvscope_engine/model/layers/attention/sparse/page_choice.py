@@ -130,7 +130,7 @@ def by_head(cache: torch.Tensor) -> torch.Tensor:
 
 
 def _head_blocks(blocks: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
-    """Return the rows in the view `by_head` of blocks (batch, heads, n)."""
+    """Convert block ids, shape (batch, heads, n), to row indices of the view that `by_head` returns."""
     block, _, head, _ = cache.stride()
     heads = torch.arange(cache.shape[2], dtype=torch.int32, device=blocks.device)
     return blocks * (block // head) + heads[:, None]
