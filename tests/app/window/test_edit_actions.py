@@ -108,7 +108,7 @@ def test_floating_a_dock_can_be_undone(window, qtbot):
     dock: QDockWidget = window.docks["throughput"]
     dock.setFloating(True)
     qtbot.waitUntil(window.undo.canUndo)
-    assert window.undo.undoText() == "taking out throughput"
+    assert window.undo.undoText() == "floating throughput"
     window.actions_by_name["undo"].trigger()
     assert not dock.isFloating()
 
