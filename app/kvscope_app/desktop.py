@@ -382,7 +382,7 @@ def _run(
 
 
 def closing_on_signals(app: QApplication) -> AbstractContextManager[None]:
-    """Return a context in which SIGINT and SIGTERM close all windows from the event loop.
+    """Return a context in which a signal that ends the program closes all windows, from the event loop.
 
     Python runs signal handlers only while it executes Python code; the timers of each session make sure that it does.
     """

@@ -35,7 +35,7 @@ class LinkedWindow:
     offset_ns: int | None = None
     """Clock offset to the first window; None until both have a time range."""
     sent_ns: int | None = None
-    """Paused position that was last sent to it."""
+    """Position of the paused leader that was last sent to this window."""
 
     @property
     def session(self) -> Session:

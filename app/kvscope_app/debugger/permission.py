@@ -150,7 +150,7 @@ def _is_own(mirror: Mirror) -> bool:
 
 
 def _why_no_own(mirror: Mirror, capability: str) -> str:
-    """Return the reason that another engine lacks this command (`capability`); empty for kvscope's own engine."""
+    """Return the reason if the engine is not kvscope's own, else "". `capability` says what the engine cannot do."""
     return "" if _is_own(mirror) else f"In {mirror.capabilities.engine}, {capability}"
 
 

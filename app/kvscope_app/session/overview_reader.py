@@ -62,7 +62,7 @@ class OverviewReader:
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether everything that the file held when it was opened was taken. A growing file may yield more."""
+        """Whether all data that the file had when it was opened was added. A growing file may have more."""
         return (self._is_caught_up or self._work.is_finished) and not self._parts and not self._bookmarks
 
     def drain_into(self, overview: SessionOverview) -> bool:

@@ -28,7 +28,7 @@ from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.telemetry import ModelInfo
 
 SMALL_BYTES: Final = 64 << 10
-"""Bytes of text that take only milliseconds."""
+"""Size of a text up to which tokenizing takes only milliseconds."""
 _Result = TypeVar("_Result")
 
 

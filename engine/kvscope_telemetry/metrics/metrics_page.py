@@ -61,7 +61,7 @@ class MetricsPage:
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics; called by prometheus_client on any thread."""
-        look = self._watch.look()
+        look = self._watch.scrape()
         yield from own_families.connection_metrics(Maker({}, self._watch.began_s), look.status, is_up=look.is_up)
         sink = self._watch.sink
         with sink.lock:
@@ -164,7 +164,7 @@ class EngineWatch:
         self._thread = threading.Thread(target=self._run, name="kvscope-metrics", daemon=True)
         self._thread.start()
 
-    def look(self) -> Scrape:
+    def scrape(self) -> Scrape:
         """Return the current state. Thread-safe."""
         with self._mirror_lock:
             self._take()

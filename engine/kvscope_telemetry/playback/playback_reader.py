@@ -32,7 +32,7 @@ PAST_NS: Final = 60_000_000_000
 _PROGRESS_EVERY: Final = 64
 _FRAME_LOOKBACK_NS: Final = 250_000_000
 """Initial distance of the backward search for a frame."""
-_TOLD_WITHIN_NS: Final = 10_000_000_000
+_MAX_REPORT_DELAY_NS: Final = 10_000_000_000
 """How long after an event the frame that reports it is searched for. An event is reported at the end of its step."""
 SPAN_NS: Final = 1_000_000_000
 """Length of an update, which limits the resolution of charts: an update ends with the first frame at least this long
@@ -119,7 +119,7 @@ class PlaybackReader:
         one after the event. If no frame reports it, return the time of the first frame at or after `at_ns`.
         """
         after_ns = None
-        from_s, until_s = max(0, at_ns - _FRAME_LOOKBACK_NS) / 1e9, (at_ns + _TOLD_WITHIN_NS) / 1e9
+        from_s, until_s = max(0, at_ns - _FRAME_LOOKBACK_NS) / 1e9, (at_ns + _MAX_REPORT_DELAY_NS) / 1e9
         for at_s, message in self._recording.messages(from_s, until_s):
             if not isinstance(message, Frame):
                 continue

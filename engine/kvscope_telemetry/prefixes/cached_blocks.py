@@ -18,7 +18,7 @@ from kvscope_telemetry.messages.telemetry import CacheInfo
 _TAKEN: Final = ("hash", "parent", "tier", "ref_count", "prefix_hits", "last_used_step", "owner")
 _READ: Final = (*_TAKEN, "group")
 _FURTHEST: Final = ("full", "latent", "indexed", "prefixes", "")
-"""Kinds of KV groups that keep the whole text, or may, in order of preference."""
+"""Kinds of KV groups that keep the KV of all tokens of a text, or may do so, in order of preference."""
 
 
 @dataclass(frozen=True, slots=True)

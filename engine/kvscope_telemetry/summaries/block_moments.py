@@ -45,7 +45,7 @@ class MomentKind(StrEnum):
     EVICTED = "evicted"
     """The cached prefix was dropped, or offloaded to the tier below."""
     FREED = "freed"
-    """The block holds nothing."""
+    """The block was freed and contains nothing."""
     REWRITTEN = "rewritten"
     """The block passed from one request to another within a step."""
     MAPPED = "mapped"

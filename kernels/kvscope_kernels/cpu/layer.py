@@ -45,7 +45,7 @@ class LayerSpec(NamedTuple):
     """
 
     products: Sequence[Weight]
-    """Fused q, k and v; attention output; fused gate and up; down. Each of either kind."""
+    """Weights of the four products, in this order: fused q, k and v; attention output; fused gate and up; down."""
     norms: tuple[Norm, Norm, Norm | None]
     """Norms before attention, before the feed-forward block, and of the next layer, if there is one."""
     head_norm: Norm | None

@@ -9,7 +9,7 @@ from kvscope_kernels.cpu.compiler import built_library, compiler_refusal
 
 
 class LinearStruct(ctypes.Structure):
-    """`linear` in linear.c."""
+    """Struct `linear` in linear.c."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("weight", "scale", "bias")),

@@ -171,7 +171,7 @@ def test_find_finds_recorded_texts(open_playback, qtbot):
     finder = Finder(session)
     found = []
     finder.texts.found.connect(found.append)
-    finder.look(text_of_block(table[0]))
+    finder.find(text_of_block(table[0]))
     qtbot.waitUntil(lambda: "Searched" in finder.texts.note, timeout=WAIT_MS)
     assert table[0] in [finding.block for finding in found]
     finder.choose(found[0])
@@ -187,7 +187,7 @@ def test_find_finds_texts_of_another_time_and_seeks_there(open_playback, qtbot):
     finder = Finder(session)
     found = []
     finder.texts.found.connect(found.append)
-    finder.look(text_of_block(table[-2]))
+    finder.find(text_of_block(table[-2]))
     qtbot.waitUntil(lambda: "Searched" in finder.texts.note, timeout=WAIT_MS)
     later = [finding for finding in found if finding.time_ns is not None]
     assert later
@@ -208,7 +208,7 @@ def test_unreadable_texts_are_reported_in_inspector_and_find(open_playback, show
     session.selection.select_block(table[0])
     why = "Texts cannot be read: Input/output error"
     qtbot.waitUntil(lambda: inspector.refresh() or shown_facts(inspector)["Text"] == why, timeout=WAIT_MS)
-    finder.look("words")
+    finder.find("words")
     why = "Other times could not be searched: Input/output error."
     qtbot.waitUntil(lambda: finder.texts.note.endswith(why), timeout=WAIT_MS)
     finder.deleteLater()
@@ -224,7 +224,7 @@ def test_recording_without_texts_is_reported_in_all_views(open_playback, show_vi
     assert shown_facts(inspector)["Text"] == NOT_IN_RECORDING
     session.selection.select_request(number)
     assert shown_facts(inspector)["Text"] == NOT_IN_RECORDING
-    finder.look("words")
+    finder.find("words")
     assert finder.texts.note == NOT_IN_RECORDING
     assert session.texts.why_not(asked_of(session.mirror, table[0])) == NOT_IN_RECORDING
     finder.deleteLater()

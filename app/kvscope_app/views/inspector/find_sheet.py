@@ -86,7 +86,7 @@ class FindSheet(QFrame):
     def _on_typed(self, typed: str) -> None:
         self.list.clear()
         self._entered_row = -1
-        for finding in self._finder.look(typed):
+        for finding in self._finder.find(typed):
             self._add(finding)
         self._show_note()
 

@@ -24,8 +24,8 @@ class Finder(QObject):
         """(epoch, block) to select once its time is shown."""
         session.timeline.shown.connect(self._settle)
 
-    def look(self, typed: str) -> list[Finding]:
-        """Return immediate findings. Text matches follow through `texts.found`."""
+    def find(self, typed: str) -> list[Finding]:
+        """Return the findings that are known immediately. `texts.found` is emitted for text matches later."""
         self.texts.search(typed)
         return findings(typed, self.session.mirror, self.session.overview)
 

@@ -35,7 +35,7 @@ class NodeLabels:
         self._labels: dict[int, str | None] = {}
 
     def clear(self, moment: PrefixMoment | None) -> None:
-        """Drop all labels, and switch to another moment."""
+        """Drop all labels. New ones are made from the tree of `moment`."""
         self._moment = moment
         self._labels.clear()
 

@@ -47,8 +47,10 @@ class PrefixSelection(QObject):
         return None if key is None else moment.tree.node_with(key)
 
     def on_new_tree(self) -> None:
-        """Update after a new tree, in which selected nodes may have other blocks and the selection made elsewhere
-        another node."""
+        """Update the selection after a new tree was built.
+
+        Selected nodes may have other blocks in it, and a block selected in another view may belong to another node.
+        """
         if self._chosen and self._session.selection.highlighted_rows is not None:
             self._choose(self._chosen)
         else:

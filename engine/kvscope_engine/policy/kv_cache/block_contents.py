@@ -41,8 +41,9 @@ def block_content(
 
 
 def _separators(adapter: str, salt: str) -> tuple[tuple[str, str], ...]:
-    """Return what separates the text from others with the same tokens; a salt is only known for a text's first
-    block.
+    """Return (name, value) of the adapter and the cache salt, if any, which separate equal texts in the prefix cache.
+
+    The salt is known for the first block of a text only.
     """
     return tuple((name, text) for name, text in (("LoRA", adapter), ("Cache salt", salt)) if text)
 

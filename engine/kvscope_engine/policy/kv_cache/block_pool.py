@@ -237,8 +237,9 @@ class BlockPool:
         self.changed_rows.add(ids)
 
     def record_skips(self, ids: Ids, skipped: npt.NDArray[np.uint32]) -> None:
-        """Record how much of active blocks decodes skipped (`ledger.attention_units`); the minimum for
-        repeated blocks.
+        """Record the part of each active block that decodes skipped with sparse attention (`ledger.attention_units`).
+
+        If `ids` has a block several times, its smallest value counts.
         """
         self._is_measured = True
         order = np.argsort(skipped, kind="stable")[::-1]

@@ -69,7 +69,7 @@ def variables(colors: dict[str, str]) -> str:
 
 
 def ink_classes() -> str:
-    """Return a CSS class for each coloured thing."""
+    """Return the CSS rules that define one class per colour of chart elements."""
     return "".join(f".{name}{{--ink:var(--{name})}}" for name in LIGHT if name not in _AROUND)
 
 
