@@ -115,7 +115,7 @@ def test_keys_list_shows_names_and_roles(tmp_path: Path, capsys: pytest.CaptureF
         (("remove", "nobody"), "'nobody' is not on the allow-list"),
         (("new", "x", "--out", "/nowhere/x.key"), "/nowhere/x.key cannot be written"),
         (("new", "x", "--role", "root"), "invalid choice: 'root'"),
-        (("list", "--keys", "/dev/null"), "not a directory"),
+        (("list", "--keys", "/dev/null"), "is a file: give a folder"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(
