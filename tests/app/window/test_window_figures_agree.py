@@ -594,7 +594,7 @@ def test_slow_engine_has_a_constant_decode_rate(paths, open_window, qtbot):
     window = open_window(Session(PlaybackSource(recording, is_playing=False)))
     visit = Visit(window, recording, qtbot)
     charts = window.views["throughput"].charts
-    for seek_to in (visit.go, visit.play_to):
+    for seek_to in (visit.seek_to, visit.play_to):
         seek_to(18.2)
         visit.check("at 18.2 s")
         legend = charts.panels["decode"].legend
