@@ -476,7 +476,7 @@ class Visit:
 def visit_all(visit: Visit, num_moments: int) -> int:
     """Compare all views at times spread over the recording, reached in different ways. Returns their number."""
     length_s = (visit.recording.end_ns - visit.recording.start_ns) / 1e9
-    ways = (("after a seek", visit.go), ("paused after playing", visit.play_to), ("after a step", visit.step))
+    ways = (("after a seek", visit.seek_to), ("paused after playing", visit.play_to), ("after a step", visit.step))
     bar = visit.window.views["throughput"].charts.bar
     for number in range(num_moments):
         at_s = length_s * (number + 0.7) / (num_moments + 0.3)
