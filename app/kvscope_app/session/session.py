@@ -109,11 +109,11 @@ class Session(QObject):
     def start(self) -> None:
         self.poll_timer.start()
 
-    def set_disk_history(self, kept: DiskHistory) -> None:
-        """Set the retained history. The session closes it."""
-        self.disk_history = kept
-        self.timeline.disk_history = kept
-        self.bookmarks.store = kept.store_bookmarks
+    def set_disk_history(self, history: DiskHistory) -> None:
+        """Set the history that is retained on disk. The session closes it."""
+        self.disk_history = history
+        self.timeline.disk_history = history
+        self.bookmarks.store = history.store_bookmarks
 
     def close(self) -> None:
         """Stop, close the source and delete the retained history. Idempotent."""
@@ -270,11 +270,9 @@ class Session(QObject):
         """Return a separate handle on the recorded data for use on another thread, or None if nothing is recorded."""
         if self._player is not None:
             return RecordingHandle(self._player.recording.reopened, lambda: None)
-        return (
-            None
-            if self.disk_history is None
-            else RecordingHandle(self.disk_history.open_recording, self.disk_history.ring.flush)
-        )
+        if self.disk_history is None:
+            return None
+        return RecordingHandle(self.disk_history.open_recording, self.disk_history.ring.flush)
 
     @property
     def requests(self) -> LiveRequests | RecordedRequests:
@@ -304,9 +302,9 @@ class Session(QObject):
 
     def _emit_requests_changed(self) -> None:
         if self._requests is not None:
-            told = (self._requests.log.version, self._requests.share, self._requests.failure)
-            if told != self._emitted_requests:
-                self._emitted_requests = told
+            requests = (self._requests.log.version, self._requests.share, self._requests.failure)
+            if requests != self._emitted_requests:
+                self._emitted_requests = requests
                 self.requests_changed.emit()
 
     def _poll_at_frame_rate(self) -> None:

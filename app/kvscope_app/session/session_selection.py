@@ -1,4 +1,4 @@
-"""What the user selected in a session, shared by all its views."""
+"""The selection of a session: the request, block, rows or batch that all its views highlight."""
 
 from __future__ import annotations
 

@@ -111,9 +111,9 @@ class EngineService:
         """Load, serve and end. Returns after an orderly stop; raises the error that ended the engine."""
         reason = ""
         try:
-            engine = self._load()
-            if engine is not None:
-                self._serve(engine)
+            dispatcher = self._load()
+            if dispatcher is not None:
+                self._serve(dispatcher)
         except Exception as error:
             reason = one_line(error)
             raise
@@ -123,21 +123,23 @@ class EngineService:
 
     # Phases, in order.
 
-    def _load(self) -> ServedEngine | None:
-        """Load the engine; returns None if it was interrupted."""
+    def _load(self) -> Dispatcher | None:
+        """Load the engine and return its dispatcher; None if loading was interrupted."""
         try:
             engine = self._build(self._progress, self.sockets.publish, lambda: self.sockets.messages_dropped)
             self.is_loading = False
         except Interrupted:
             return None
         self._engine = engine
+        # First the dispatcher, which makes the engine's adapters known: a status must not be "ready" without them.
+        dispatcher = Dispatcher(engine, self.receiver, self.sockets.reply, self.sockets.cut, self._limits)
         self.receiver.ready(engine.hello)
         self._on_ready(engine.hello)
-        return engine
+        return dispatcher
 
-    def _serve(self, engine: ServedEngine) -> None:
-        sockets = self.sockets
-        dispatcher = Dispatcher(engine, self.receiver, sockets.reply, sockets.cut, self._limits)
+    def _serve(self, dispatcher: Dispatcher) -> None:
+        engine = self._engine
+        assert engine is not None, "the engine was loaded"
         sampling = DeviceWatch(engine.hello, engine.memory, self.sockets.publish, sample_s=self._sample_s)
         try:
             step_s = 0.0

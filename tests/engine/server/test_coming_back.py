@@ -367,8 +367,9 @@ def test_client_disconnected_for_not_reading_returns_and_gets_the_rest(
             replies.extend(source.poll_replies())
             return sum(isinstance(reply, kind) for reply in replies) >= count
 
+        assert source.wait(lambda: source.status.state is SourceState.LIVE, WAIT_S)
         source.send(submit("mine", max_tokens=300))
-        assert source.wait(lambda: has(Tokens, 20), WAIT_S)
+        assert source.wait(lambda: has(Tokens, 20), WAIT_S), replies
         for client in set(site.service.sockets._spoke_last.values()):
             site.service.receiver.report_lost(client)  # like a connected client with too many waiting replies
         assert source.wait(lambda: has(Finished, 1), WAIT_S)
@@ -459,6 +460,7 @@ def _stream_over(cuts: tuple[CuttableProxy, CuttableProxy]) -> tuple[list[int], 
             replies.extend(source.poll_replies())
             return sum(isinstance(reply, kind) for reply in replies) >= count
 
+        assert source.wait(lambda: source.status.state is SourceState.LIVE, WAIT_S)
         source.send(submit("mine", max_tokens=400))
         for count in (20, 60, 120):
             assert source.wait(lambda count=count: has(Tokens, count), WAIT_S)

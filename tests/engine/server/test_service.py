@@ -652,6 +652,20 @@ def test_every_snapshot_request_is_answered_or_refused(start_service: Callable[.
 # The model loads, and failures.
 
 
+def test_status_has_the_adapters_as_soon_as_the_engine_is_ready(folder: Path, fake: ModuleType) -> None:
+    """A client that connects at that moment must not be told that an adapter does not exist."""
+    statuses = []
+    build = fake.builder(fake.FakeEngineOptions())
+
+    def on_ready(hello: object) -> None:
+        statuses.append(service.receiver.status(tag=0))
+        service.stop()
+
+    service = EngineService(f"ipc://{folder}", build, on_ready=on_ready)
+    service.run()
+    assert [(status.phase, status.takes_adapters) for status in statuses] == [("ready", True)]
+
+
 def test_status_shows_loading_and_requests_are_refused_until_the_model_is_loaded(
     start_service: Callable[..., Running], client: Client
 ) -> None:

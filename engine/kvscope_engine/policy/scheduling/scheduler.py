@@ -132,7 +132,7 @@ class Scheduler:
         self._running = RankedQueue()
         self._requests: dict[int, Request] = {}
         self.changes = ChangeLog(pool.moves)
-        """What happened to requests, with events. The code that drives the scheduler drains it after each step."""
+        """Log of changed requests and block tables, with events. Drain it after each step."""
         self._waiting_forks = WaitingForks()
         self.totals = SchedulerTotals()
         self.running_time = RunningTime()

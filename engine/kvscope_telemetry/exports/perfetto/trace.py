@@ -110,6 +110,7 @@ def _peaks(
     peaks = overview.column(name)[rows] if name else 100 * peak_usage_of(overview, rows)
     after_ns = overview.column(after_name)[rows]
     before = np.concatenate([[-np.inf], levels[:-1]])
+    # A level that does not fall again within the second is drawn when it rose, not only at the second's end.
     falls, rises = (peaks > levels) & (after_ns > 0), (peaks >= levels) & (peaks > before) & (after_ns >= 0)
     for index in np.flatnonzero(falls | rises).tolist():
         time_ns = int(overview.time_ns[rows][index]) + int(after_ns[index])
