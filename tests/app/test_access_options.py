@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from tests.inside.conftest import hello_of
 from tests.telemetry.collectors.prompting.conftest import replies_until_end, wait_for
 
-from kvscope_app.access_options import add_access_options, addresses_of
+from kvscope_app.access_options import add_access_options, parse_addresses
 from kvscope_inside import CacheState, Publisher
 from kvscope_telemetry.addresses import API_KEY_VARIABLE, Address
 from kvscope_telemetry.collectors.external_address import ExternalAddress
@@ -68,7 +68,7 @@ def parse_addresses(*words: str) -> tuple[Address, ...]:
     parser.add_argument("endpoints", nargs="*")
     add_access_options(parser, "ADDRESS")
     args = parser.parse_args(words)
-    return addresses_of(args, args.endpoints, "ADDRESS")
+    return parse_addresses(args, args.endpoints, "ADDRESS")
 
 
 @pytest.mark.parametrize(

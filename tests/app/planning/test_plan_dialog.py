@@ -230,7 +230,7 @@ def test_child_process_is_reused_by_the_next_dialog_and_ends_when_idle(make_dial
     other = PlanDialog(process.parent(), DARK, "Other", process)
     qtbot.waitUntil(lambda: "Other, 8.03" in other.view.words)
     other.end()
-    process._idle.timeout.emit()  # the idle timeout has passed
+    process._idle_timer.timeout.emit()  # the idle timeout has passed
     assert not process.child.is_running
 
 
