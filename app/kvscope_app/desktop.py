@@ -302,7 +302,7 @@ class Desktop(QObject):
                 self.windows[-1].banner.show_message("A closed window could not save everything", closing_message)
 
     def _release_engine(self, supervisor: EngineSupervisor, session: Session) -> None:
-        """Send the shutdown command to kvscope's own engine, unless it is to be kept, and close its session after that."""
+        """Shut down kvscope's own engine unless it is to be kept, and close its session after the command was sent."""
         supervisor.deleteLater()
         if not supervisor.engine.keeps_running:
             session.send(Control(action="shutdown"))

@@ -138,7 +138,7 @@ def test_closed_desktop_does_not_look_for_history_of_crashed_sessions(desktop, m
     offer = desktop.offer_crashed_histories()
     desktop.close()
     evaluated = []
-    monkeypatch.setattr(crashed_histories, "find_left_rings", lambda: evaluated.append(1))
+    monkeypatch.setattr(crashed_histories, "find_orphaned_rings", lambda: evaluated.append(1))
     offer.start()
     assert not evaluated
     assert has_no_running_timer(offer)

@@ -159,7 +159,7 @@ class Actions(QObject):
         return self._actions[name].shortcut().toString(QKeySequence.SequenceFormat.NativeText)
 
     def refresh(self, *_: object) -> None:
-        """Update texts, enabled and checked states of all actions. Call when anything that they depend on has changed."""
+        """Update texts, enabled and checked states of all actions. Call it when anything that they depend on changes."""
         for spec in self:
             self._refresh(spec)
 
@@ -169,7 +169,7 @@ class Actions(QObject):
                 self._actions[spec.name].setIcon(icon(spec.icon, theme.text, theme.border))
 
     def _run_annotated(self, spec: ActionSpec, run: Callable[[], object]) -> None:
-        """Call `run`, and add the action's text as a note to its exception, so that the error strip can show the text."""
+        """Call `run`, and add the action's text as a note to an exception, for the error strip."""
         try:
             run()
         except Exception as error:

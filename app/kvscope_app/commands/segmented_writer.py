@@ -76,7 +76,7 @@ class SegmentedWriter:
         return 0
 
     def write(self, message: TelemetryMessage, data: bytes | None = None) -> bool:
-        """Write a message (see `Sink`). Returns False if the message is lost; after an error, `failure` has the reason."""
+        """Write a message (see `Sink`). Returns False if the message is lost; `failure` is set after an error."""
         if self.failure or self._writer.failure:
             self.failure = self.failure or self._writer.failure
             return False

@@ -48,7 +48,7 @@ _ATTRIBUTES: Final = {
 
 
 def show(engines: Sequence[WatchedEngine]) -> None:
-    """Draw until q is pressed. Raises BadInput for a terminal without cursor control, and KeyboardInterrupt for Ctrl-C."""
+    """Draw until q is pressed. Raises BadInput for a terminal without cursor control, KeyboardInterrupt for Ctrl-C."""
     _require_terminal()
     with suppress(locale.Error):
         locale.setlocale(locale.LC_CTYPE, "")  # curses encodes text according to the locale

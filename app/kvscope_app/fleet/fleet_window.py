@@ -126,7 +126,7 @@ class FleetWindow(QMainWindow):
         self.table.show_rows(rows, sorts=sorts or len(rows) != len(self.table.fleet.rows))
         self.counts.setText(counts_text(rows, self.table.proxy.rowCount()))
         self._show_status()
-        self._show_middle()
+        self._show_table_or_message()
         self._show_buttons()
 
     def open_chosen(self) -> None:
@@ -152,7 +152,7 @@ class FleetWindow(QMainWindow):
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
-        self._show_middle()
+        self._show_table_or_message()
 
     def closeEvent(self, event: QCloseEvent) -> None:
         self._timer.stop()
@@ -170,7 +170,7 @@ class FleetWindow(QMainWindow):
         )
         self.status_label.setText("\n".join(filter(None, (self._open_error, self.fleet.failure, self.trouble, listed))))
 
-    def _show_middle(self) -> None:
+    def _show_table_or_message(self) -> None:
         if self.fleet.rows:
             self._empty.setText(NOTHING_FOUND)
         else:
