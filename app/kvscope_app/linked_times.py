@@ -166,7 +166,7 @@ class LinkedTimes(QObject):
         wanted_ns = lead.cursor_ns + offset_ns
         nearest_ns = max(range_ns[0], min(wanted_ns, range_ns[1]))
         has_data = abs(nearest_ns - wanted_ns) <= _TOLERANCE_NS or (wanted_ns > range_ns[1] and not timeline.is_file)
-        member.window.show_linked(self._text(member, is_there=has_data))
+        member.window.show_linked(self._text(member, has_data=has_data))
         if lead.is_playing and has_data:
             _play_in_sync(member, lead, wanted_ns)
         else:

@@ -159,7 +159,7 @@ class Actions(QObject):
         return self._actions[name].shortcut().toString(QKeySequence.SequenceFormat.NativeText)
 
     def refresh(self, *_: object) -> None:
-        """Update texts, enabled and checked states of all actions. Call it when anything that they depend on changes."""
+        """Update texts, enabled and checked states of all actions. Call when anything that they depend on changes."""
         for spec in self:
             self._refresh(spec)
 

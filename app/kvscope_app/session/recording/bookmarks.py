@@ -111,7 +111,7 @@ class Bookmarks(QObject):
             self._update_shown()
 
     def nearest(self, time_ns: int, *, forward: bool) -> Bookmark | None:
-        """Return the first bookmark after `time_ns` if `forward`, else the last one before it; None if there is none."""
+        """Return the first bookmark after `time_ns` if `forward`, else the last one before; None if there is none."""
         if forward:
             return next((each for each in self.shown if each.time_ns > time_ns), None)
         return next((each for each in reversed(self.shown) if each.time_ns < time_ns), None)
