@@ -198,7 +198,7 @@ def test_custom_rule_fires_unless_the_engine_is_paused_or_its_figure_is_unknown(
 
 
 def test_command_line_rules_apply_in_addition_to_saved_rules(window_with_scripted_overview, session):
-    window_with_scripted_overview.alarms.use([parse_rule("Busy: running > 3")])
+    window_with_scripted_overview.alarms.set_run_rules([parse_rule("Busy: running > 3")])
     extend_overview(session, [second(at, used=97, num_running=9) for at in range(10)])
     assert {mark.kind for mark in session.bookmarks.shown} == {"Busy", KV_USAGE}
     assert window_with_scripted_overview.themes.settings.values.alarm_rules == DEFAULT_RULES
