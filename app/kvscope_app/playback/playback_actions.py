@@ -101,13 +101,15 @@ def playback_actions(timeline: Timeline, jumps: EventJumps) -> list[ActionSpec]:
             enabled=lambda: shared_zoom.can_go_forward,
             tip="Redo the zoom that you undid",
         ),
-        history_action("back", f"Back {wide_text}", partial(jump_by, -BACK_S), ("Ctrl+Left",)),
+        history_action("back", f"Back {wide_text}", partial(jump_by, -BACK_S), ("Ctrl+Left",), starts_section=True),
         history_action("forward", f"Forward {wide_text}", partial(jump_by, BACK_S), ("Ctrl+Right",)),
         history_action("back_little", f"Back {narrow_text}", partial(jump_by, -STEP_S), ("Ctrl+Shift+Left",)),
         history_action("forward_little", f"Forward {narrow_text}", partial(jump_by, STEP_S), ("Ctrl+Shift+Right",)),
         history_action("frame_back", "Previous frame", partial(timeline.step_frames, -1), (",",), "frame-back"),
         history_action("frame_forward", "Next frame", partial(timeline.step_frames, 1), (".",), "frame-forward"),
-        history_action("event_before", "Previous event", partial(jumps.go, forward=False), ("Ctrl+,",)),
+        history_action(
+            "event_before", "Previous event", partial(jumps.go, forward=False), ("Ctrl+,",), starts_section=True
+        ),
         history_action("event_next", "Next event", partial(jumps.go, forward=True), ("Ctrl+.",)),
         history_action(
             "event_side",
@@ -116,7 +118,7 @@ def playback_actions(timeline: Timeline, jumps: EventJumps) -> list[ActionSpec]:
             ("B",),
             tip="The state before the current event; again: the state after it",
         ),
-        history_action("slower", "Slower", partial(change_speed, timeline, -1), ("[",)),
+        history_action("slower", "Slower", partial(change_speed, timeline, -1), ("[",), starts_section=True),
         history_action("faster", "Faster", partial(change_speed, timeline, 1), ("]",)),
     ]
 
