@@ -1,6 +1,6 @@
 """Contents of a comparison window: its two sessions, its widgets and their layout.
 
-Owns these parts, for the modules that implement the window's actions. Must not depend on those modules.
+Owns the sessions and widgets that the modules with the window's actions use. Must not depend on those modules.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class CompareBody(QMainWindow):
         row.setSpacing(0)
         row.addWidget(bar, 1)
         row.addWidget(self._align_frame())
-        made = QWidget()
-        column = QVBoxLayout(made)
+        upper_half = QWidget()
+        column = QVBoxLayout(upper_half)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
         column.addWidget(maps, 1)
         column.addLayout(row)
-        FloatingStrips(made, maps).add(self.banner)
-        return made
+        FloatingStrips(upper_half, maps).add(self.banner)
+        return upper_half
 
     def _below(self) -> QSplitter:
         below = QSplitter(Qt.Orientation.Horizontal)

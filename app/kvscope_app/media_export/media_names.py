@@ -9,7 +9,8 @@ from kvscope_app.views.docks import DOCKS
 from kvscope_telemetry.errors import BadInput
 
 VIEWS: Final = ("page-map", *(spec.picture_name for spec in DOCKS if spec.pictures))
-"""Names, on the command line, of the views that can be exported from a recording. All other views need a window."""
+"""Names, on the command line, of the views that can be exported from a recording. Other views exist only in a window.
+"""
 VIDEO_VIEWS: Final = ("page-map", *(spec.picture_name for spec in DOCKS if spec.pictures == "video"))
 STILLS: Final = (".png", ".svg")
 VIDEOS: Final = (".mp4", ".webp", ".gif", ".apng")

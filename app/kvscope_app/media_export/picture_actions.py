@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from kvscope_app.media_export.video_dialog import VideoDialog
 
 _NOTICE_MS: Final = 8000
-_STILLS: Final = "PNG picture (*.png);;SVG drawing (*.svg)"
+_PICTURE_FILTERS: Final = "PNG picture (*.png);;SVG drawing (*.svg)"
 
 
 def picture_actions(window: SessionWindow, files: str, clipboard: str) -> list[ActionSpec]:
-    """Return the actions that save pictures, for menu `files`, and the one that copies them, for menu `clipboard`.
+    """Return the actions that save pictures and videos, for menu `files`, and the one that copies, for menu
+    `clipboard`.
 
-    Each dock and the page map offer saving and copying in their own context menus as well.
+    Each dock and the page map offer saving and copying a picture in their own context menus as well.
     """
     _add_menus(window)
     return [
@@ -107,7 +108,7 @@ def ask_video(window: SessionWindow) -> VideoDialog | None:
 
 
 def suggested(window: SessionWindow, what: str) -> Path:
-    """Return a path without suffix for a picture of `what`, in the user's pictures folder."""
+    """Return a path without suffix for a picture of the view called `what`, in the user's pictures folder."""
     folder = Path(QStandardPaths.writableLocation(QStandardPaths.StandardLocation.PicturesLocation))
     model = re.sub(r"[^\w.-]+", "-", model_name(window.session.mirror.hello)).strip("-") or "kvscope"
     return folder / f"{model}-{what.lower().replace(' ', '-')}"
@@ -116,7 +117,7 @@ def suggested(window: SessionWindow, what: str) -> Path:
 def _ask_path(window: SessionWindow, view: View, style: PictureStyle) -> None:
     path, picture = suggested(window, view.title), TakenPicture.of(view, style)
     save = partial(save_picture, window, view.title, picture)
-    ask_save(window, f"Save a picture of {view.title.lower()}", path, _STILLS, save)
+    ask_save(window, f"Save a picture of {view.title.lower()}", path, _PICTURE_FILTERS, save)
 
 
 def _add_menus(window: SessionWindow) -> None:
@@ -126,15 +127,15 @@ def _add_menus(window: SessionWindow) -> None:
 
 
 def _add_menu(window: SessionWindow, widget: QWidget, name: str) -> None:
-    """Add saving and copying to the context menu of `widget`, which applies where no child has a menu of its own."""
+    """Add saving and copying to the context menu of `widget`. The menu applies where no child has one of its own."""
     for text, run in (("Save picture of this view…", ask_picture), ("Copy picture of this view", copy_view)):
         action = QAction(text, widget)
-        action.triggered.connect(partial(_of_view, window, name, run))
+        action.triggered.connect(partial(_run_on_view, window, name, run))
         widget.addAction(action)
     widget.setContextMenuPolicy(Qt.ContextMenuPolicy.ActionsContextMenu)
 
 
-def _of_view(window: SessionWindow, name: str, run: object, _checked: bool = False) -> None:
-    """Call `run` on the view called `name`, if it exists: views are created after their docks."""
+def _run_on_view(window: SessionWindow, name: str, run: object, _checked: bool = False) -> None:
+    """Call `run` on the view called `name` if it exists already. Views are created after their docks."""
     if name in window.views and callable(run):
         run(window, window.views[name])

@@ -20,10 +20,10 @@ def apply_theme(app: QApplication, theme: Theme) -> None:
 
 
 def restyled(app: QApplication, theme: Theme) -> Iterator[None]:
-    """Apply a theme in two steps: first the visible widgets, then the others.
+    """Apply a theme in two steps: visible widgets before the generator yields, the others after it.
 
     Qt itself would visit every widget three times: to remove the old stylesheet, to clear its cache, and for the new
-    one.
+    stylesheet.
     """
     if app.style().objectName().lower() != "fusion" and not app.styleSheet():  # the style of a stylesheet has no name
         app.setStyle("Fusion")
@@ -31,19 +31,19 @@ def restyled(app: QApplication, theme: Theme) -> Iterator[None]:
     app.setPalette(palette(theme))
     app.setStyleSheet(stylesheet(theme, zoom_of(app)))
     polished = [widget for widget in app.allWidgets() if widget.testAttribute(Qt.WidgetAttribute.WA_WState_Polished)]
-    unseen = []
+    hidden = []
     for widget in _parents_first(polished):
         if widget.visibleRegion().isEmpty():
-            unseen.append(widget)
+            hidden.append(widget)
         else:
             _polish(app, widget)
     yield
-    around = set()
-    for widget in unseen:
+    parents = set()
+    for widget in hidden:
         if shiboken6.isValid(widget):
             _polish(app, widget)
-            around.add(widget.parentWidget())
-    for parent in around:
+            parents.add(widget.parentWidget())
+    for parent in parents:
         if parent is not None and parent.isVisible():  # hidden labels also determine a status bar's height
             QCoreApplication.sendEvent(parent, QEvent(QEvent.Type.LayoutRequest))
 
@@ -51,9 +51,9 @@ def restyled(app: QApplication, theme: Theme) -> Iterator[None]:
 def _parents_first(widgets: Sequence[QWidget]) -> list[QWidget]:
     """Sort `widgets` by depth.
 
-    Polishing gives a widget its parent's present font, and Qt does not propagate later changes. If a widget were
-    polished before its parent, it would keep the text size of an earlier zoom that was changed before everything was
-    polished.
+    Polishing gives a widget the font that its parent has then, and Qt does not propagate later changes. A widget
+    polished before its parent would keep the text size of an earlier zoom if the zoom changed twice in short
+    succession.
     """
     depths: dict[QWidget | None, int] = {None: 0}
 
@@ -75,15 +75,14 @@ def _polish(app: QApplication, widget: QWidget) -> None:
 def forget_rules(app: QApplication) -> None:
     """Clear the stylesheet's cache, including entries of deleted widgets.
 
-    Qt caches the rules of a widget by address until the widget is destroyed, but is not notified for the line edit in a
-    spin box and the frame of a combo box's list: about 60 KB leak per window. Entries of living widgets are recreated
-    when they are next painted.
+    Qt caches the rules of a widget by address until the widget is destroyed, but is not notified of that for the line
+    edit in a spin box and the frame of a combo box's list: about 60 KB leak per window. Entries of existing widgets are
+    created again when they are next painted.
     """
     app.style().unpolish(app)
 
 
 def palette(theme: Theme) -> QPalette:
-    """Return the Qt palette of `theme`, with readable disabled text."""
     result = QPalette()
     roles = QPalette.ColorRole
     names = {
