@@ -288,7 +288,7 @@ class ChartPanel(QWidget):
             self._describe()
 
     def _describe(self) -> None:
-        """Set the accessible description to the values at the cursor line if it is visible, else to the current ones."""
+        """Set the accessible description to the values at the cursor line or, if it is hidden, the current ones."""
         self.plot.setAccessibleDescription(self._sentence())
 
     def _sentence(self) -> str:
@@ -343,7 +343,7 @@ class ChartPanel(QWidget):
         self.range_dragged.emit(float(first), float(last))
 
     def _on_key(self, key: Qt.Key, shift: bool) -> None:
-        """Move the time range (arrows) or the cursor line (Shift and arrows), or go to the cursor line's time (Enter)."""
+        """Move the time range (arrows) or the cursor line (Shift and arrows), or go to the line's time (Enter)."""
         (first, last), _ = self.plot.view_box.viewRange()
         length = last - first
         if key in (Qt.Key.Key_Left, Qt.Key.Key_Right):

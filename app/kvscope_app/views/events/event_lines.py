@@ -23,7 +23,7 @@ _EVENTS_PER_TURN: Final = 1_000
 
 
 def to_lines(rows: Iterable[tuple[int, Event]], delimiter: str = "\t", *, with_head: bool = True) -> str:
-    """Return one line per (ns since 1970, event). Times are given as local time with UTC offset, and in ns since 1970."""
+    """Return one line per (ns since 1970, event). The time is given as local time with UTC offset, and in ns."""
     text = io.StringIO()
     writer = csv.writer(text, delimiter=delimiter, lineterminator="\n")
     if with_head:

@@ -161,9 +161,9 @@ class HeatCanvas(TimeArea):
         step_ns = max(SECOND_NS, self.frame.scale.column_ns)
         cell = self.cell
         if cell is None:
-            time_ns_ = self.cursor_ns or self.frame.scale.end_ns
-            shown = min(max(time_ns_, self.frame.scale.begin_ns), self.frame.scale.end_ns - 1)
-            cell, dx, dy = Cell(shown // SECOND_NS * SECOND_NS + SECOND_NS // 2, 0), 0, 0
+            scale = self.frame.scale
+            start_ns = min(max(self.cursor_ns or scale.end_ns, scale.begin_ns), scale.end_ns - 1)
+            cell, dx, dy = Cell(start_ns // SECOND_NS * SECOND_NS + SECOND_NS // 2, 0), 0, 0
         first_ns, last_ns = self.store.first_ns, self.store.last_ns
         time_ns = min(max(cell.time_ns + dx * step_ns, first_ns), last_ns - 1)
         self._set_cell(Cell(time_ns, min(max(cell.row + dy, 0), self.store.num_cells - 1)))
