@@ -101,7 +101,7 @@ def unheld_color(theme: Theme) -> str:
 
 
 def _with_level(kinds: npt.NDArray[np.integer], shares: npt.NDArray[np.integer]) -> Keys:
-    """Return keys with a shade for each share (0 to 255), or `FREE` if the share is 0. `kinds`: indices in `_STATES`."""
+    """Return keys with a shade for each share (0 to 255), or `FREE` if it is 0. `kinds`: indices in `_STATES`."""
     keys = (
         (kinds.astype(np.uint8, copy=False) << 4)
         + (shares.astype(np.uint8, copy=False) >> 4)

@@ -60,7 +60,7 @@ class CurveStrip(TimeArea):
         return QSize(240, scaled(STRIP_HEIGHT))
 
     def show_values(self, times: IntArray, values: FloatArray) -> None:
-        """Show one value for each second, shape (n,) each. `times`: start of the seconds in ns. Unknown values are NaN."""
+        """Show one value for each second, which starts at `times` (ns), shape (n,) each. Unknown values are NaN."""
         self._times, self._values, self._cached_curve = times, values, None
         self.update()
 
@@ -105,7 +105,7 @@ class CurveStrip(TimeArea):
         return self._cached_curve[1]
 
     def _extremes(self) -> tuple[FloatArray, FloatArray]:
-        """Return the minimum and the maximum known value in each pixel column, shape (width,) each. NaN without data."""
+        """Return the minimum and the maximum known value of each pixel column, shape (width,). NaN without data."""
         scale = self.frame.scale
         width = max(self.width() - gutter(), 1)
         edges = scale.begin_ns + np.arange(width + 1) * ((scale.end_ns - scale.begin_ns) / width)

@@ -103,7 +103,7 @@ class HeatCanvas(TimeArea):
             )
 
     def zoom_by(self, steps: int) -> None:
-        """Zoom around the keyboard cursor or, without one, around the newest second while following, else the middle."""
+        """Zoom around the cell cursor or, without one, around the newest second while following, else the middle."""
         if not steps:
             self.frame.fit()
             return

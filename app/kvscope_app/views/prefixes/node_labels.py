@@ -74,9 +74,9 @@ class NodeLabels:
         notes = {each: self._note_prefix(moment, each) for each in siblings}
         common_lengths = dict.fromkeys(siblings, 0)
         sorted_lines = sorted((notes[each], line, each) for each, line in lines.items() if line is not None)
-        for (note, line, node_), (other_note, other_line, other) in pairwise(sorted_lines):
+        for (note, line, current), (other_note, other_line, other) in pairwise(sorted_lines):
             common = _common_length(line, other_line) if note == other_note else 0
-            common_lengths[node_], common_lengths[other] = max(common_lengths[node_], common), common
+            common_lengths[current], common_lengths[other] = max(common_lengths[current], common), common
         self._labels |= dict.fromkeys(siblings)
         for note, line, each in sorted_lines:
             is_shortened = _MAX_SHOWN_PREFIX < common_lengths[each] < len(line) - 1

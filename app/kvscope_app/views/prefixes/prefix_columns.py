@@ -48,7 +48,7 @@ class PrefixMoment:
         """Time of each node's last use in ns, shape (nodes,); `UNKNOWN` if before `first_ns`."""
 
     def idle_s(self, node: int) -> int:
-        """Return the whole seconds since the node was last used, a lower bound if `is_before_all`. 0 while it is held."""
+        """Return the seconds since the node was last used, a lower bound if `is_before_all`. 0 while it is held."""
         used_ns = self.first_ns if self.is_before_all(node) else int(self.used_ns[node])
         return 0 if self.tree.holders[node] else max(self.now_ns - used_ns, 0) // 1_000_000_000
 
@@ -91,7 +91,7 @@ def holders_text(holders: int) -> str:
 
 
 def idle_text(moment: PrefixMoment, node: int) -> str:
-    """Return the time since the last use: `now`, `12 s`, `3 min`, `2 h 5 min`, or `over 12 s` if it is a lower bound."""
+    """Return the time since the last use: `now`, `12 s`, `3 min`, `2 h 5 min`, or the lower bound `over 12 s`."""
     seconds = moment.idle_s(node)
     if moment.tree.holders[node]:
         return "now"

@@ -426,7 +426,7 @@ def test_failed_tree_is_reported_and_retried(engine, session, poll, qtbot, monke
         raise MemoryError("for a tree")
 
     monkeypatch.setattr(tree_builder, "MAX_SYNC_ROWS", 0)
-    monkeypatch.setattr(tree_builder, "_AFTER_FAILURE_S", 0.0)
+    monkeypatch.setattr(tree_builder, "_RETRY_S", 0.0)
     monkeypatch.setattr(tree_builder, "build", broken)
     fill_tree(engine)
     poll(session)

@@ -70,7 +70,8 @@ def left_out(allocator_map: AllocatorMap, segments: list[TorchSegment]) -> str:
     num_drawn = sum(len(segment.sizes) for segment in segments)
     if num_drawn < allocator_map.num_blocks and len(segments) == allocator_map.num_segments:
         notes.append(
-            f"{count(allocator_map.num_blocks)} blocks are drawn as {count(num_drawn)}: the smallest neighbours are merged"
+            f"{count(allocator_map.num_blocks)} blocks are drawn as {count(num_drawn)}:"
+            " the smallest neighbours are merged"
         )
     return "; ".join(notes)
 

@@ -160,7 +160,7 @@ def test_left_out_blocks_and_segments_are_described():
 
 def test_missing_answer_is_reported_and_a_late_one_is_shown(open_dialog):
     sheet, answer = open_dialog()
-    sheet._wait.timeout.emit()
+    sheet._slow_timer.timeout.emit()
     assert "Waiting for the engine" in sheet.message.text()
     assert sheet.reload.isEnabled()
     answer(simulated_allocator_map(0))
