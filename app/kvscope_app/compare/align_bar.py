@@ -41,7 +41,6 @@ class AlignBox(QComboBox):
         self.textActivated.connect(self._on_activated)
 
     def refresh(self) -> None:
-        """Update the choices. The overviews, which contain the common moments, may have grown."""
         choices = self._current_choices()
         if list(choices) != list(self.alignments):
             current = self.currentText() or STARTS
@@ -51,7 +50,6 @@ class AlignBox(QComboBox):
         self.alignments = choices
 
     def show_chosen(self) -> None:
-        """Show that the user aligned the timelines manually."""
         self.setCurrentText(CHOSEN)
 
     def _current_choices(self) -> dict[str, _Choice | None]:

@@ -24,8 +24,6 @@ from kvscope_telemetry.recordings.reader import Recording
 
 
 class CompareBody(QMainWindow):
-    """Two page maps above a bar, with the curves and the table below."""
-
     def __init__(self, a: Recording, b: Recording, names: tuple[str, str], themes: ThemeManager) -> None:
         super().__init__()
         self.themes = themes
@@ -49,7 +47,6 @@ class CompareBody(QMainWindow):
             (side.map.fit_all, side.map.zoom_in, side.map.zoom_out)[steps]()
 
     def lay_out(self, bar: QWidget) -> None:
-        """Lay out all parts, with `bar` under the maps."""
         body = QSplitter(Qt.Orientation.Vertical)
         body.addWidget(self._maps(bar))
         body.addWidget(self._below())

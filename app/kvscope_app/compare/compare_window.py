@@ -28,7 +28,6 @@ from kvscope_telemetry.exports.span import Span
 from kvscope_telemetry.recordings.reader import Recording
 
 _DEBOUNCE_MS: Final = 400
-"""Minimum interval of refreshes while the overviews grow."""
 _MIN_INTERVAL_RATIO: Final = 20
 """Minimum ratio of the refresh interval to the duration of a refresh.
 
@@ -72,7 +71,6 @@ class CompareWindow(CompareBody):
         self._refresh_timer.setInterval(max(_DEBOUNCE_MS, _MIN_INTERVAL_RATIO * duration_ms))
 
     def refresh_figures(self) -> None:
-        """Recompute the key figures of the whole runs or of the visible range, whichever is selected."""
         runs = self._runs()
         if runs is not None:
             self.figures.show_comparison(compare(*runs))

@@ -69,7 +69,6 @@ def verdict_text(row: ComparisonRow) -> str:
 
 
 def explained(row: ComparisonRow) -> str:
-    """Return the verdict as full sentences."""
     spread = f"Over time A is {parts_text(row, row.a_parts)} and B {parts_text(row, row.b_parts)}: {_PARTS_TIP}."
     if not row.verdict:
         return "Lengths, counts and peaks have one value per run, so their spread is unknown."
@@ -102,7 +101,6 @@ def _signed(row: ComparisonRow, value: float) -> str:
 
 
 def unlike_text(comparison: Comparison) -> str:
-    """Return the settings in which the two engines differ, or an empty text."""
     return printable(
         "; ".join(f"{each.name} {each.a or 'unknown'} | {each.b or 'unknown'}" for each in comparison.settings)
     )

@@ -145,7 +145,6 @@ class ElapsedAxis(TimeAxis):
         return time_text(max(value, 0.0), value)
 
     def tickValues(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, list[float]]]:
-        """Return tick positions at multiples of a round step, far enough apart for their labels."""
         min_step_s = (maxVal - minVal) * _LABEL_SPACING_PX / max(size, 1)
         step = next((step for step in _STEPS_S if step >= min_step_s), _STEPS_S[-1])
         multiples = np.arange(np.ceil(minVal / step), np.floor(maxVal / step) + 1)

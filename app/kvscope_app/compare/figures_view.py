@@ -114,7 +114,6 @@ class FiguresView(QWidget):
         self._fit_columns()
 
     def choose_shown(self, of_shown: bool) -> None:
-        """Choose between figures of the visible range and of the whole runs."""
         self.ranges.set_current(int(of_shown))
         self.of_shown = of_shown
 

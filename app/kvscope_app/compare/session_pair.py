@@ -55,7 +55,6 @@ class PairSide:
         return first <= time_ns < last
 
     def go_to(self, time_ns: int) -> None:
-        """Move to that time, or to the nearest recorded one."""
         if abs(self.cursor_ns - time_ns) > _SEEK_TOLERANCE_NS:
             self.session.timeline.go_to(time_ns + self.offset_ns)
 
@@ -100,7 +99,6 @@ class SessionPair(QObject):
 
     @property
     def has_time_overlap(self) -> bool:
-        """Whether the two runs overlap in wall-clock time."""
         a, b = PairSide(self.a, 0).range_ns, PairSide(self.b, 0).range_ns
         return a[0] <= b[1] and b[0] <= a[1]
 
@@ -134,7 +132,6 @@ class SessionPair(QObject):
 
     @property
     def is_live(self) -> bool:
-        """Always False, because there is no live end."""
         return False
 
     @property

@@ -75,7 +75,6 @@ class SideView(QWidget):
         self._build()
 
     def show_at(self, side: PairSide, at_ns: int) -> None:
-        """Update the header for the pair's cursor, which is at `at_ns` on A's clock."""
         range_ns = self.session.timeline.range_ns
         if range_ns is None:
             return
@@ -133,7 +132,6 @@ class SideView(QWidget):
         self.moment.editingFinished.connect(self._return_focus)
 
     def _return_focus(self) -> None:
-        """Move the focus from the field to the map after Return was pressed."""
         if self.moment.hasFocus():
             self.map.canvas.setFocus()
 

@@ -84,7 +84,6 @@ class AdaptersDialog(Sheet):
             self.name.clear()
 
     def _show(self) -> None:
-        """Rebuild the list if the loaded adapters, or the reason why none can be loaded, changed."""
         loaded, reason = self._session.status.adapters or (), permission.why_not_load(self._session)
         if self._shown == (loaded, reason):
             return

@@ -40,7 +40,6 @@ _NOTICE_MS: Final = 6000
 
 
 def debug_actions(window: SessionWindow, debugger: Debugger) -> list[ActionSpec]:
-    """Return all debugger actions. The tooltip of a disabled action gives the reason."""
     commands = _Commands(window, debugger)
     return [
         *_engine_actions(window.session, debugger),
@@ -181,8 +180,6 @@ def _pool_actions(window: SessionWindow, debugger: Debugger, commands: _Commands
 
 
 class _Commands:
-    """Sends the debugger's commands for the window's selected request and current block."""
-
     def __init__(self, window: SessionWindow, debugger: Debugger) -> None:
         self._window, self._debugger = window, debugger
         self._chosen_number: int | None = None
@@ -247,7 +244,6 @@ class _Commands:
         self._debugger.ask(Unpin, anyones=of_all_clients)
 
     def text_with_target(self, text: str) -> str:
-        """Return `text` with the number of the selected request or current block inserted."""
         session, block = self._window.session, current_block(self._window)
         if session.selection.request is not None:
             text = text.replace("the selected request", f"request #{session.selection.request}")

@@ -24,8 +24,6 @@ AnswerCallback = Callable[[str, bool], None]
 
 
 class Debugger(QObject):
-    """Sends debugger commands for the session of one window."""
-
     answered = Signal(str, bool)
     """Emitted with an answer's text (one line) and whether the command succeeded."""
 

@@ -55,7 +55,6 @@ class PausedBar(PassingStrip):
         self.answer.setText(text)
 
     def _update_buttons(self) -> None:
-        """Copy the enabled state and the tooltip (the reason for a disabled action) from the actions to the buttons."""
         for button, action in zip(self.buttons, self._actions, strict=True):
             button.setEnabled(action.isEnabled())
             button.setToolTip(action.toolTip())

@@ -24,7 +24,6 @@ _WAITING: Final = (RequestState.WAITING, RequestState.PREEMPTED)
 
 
 def why_not_control(session: Session) -> str:
-    """Return why the engine cannot be paused or resumed."""
     if session.timeline.is_file:
         return "This is a recording: there is no engine to control"
     if not session.accepts_commands:

@@ -56,6 +56,5 @@ def _hidden_height(area: QAbstractScrollArea) -> int:
 
 
 def _num_rows_below(table: QTableView) -> int:
-    """Return the number of rows below the visible part of `table`, including a row that is partly visible."""
     first_hidden = table.rowAt(table.viewport().height() - 1)
     return 0 if first_hidden < 0 else table.model().rowCount() - first_hidden

@@ -161,5 +161,4 @@ _ENCODERS: Final[dict[str, Callable[[VideoEncoder, BinaryIO], Any]]] = {
 
 
 def is_there(suffix: str) -> bool:
-    """Whether the program or library that writes files with `suffix` is installed."""
     return shutil.which(_FFMPEG) is not None if suffix == ".mp4" else find_spec("PIL") is not None

@@ -40,5 +40,4 @@ def suffix_of(path: Path, format_name: str | None) -> str:
 
 
 def is_picture(path: Path, format_name: str | None) -> bool:
-    """Whether `path` or `format_name` requests a picture or a video."""
     return format_name in ("png", "svg", "video") or (format_name is None and path.suffix.lower() in (*STILLS, *VIDEOS))

@@ -69,7 +69,6 @@ def offscreen_application(scale: int = 1) -> QApplication:
 
 
 def _print_message(_kind: object, _context: object, text: str) -> None:
-    """Print Qt's messages, except for those about functions that the offscreen platform lacks."""
     if not text.startswith(_OFFSCREEN_WARNING):
         print_text(text, file=sys.stderr)
 
@@ -193,7 +192,6 @@ class OffscreenView:
         return next(spec for spec in DOCKS if spec.name == name).view_class()(self._session)
 
     def _hide_controls(self) -> None:
-        """Hide buttons and fields, so that the content gets their space."""
         for widget in self.view.findChildren(QWidget):
             if is_control(widget) and not isinstance(widget, QScrollBar):
                 widget.hide()
@@ -222,7 +220,6 @@ class OffscreenView:
 
     @property
     def _failure(self) -> str:
-        """Reason why the recording cannot be read any further; "" if it can."""
         reason = self._source.status.reason
         return "" if reason in ("", "paused", "at the end") else reason
 

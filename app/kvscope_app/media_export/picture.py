@@ -36,7 +36,6 @@ class PictureStyle:
     theme: Theme | None = None
     """Theme of the picture; None keeps the theme in which the view is shown."""
     caption: str = ""
-    """Text of the line below the picture; empty for no caption."""
 
 
 def picture_of(view: View, style: PictureStyle | None = None) -> QImage:
@@ -55,15 +54,10 @@ def picture_of(view: View, style: PictureStyle | None = None) -> QImage:
 
 
 def picture_size(view: View, style: PictureStyle) -> QSize:
-    """Return the size in pixels of the image that `picture_of` would return."""
     return (_size(view, style).toSizeF() * (view.devicePixelRatioF() * style.scale)).toSize()
 
 
 def svg_of(view: View, style: PictureStyle | None = None) -> QByteArray:
-    """Return `view` as an SVG file.
-
-    Text and lines stay vector graphics; bitmaps in the view are embedded as bitmaps.
-    """
     from kvscope_app.media_export.svg_file import svg_painter  # imported late, because few windows need it
 
     style = style or PictureStyle()
@@ -150,7 +144,6 @@ def _cover_controls(painter: QPainter, view: View) -> None:
 
 
 def is_control(widget: QWidget) -> bool:
-    """Whether `widget` is useful only to a user at the window."""
     kinds = (QAbstractButton, QComboBox, QLineEdit, QScrollBar, SegmentedControl)
     return isinstance(widget, kinds) or widget.property(HINT) is True
 

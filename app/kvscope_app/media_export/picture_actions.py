@@ -61,7 +61,6 @@ def picture_actions(window: SessionWindow, files: str, clipboard: str) -> list[A
 
 
 def view_in_focus(window: SessionWindow) -> View:
-    """Return the view that has the keyboard focus, or the page map if none has."""
     widget: QWidget | None = window.focusWidget()
     while widget is not None and not isinstance(widget, View):
         widget = widget.parentWidget()
@@ -69,7 +68,6 @@ def view_in_focus(window: SessionWindow) -> View:
 
 
 def ask_picture(window: SessionWindow, view: View) -> PictureDialog:
-    """Ask for the options of a picture of `view`, then for the file name."""
     from kvscope_app.media_export.picture_dialog import PictureDialog  # imported late, so that the window opens sooner
 
     dialog = PictureDialog(window, view)
@@ -90,7 +88,6 @@ def save_picture(window: SessionWindow, title: str, picture: TakenPicture, path:
 
 
 def copy_view(window: SessionWindow, view: View, style: PictureStyle | None = None) -> None:
-    """Copy a picture of `view` to the clipboard and report it in the status bar."""
     copy_picture(view, style)
     window.statusBar().showMessage(f"Picture of {view.title.lower()} copied", _NOTICE_MS)
 

@@ -78,7 +78,6 @@ def _make_still(recording: Recording, spec: PictureSpec, span: Span, report_prog
 
 
 def _leave_space_for_caption(view: OffscreenView) -> None:
-    """Reduce the view's height, so that the picture including its caption has the requested size."""
     view.resize(view.view.size() - QSize(0, caption_height(view.view)))
 
 

@@ -29,7 +29,6 @@ _VIEWS: Final = {"Page map": "page-map"} | {spec.title: spec.picture_name for sp
 _SPEEDS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 _FPS: Final = (5, 10, 15, 20, 30)
 _DEFAULT_LENGTH_S: Final = 20.0
-"""Length in seconds of the time range that the dialog suggests."""
 
 
 class VideoDialog(QDialog):
@@ -83,7 +82,6 @@ class VideoDialog(QDialog):
         )
 
     def accept(self) -> None:
-        """Ask for the file name, then start making the video."""
         suffix = VIDEOS[self.format_box.currentIndex()]
         spec = self.spec(self._path)
         start = partial(_start, self._window, spec)

@@ -89,7 +89,7 @@ def _copy(recording: Recording, spec: PictureSpec, copy: Path, report_progress: 
 
 
 def _run(recording: Path, spec: PictureSpec, report_progress: ProgressCallback, start_share: float) -> None:
-    """Run the child process. `share`, 0 to 1, is the progress made before.
+    """Run the child process. The progress of its work counts from `start_share` to 1.
 
     Raises:
         KvscopeError: The process failed. The message is the process's own.
@@ -120,7 +120,6 @@ def _terminate(process: subprocess.Popen[str]) -> None:
 
 
 def _read_progress(lines: IO[str], report_progress: ProgressCallback, start_share: float) -> bool:
-    """Report progress until the output ends. Returns False if the user cancelled."""
     for line in lines:
         try:
             done = float(line)

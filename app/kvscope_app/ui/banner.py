@@ -100,7 +100,6 @@ class Banner(PassingStrip):
 
     @property
     def text(self) -> str:
-        """The message that is shown, or "" if hidden."""
         return self._shown_text if self.isVisible() else ""
 
     def _build(self) -> None:
@@ -129,7 +128,6 @@ def _wrapping_label() -> PlainLabel:
 
 
 def _set_text(text_label: PlainLabel, text: str) -> None:
-    """Set a label's text, truncated if it is very long, with the full text as the tooltip."""
     is_long = len(text) > _MAX_CHARACTERS
     text_label.setText(text[: _MAX_CHARACTERS - 1] + "…" if is_long else text)
     text_label.setToolTip(plain_tip(text) if is_long else "")

@@ -14,8 +14,7 @@ from kvscope_app.ui.theme import Theme
 
 @runtime_checkable
 class Zoomable(Protocol):
-    def zoom_by(self, steps: int) -> None:
-        """Zoom in (1) or out (-1), or fit everything (0)."""
+    def zoom_by(self, steps: int) -> None: ...
 
 
 def zoom_focused(window: Zoomable, steps: int) -> None:

@@ -64,7 +64,6 @@ def chevron_path(is_dark: bool, where: str = "") -> str:
 
 
 def check_path(is_dark: bool) -> str:
-    """Return the path of a check mark's file for stylesheets, to be drawn on the accent colour."""
     return _stylesheet_path("check", is_dark)
 
 

@@ -109,7 +109,6 @@ def _without_affixes(box: QSpinBox | QDoubleSpinBox, text: str) -> str:
 
 
 def _normalized(text: str) -> str:
-    """Return `text` in the notation that `float` accepts."""
     return "".join(text.split()).translate(_TO_ASCII)
 
 

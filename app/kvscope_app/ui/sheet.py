@@ -9,8 +9,6 @@ from kvscope_app.ui.zoom import scaled
 
 
 class Sheet(QDialog):
-    """Dialog with the contents of `column`, deleted when it is closed."""
-
     def __init__(self, title: str, parent: QWidget) -> None:
         super().__init__(parent)
         self.setWindowTitle(title)

@@ -26,11 +26,9 @@ class Theme:
     name: str
     is_dark: bool
     window: str
-    """Background of the window, behind docks and bars."""
     base: str
     """Background of edited and listed text, the page map and plots."""
     panel: str
-    """Background of docks and bars."""
     raised: str
     """Buttons, cards, hovered rows."""
     border: str
@@ -43,7 +41,6 @@ class Theme:
     warn: str
     bad: str
     grid: str
-    """Grid lines of plots: opaque, faint."""
     series: tuple[str, ...]
     """Eight curve colours based on those of Okabe and Ito.
 
@@ -56,14 +53,12 @@ class Theme:
     block_host: str
     block_disk: str
     block_unmapped: str
-    """Address space without memory."""
     flash_evicted: str
     flash_copied: str
     flash_saved: str
     flash_loaded: str
     """Like the other flash colours, shown briefly after a cell changed. Large cells also get a sign."""
     selection: str
-    """Outline of the selection."""
 
     def color(self, name: str, alpha: int = 255) -> QColor:
         """Return the colour of that field, with `alpha` from 0 (transparent) to 255."""

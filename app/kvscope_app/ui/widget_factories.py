@@ -35,7 +35,6 @@ def tool_button(text: str, tip: str, *, checkable: bool = False, checked: bool =
 
 
 def set_icon(button: QToolButton, name: str, theme: Theme) -> None:
-    """Show an icon instead of the text. A checked button gets the accent colour."""
     color = theme.accent if button.isCheckable() and button.isChecked() else theme.muted
     button.setIcon(icon(name, color, mix(theme.muted, theme.panel, 0.6)))
     button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonIconOnly)
@@ -83,7 +82,6 @@ def combo_box(items: Sequence[str], name: str) -> QComboBox:
 
 
 def seconds_box(minimum: float, maximum: float, value: float, name: str) -> NumberBox:
-    """Return a spin box for a time in seconds, with one decimal and the accessible name `name`."""
     box = NumberBox()
     box.setDecimals(1)
     box.setRange(round(minimum, 1), round(maximum, 1))
@@ -103,7 +101,6 @@ def head_row(bar: QLayout) -> QWidget:
 
 
 def empty_state(text: str) -> QLabel:
-    """Return a centred, muted label for a view that has nothing to show."""
     result = label(text, "muted", wraps=True)
     result.setAlignment(Qt.AlignmentFlag.AlignCenter)
     result.setContentsMargins(24, 24, 24, 24)

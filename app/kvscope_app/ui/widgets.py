@@ -80,15 +80,12 @@ class FittingLabel(ElidedLabel):
 
 
 _SPACING = 1
-"""Pixels between the buttons of a `SegmentedControl`."""
 _MIN_PADDING = 10
 """Minimum horizontal padding of a compact button in pixels, both sides together."""
 _COMPACT_STYLE = "padding-left: 3px; padding-right: 3px;"
 
 
 class _CompactButton(QToolButton):
-    """Button that can shrink to the width of its text."""
-
     def __init__(self) -> None:
         super().__init__()
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
@@ -133,7 +130,6 @@ class SegmentedControl(QFrame):
             self._group.addButton(button, index)
             row.addWidget(button)
         self.menu_button = QToolButton()
-        """Replaces the other buttons if they would be clipped."""
         self.menu_button.setAccessibleName(name)
         self.menu_button.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
         self.menu_button.setMenu(QMenu(self.menu_button))
@@ -171,7 +167,6 @@ class SegmentedControl(QFrame):
             self._update_arrangement()
 
     def _update_arrangement(self) -> None:
-        """Show all buttons with normal or reduced padding or, if their texts would be clipped, the menu button."""
         if not self._is_collapsible:
             return
         margins = self._row.contentsMargins()
@@ -207,7 +202,6 @@ class SegmentedControl(QFrame):
             action.setToolTip(button.toolTip())
 
     def set_compact(self, is_compact: bool) -> None:
-        """Set whether the buttons have reduced padding."""
         if is_compact is not bool(self._saved_width):
             self._set_compact(is_compact)
 
@@ -217,7 +211,6 @@ class SegmentedControl(QFrame):
         return self._saved_width
 
     def _buttons_width(self) -> int:
-        """Return the width in pixels of all buttons with their current padding."""
         return sum(button.sizeHint().width() + _SPACING for button in self._group.buttons())
 
     def _set_compact(self, is_compact: bool) -> None:
@@ -231,7 +224,6 @@ class SegmentedControl(QFrame):
         self._group.button(index).setChecked(True)
 
     def clear(self) -> None:
-        """Uncheck all buttons."""
         self._group.setExclusive(False)
         for button in self._group.buttons():
             button.setChecked(False)
@@ -244,7 +236,6 @@ class SegmentedControl(QFrame):
         return not self._group.button(index).isHidden()
 
     def width_of(self, index: int) -> int:
-        """Return the pixels that a button needs when visible, including its spacing."""
         return self._group.button(index).sizeHint().width() + _SPACING
 
     def set_button_enabled(self, index: int, is_enabled: bool) -> None:

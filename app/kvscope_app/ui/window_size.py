@@ -11,6 +11,5 @@ DEFAULT_SIZE: Final = QSize(1560, 960)
 
 
 def default_size(window: QMainWindow) -> None:
-    """Resize `window` to `DEFAULT_SIZE`, but at most to 94 % of the screen."""
     available = window.screen().availableGeometry().size() * 0.94
     window.resize(DEFAULT_SIZE.boundedTo(available))

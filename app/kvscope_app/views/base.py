@@ -70,7 +70,6 @@ class View(QWidget):
         """Show a time range, in ns of the wall clock. Views without a time axis ignore it."""
 
     def dismiss(self) -> bool:
-        """Close what Esc closes in this view, such as a search field. Returns whether anything was closed."""
         return False
 
     def use_clock(self, clock: Callable[[], int]) -> None:

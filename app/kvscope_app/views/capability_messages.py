@@ -43,7 +43,6 @@ def why_no_addresses(capabilities: Capabilities) -> str:
 
 
 def why_no_requests(capabilities: Capabilities) -> str:
-    """Return why there is no table of requests."""
     if not capabilities.blocks:
         return f"{engine_name(capabilities)} reports devices only; it has no requests"
     if capabilities.requests:

@@ -30,15 +30,12 @@ class DockSpec:
     behind: str = ""
     """Name of the dock behind which this one is a tab by default; "": it has its own area."""
     is_open: bool = True
-    """Whether the dock is open at the first start of kvscope."""
     pictures: Literal["", "still", "video"] = ""
     """Pictures that `kvscope export` can make of the view: none, stills only, or also videos."""
     is_on_time: bool = False
-    """Whether the view has a time axis with the session's cursor."""
 
     @property
     def picture_name(self) -> str:
-        """Name of the view on the command line."""
         return self.name.replace("_", "-")
 
     def view_class(self) -> type[View]:

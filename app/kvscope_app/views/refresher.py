@@ -58,7 +58,6 @@ class Refresher(QObject):
         self._last_ns: dict[View, int] = {}
         self._dirty: set[View] = set()
         self._slow_after_ns = 0
-        """Time from which a slow view may be refreshed again."""
         self._data_ns = 0
         self._is_single_update = False
         """Whether an update after a pause has not been shown yet."""
@@ -142,7 +141,6 @@ class Refresher(QObject):
         return {view: self._wait_ns(view, now_ns) for view in visible}
 
     def _refresh(self, views: list[View], waits: dict[View, float]) -> None:
-        """Refresh those of `views` that are due, and schedule all others in `waits`."""
         try:
             for view in [view for view in views if waits[view] <= 0]:
                 del waits[view]
@@ -160,7 +158,6 @@ class Refresher(QObject):
         return 1e9 / view.refresh_hz - grace_ns - (now_ns - self._last_ns[view])
 
     def _schedule(self, waits: dict[View, float]) -> None:
-        """Schedule the next run for the time at which the first view of `waits` is due."""
         if not waits:
             return
         pause_ns = self._slow_after_ns - time.monotonic_ns()

@@ -28,7 +28,6 @@ class TableColumn(Generic[_P]):
     text: Callable[_P, str]
     tip: str = ""
     is_number: bool = False
-    """Whether the cells are numbers, which are right-aligned."""
     sample: str = ""
     """Widest usual text, from which the column's width is computed."""
 
@@ -40,7 +39,6 @@ class TableHead:
     titles: Sequence[str]
     tips: Sequence[str] = ()
     numbers: Collection[int] = ()
-    """Indices of the columns with numbers."""
 
     @classmethod
     def of(cls, columns: Sequence[TableColumn[...]]) -> Self:
@@ -64,8 +62,6 @@ class TableHead:
 
 
 class TableModel(QAbstractTableModel):
-    """Model with the columns of `table_head`."""
-
     table_head: ClassVar[TableHead]
 
     def columnCount(self, parent: Index = _ROOT) -> int:
@@ -97,7 +93,6 @@ class RowTable(QTableView):
         self.verticalHeader().setDefaultSectionSize(self.fontMetrics().height() + scaled(padding))
 
     def fit_samples(self, columns: Sequence[TableColumn[...]]) -> None:
-        """Make each column as wide as its sample or its title, whichever is wider."""
         self.horizontalHeader().setMinimumSectionSize(40)
         for index, column in enumerate(columns):
             width = max(self.fontMetrics().horizontalAdvance(text) for text in (column.sample, column.title))
@@ -119,8 +114,6 @@ class SwatchDelegate(QStyledItemDelegate):
 
 
 class OpenableTable(RowTable):
-    """Table whose selected rows are opened by Enter and by a double click."""
-
     open_requested = Signal()
 
     def __init__(self, name: str) -> None:

@@ -22,8 +22,6 @@ _RESTYLE_INTERVAL_MS: Final = 20
 
 
 class ThemeManager(QObject):
-    """Applies the theme and the zoom to the application, and notifies widgets that paint themselves."""
-
     changed = Signal(object)
     """Emitted with the current `Theme` after a change of the theme or the zoom."""
 
@@ -41,7 +39,6 @@ class ThemeManager(QObject):
         apply_theme(app, self.theme)
         self._postponed: list[Callable[[], None]] = []
         self._restyling: Iterator[None] = iter(())
-        """Remaining steps of restyling hidden widgets."""
         self._restyle_timer = QTimer(self, interval=_RESTYLE_INTERVAL_MS)
         self._restyle_timer.timeout.connect(self._restyle_more)
         app.styleHints().colorSchemeChanged.connect(self._update)
@@ -58,7 +55,6 @@ class ThemeManager(QObject):
         self.choose("light" if self.theme.is_dark else "dark")
 
     def choose_palette(self, palette: str) -> None:
-        """Apply and save one of `PALETTES`, by its name."""
         self.settings.change(palette=palette)
 
     def zoom(self, steps: int) -> None:
@@ -107,7 +103,6 @@ class ThemeManager(QObject):
             self._restyle(theme)
 
     def _restyle(self, theme: Theme) -> None:
-        """Restyle visible widgets immediately, and the others step by step after those were painted."""
         self.theme = theme
         restyling = restyled(self._app, theme)
         next(restyling)

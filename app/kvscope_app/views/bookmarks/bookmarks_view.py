@@ -236,8 +236,6 @@ class BookmarksView(View):
 
 
 class MarkModel(QAbstractListModel):
-    """Model of bookmarks and alarms, oldest first. `Bookmarks` stores renamed texts."""
-
     def __init__(self, bookmarks: Bookmarks, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.theme: Theme = DARK

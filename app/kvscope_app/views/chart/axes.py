@@ -29,8 +29,6 @@ class _Axis(pg.AxisItem):  # type: ignore[misc]  # pyqtgraph has no types
 
 
 class ValueAxis(_Axis):
-    """Left axis with labels at the bottom, the middle and the top."""
-
     def __init__(self, text: Callable[[float], str]) -> None:
         super().__init__("left")
         self._text = text
@@ -38,7 +36,6 @@ class ValueAxis(_Axis):
         self.setStyle(tickLength=0, autoExpandTextSpace=False, tickTextOffset=6, tickAlpha=255)
 
     def fit_zoom(self) -> None:
-        """Set the axis width for the current zoom."""
         self.setWidth(scaled(VALUE_AXIS_WIDTH))
 
     def boundingRect(self) -> QRectF:
@@ -84,7 +81,6 @@ class TimeAxis(_Axis):
         self.setStyle(showValues=is_shown)
 
     def fit_zoom(self) -> None:
-        """Set the axis height for the current zoom."""
         self.setHeight(scaled(TIME_AXIS_HEIGHT) if self._has_labels else 1)
 
     def tickValues(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, list[float]]]:

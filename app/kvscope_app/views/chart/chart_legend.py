@@ -42,7 +42,6 @@ class ChartLegend(QWidget):
     """
 
     changed = Signal()
-    """Emitted when the shown values change."""
 
     def __init__(self, title: str, entries: Sequence[LegendEntry]) -> None:
         super().__init__()
@@ -73,7 +72,6 @@ class ChartLegend(QWidget):
 
     @property
     def description(self) -> str:
-        """All names and values as a sentence, with their time unless that is the time at the pointer."""
         values = ", ".join(f"{e.label} {self._values.get(e.name, '')}".strip() for e in self._entries)
         return f"{values} ({self._time_text})" if self._time_text and not self._is_read else values
 
@@ -129,7 +127,6 @@ class ChartLegend(QWidget):
     def _paint_entry(
         self, painter: QPainter, entry: LegendEntry, right: float, with_labels: bool, with_values: bool
     ) -> float:
-        """Paint value, label and swatch, right-aligned at `right`. Returns the left edge of the swatch."""
         value = self._values.get(entry.name, "") if with_values else ""
         right = self._paint_text(painter, value, right, _value_font(), self._theme.text)
         if with_labels and entry.label:

@@ -191,7 +191,6 @@ class ChartStack(PanelGrid):
         return "current"
 
     def time_text(self, x: float) -> str:
-        """Return the bar's text for the time at the pointer."""
         return self.clock_text(x)
 
     def clock_text(self, x: float) -> str:
@@ -201,7 +200,6 @@ class ChartStack(PanelGrid):
 
     @property
     def is_following(self) -> bool:
-        """Whether the right edge follows the present (in a recording: the cursor)."""
         return self._fixed_range is None
 
     @property
@@ -249,7 +247,6 @@ class ChartStack(PanelGrid):
         self.refresh_all()
 
     def show_span(self, span: TimeSpan) -> None:
-        """Show a fixed time range of the wall clock."""
         self.show_fixed(*self._to_seconds(span))
 
     def apply_theme(self, theme: Theme) -> None:
@@ -319,7 +316,6 @@ class ChartStack(PanelGrid):
         self._show_values(names)
 
     def _prepare(self) -> tuple[float, float]:
-        """Lay out the charts with content, and return the first and last visible second."""
         span = self._span()
         self.show_panels(self.present(*span))
         return span

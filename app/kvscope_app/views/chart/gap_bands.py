@@ -17,8 +17,6 @@ _Z_VALUE = -20
 
 
 class GapBands(pg.GraphicsObject):  # type: ignore[misc]
-    """Graphics item that shades `gaps`, each given as (first x, last x)."""
-
     def __init__(self) -> None:
         super().__init__()
         self.gaps: tuple[tuple[float, float], ...] = ()

@@ -53,14 +53,11 @@ class CurveSpec:
     dashed: bool = False
 
     def color_of(self, theme: Theme) -> str:
-        """Return the colour in `theme` as `#rrggbb`."""
         return theme.series[self.color] if isinstance(self.color, int) else str(getattr(theme, self.color))
 
 
 @dataclass(frozen=True, slots=True)
 class PlotMark:
-    """Small triangle at time `x`, with the tooltip `text`."""
-
     x: float
     text: str
     about: object = None
@@ -77,11 +74,9 @@ class ChartPanel(QWidget):
     peak_chosen = Signal(float)
     """Emitted with the x in seconds of a clicked maximum."""
     mark_chosen = Signal(object)
-    """Emitted with `PlotMark.about` of the clicked mark."""
     range_dragged = Signal(float, float)
     """Emitted with the first and last x in seconds when the user pans or zooms."""
     fit_requested = Signal()
-    """Emitted when the user wants to follow the present again."""
     _is_built = False
 
     def __init__(
@@ -112,7 +107,6 @@ class ChartPanel(QWidget):
         self.curve_items = {curve.name: self._add_curve(curve) for curve in self.curves}
         self._filled = {curve.name: curve.filled for curve in self.curves}
         self.gap_bands = GapBands()
-        """Shaded ranges without data from the engine."""
         self.stop_bands = StopBands()
         self.mark_points = pg.ScatterPlotItem(symbol="t1", size=8, pen=None, hoverable=True, tip=_mark_tip)
         self.shown_marks: tuple[float, tuple[PlotMark, ...]] = (0.0, ())
@@ -208,15 +202,12 @@ class ChartPanel(QWidget):
         self.gap_bands.show_gaps(gaps)
 
     def show_stops(self, bands: Sequence[StopBand]) -> None:
-        """Shade the time in which the engine was paused or suspended, with the reason as text."""
         self.stop_bands.show_bands(bands)
 
     def show_peaks(self, peaks: Sequence[CurvePeak]) -> None:
-        """Show links to the maxima of the curves, most important first."""
         self.peak_line.show_peaks(peaks)
 
     def show_marks(self, marks: Sequence[PlotMark]) -> None:
-        """Draw marks near the bottom of the plot."""
         y = self._top * 0.06 if self._fixed_top is None else self._fixed_top * 0.06
         marks_at = (y, tuple(marks))
         if marks_at != self.shown_marks:
@@ -288,7 +279,6 @@ class ChartPanel(QWidget):
             self._describe()
 
     def _describe(self) -> None:
-        """Set the accessible description to the values at the cursor line or, if it is hidden, the current ones."""
         self.plot.setAccessibleDescription(self._sentence())
 
     def _sentence(self) -> str:
@@ -297,7 +287,6 @@ class ChartPanel(QWidget):
         return time_text + self.legend.description + (f", engine {stop_text}" if stop_text else "")
 
     def contextMenuEvent(self, event: QContextMenuEvent) -> None:
-        """Show a menu of the maxima, followed by the actions of the surrounding dock's menu."""
         if not self.peak_line.peaks:
             event.ignore()
             return
@@ -343,7 +332,6 @@ class ChartPanel(QWidget):
         self.range_dragged.emit(float(first), float(last))
 
     def _on_key(self, key: Qt.Key, shift: bool) -> None:
-        """Move the time range (arrows) or the cursor line (Shift and arrows), or go to the line's time (Enter)."""
         (first, last), _ = self.plot.view_box.viewRange()
         length = last - first
         if key in (Qt.Key.Key_Left, Qt.Key.Key_Right):

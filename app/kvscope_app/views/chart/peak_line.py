@@ -33,7 +33,6 @@ class PeakLine(QWidget):
     """
 
     chosen = Signal(float)
-    """Emitted with `CurvePeak.x` of the clicked link."""
 
     def __init__(self) -> None:
         super().__init__()

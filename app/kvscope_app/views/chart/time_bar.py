@@ -17,7 +17,6 @@ DEFAULT_RANGE = "1 min"
 _OPTIONAL_RANGES = (0, 2)
 """Indices of the ranges that are hidden first if space is short."""
 _WIDEST_TIME = "00:00:00"
-"""Time of day with the maximum width."""
 
 
 class TimeBar(QWidget):
@@ -82,7 +81,6 @@ class TimeBar(QWidget):
         self.time.set_lengths(*lengths)
 
     def _buttons_width(self) -> int:
-        """Return the minimum width of all buttons, including hidden ones."""
         hidden = sum(self.ranges.width_of(index) for index in _OPTIONAL_RANGES if not self.ranges.is_shown(index))
         margins = self._row.contentsMargins()
         ends = self.live.minimumSizeHint().width() + self._row.spacing() + self.link.minimumSizeHint().width()
@@ -90,7 +88,6 @@ class TimeBar(QWidget):
         return margins.left() + buttons + self._row.spacing() + margins.right()
 
     def show_range(self, seconds: float) -> None:
-        """Check the button of the range with this length, or none if there is no such button."""
         lengths = list(RANGES_S.values())
         if seconds in lengths:
             self.ranges.set_current(lengths.index(seconds))

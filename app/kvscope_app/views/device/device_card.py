@@ -116,7 +116,6 @@ class DeviceCard(QWidget):
         self._arrange_figures()
 
     def _arrange_figures(self) -> None:
-        """Arrange the figures in as many columns as fit, at most four, filled column by column."""
         columns = max(1, min(4, self.width() // scaled(_COLUMN_WIDTH)))
         if columns == self._num_columns or not self._figures:
             return

@@ -104,7 +104,6 @@ def gpu_memory_line(gpu: Gpu) -> str:
 
 
 def no_gpu_text(devices: Devices) -> str:
-    """Return why no GPU was detected, or "" if there is one or the reason is unknown."""
     return f"No NVIDIA GPU detected: {devices.fault}" if devices.fault and not devices.gpus else ""
 
 

@@ -59,7 +59,6 @@ class ProcessRow:
 
 
 def process_rows(devices: Devices) -> list[ProcessRow]:
-    """Return all reported processes, first those on each GPU, then those of the host."""
     rows = []
     for gpu in devices.gpus:
         color_indices = _color_indices([(process.pid, process.used_bytes) for process in gpu.processes or ()])
@@ -75,7 +74,6 @@ def process_rows(devices: Devices) -> list[ProcessRow]:
 
 
 def _color_indices(sizes: list[tuple[int, int | None]]) -> dict[int, int]:
-    """Return the segment index by process ID, for processes with their own segment."""
     sorted_sizes = sorted(((size, pid) for pid, size in sizes if size), key=lambda pair: -pair[0])
     return {pid: index for index, (_, pid) in enumerate(sorted_sizes[:MAX_NAMED])}
 
@@ -90,7 +88,7 @@ def _largest_users(sizes: list[tuple[str, int]]) -> list[MemoryUser]:
 
 
 def _with_unattributed(users: list[MemoryUser], used: int) -> list[MemoryUser]:
-    """Limit the users to `taken` bytes in total, and add a user for memory that belongs to no reported process.
+    """Limit the users to `used` bytes in total, and add a user for memory that belongs to no reported process.
 
     The limit is needed because memory shared by processes is reported for each of them.
     """

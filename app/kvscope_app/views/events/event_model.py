@@ -42,7 +42,6 @@ class EventModel(EventEntries):
         self._num_clears = 0
 
     def follow(self, log: EventLog) -> None:
-        """Add the events appended to `log` since the last call."""
         if log.num_clears != self._num_clears:
             self._num_clears, self._serial = log.num_clears, 0
             self.show_entries([])

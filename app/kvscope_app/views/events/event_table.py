@@ -49,7 +49,6 @@ class EventTable(RowTable):
     """
 
     entry_chosen = Signal(object)
-    """Emitted with the clicked `LoggedEvent`."""
     _is_built = False
 
     def __init__(self, model: EventEntries, name: str) -> None:
@@ -173,7 +172,6 @@ class EventCard(QStyledItemDelegate):
 
     @staticmethod
     def max_height(line: int, width: int) -> int:
-        """Return the maximum height in pixels of a card of this width, for text lines of `line` pixels."""
         return (1 + _max_lines(width)) * line + 2 * _PADDING
 
     def height(self, row: int, font: QFont, width: int) -> int:
@@ -211,19 +209,17 @@ class EventCard(QStyledItemDelegate):
 
 
 def _max_lines(width: int) -> int:
-    """Return the maximum number of lines of a reason in a card of this width. Usual reasons fit."""
     return next((lines for limit, lines in _LINES_BELOW_WIDTH if width < limit), _MIN_LINES)
 
 
 def _draw_word(painter: QPainter, box: QRect, text: str, color: QColor) -> int:
-    """Draw a text. Returns the x coordinate of the next one."""
     painter.setPen(color)
     painter.drawText(box, Qt.AlignmentFlag.AlignLeft, text)
     return box.left() + painter.fontMetrics().horizontalAdvance(text) + _GAP
 
 
 def _lines(text: str, font: QFont, width: int, max_lines: int) -> list[str]:
-    """Break `text` into at most `most` lines of `width` pixels. The last line contains all remaining text."""
+    """Break `text` into at most `max_lines` lines of `width` pixels. The last line contains all remaining text."""
     layout = QTextLayout(text, font)
     layout.setTextOption(QTextOption(Qt.AlignmentFlag.AlignLeft))
     layout.beginLayout()
@@ -236,7 +232,6 @@ def _lines(text: str, font: QFont, width: int, max_lines: int) -> list[str]:
 
 
 def _draw_reason(painter: QPainter, box: QRect, text: str) -> None:
-    """Draw as many lines of `text` as fit into `box`. The last line is elided if there are more."""
     metrics = painter.fontMetrics()
     lines = _lines(text, painter.font(), box.width(), max(1, box.height() // metrics.height()))
     for index, line in enumerate(lines):

@@ -108,13 +108,11 @@ class EventsView(View):
         self.table.viewport().update()
 
     def export_to(self, path: str) -> EventExport:
-        """Write the listed events to a file: tab-separated if its name ends in `.tsv`, else comma-separated."""
         export = EventExport(path, self.model.shown_events(), self)
         export.done.connect(self.count.set_lengths)
         return export
 
     def _show_rows(self, has_more: bool) -> None:
-        """Update the rows. If the user has scrolled down, the visible rows stay where they are."""
         bar, old_num_rows, top = self.table.verticalScrollBar(), self.model.rowCount(), self.table.rowAt(0)
         current = self.model.timed_at(self.table.currentIndex().row())
         self.model.show_serials(self.session.overview.events, self._search.serials)
@@ -141,7 +139,6 @@ class EventsView(View):
         self.table.show_cursor(0 if at_ns is None else self.model.num_ahead(at_ns), has_moved=has_moved)
 
     def _restore_selection(self, timed: object) -> None:
-        """Select the row of an event again after a model reset, if it is among the newest 500."""
         flags = QItemSelectionModel.SelectionFlag.ClearAndSelect | QItemSelectionModel.SelectionFlag.Rows
         for row in range(min(self.model.rowCount(), 500)):
             if self.model.timed_at(row) is timed:
@@ -164,7 +161,6 @@ class EventsView(View):
         self.refresh()
 
     def _on_preemptions(self, is_only: bool) -> None:
-        """Check only preemptions in the menu of kinds, or nothing if `alone` is false."""
         for kind, action in self.kind_actions.items():
             with QSignalBlocker(action):
                 action.setChecked(is_only and kind == "preempted")
@@ -174,7 +170,6 @@ class EventsView(View):
         ask_save(self, "Export events", Path("events.csv"), _FILES, self.export_to)
 
     def _make_kind_menu(self) -> dict[str, QAction]:
-        """Create the menu of kinds. None checked means all kinds."""
         menu = QMenu(self.kinds)
         actions = {kind: menu.addAction(kind_text(kind)) for kind in KIND_NAMES}
         for action in actions.values():

@@ -30,8 +30,6 @@ _STOP_SHARE: Final = 0.0
 
 
 class CurveStrip(TimeArea):
-    """Curve with its title, and its value at the pointer or, if that is elsewhere, at the cursor."""
-
     def __init__(
         self,
         frame: TimeFrame,
@@ -72,7 +70,6 @@ class CurveStrip(TimeArea):
 
     @property
     def value_text(self) -> str:
-        """Value at the pointer or, if that is elsewhere, at the cursor, as text."""
         value = self._current if self.hover_ns is None else self.value_at(self.hover_ns)
         return self._text(value) if np.isfinite(value) else "–"
 
@@ -105,7 +102,6 @@ class CurveStrip(TimeArea):
         return self._cached_curve[1]
 
     def _extremes(self) -> tuple[FloatArray, FloatArray]:
-        """Return the minimum and the maximum known value of each pixel column, shape (width,). NaN without data."""
         scale = self.frame.scale
         width = max(self.width() - gutter(), 1)
         edges = scale.begin_ns + np.arange(width + 1) * ((scale.end_ns - scale.begin_ns) / width)
@@ -162,7 +158,6 @@ class Ruler(TimeArea):
         self.setFixedHeight(scaled(20))
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Return the x in the widget and the text of each tick."""
         scale = self.frame.scale
         width = max(self.width() - gutter(), 1)
         min_step_s = (scale.end_ns - scale.begin_ns) / SECOND_NS * scaled(_MIN_TICK_SPACING) / width

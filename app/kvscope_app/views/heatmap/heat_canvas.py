@@ -61,7 +61,6 @@ class HeatCanvas(TimeArea):
         self.store: KeyStore | None = None
         self.labels: tuple[RowLabel, ...] = ()
         self.cell: Cell | None = None
-        """Cell of the keyboard cursor, or None."""
         self._height = height
         self._image = QImage()
         vertical = QSizePolicy.Policy.Expanding if grows else QSizePolicy.Policy.Fixed
@@ -89,7 +88,6 @@ class HeatCanvas(TimeArea):
         self.redraw(from_ns)
 
     def redraw(self, from_ns: int | None = None) -> None:
-        """Draw the columns that are missing, and those from `from_ns` on."""
         if self.store is None or not self.isVisible():
             self.raster.invalidate()
             return
@@ -112,7 +110,6 @@ class HeatCanvas(TimeArea):
         self.frame.zoom(ZOOM_STEP**steps, at_newest if self.cell is None else scale.x_of(self.cell.time_ns))
 
     def announce(self, sentence: str) -> None:
-        """Have assistive technology speak `sentence`, which describes the cell at the cursor."""
         announce(self, sentence)
 
     def paintEvent(self, event: QPaintEvent) -> None:

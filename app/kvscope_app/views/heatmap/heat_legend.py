@@ -49,7 +49,6 @@ class HeatLegend(SwatchLegend):
         self._swatches: list[LegendSwatch] = []
         self._has_gaps, self._is_low = False, False
         self.shows_stops = False
-        """Whether the legend explains the bar above time in which the engine was paused or suspended."""
 
     def show_mode(
         self, mode: HeatMode, theme: Theme, shown: ShownItems, device: DeviceInfo, *, gaps: bool, stops: bool = False
@@ -106,7 +105,6 @@ class HeatLegend(SwatchLegend):
 
     @property
     def _swatches_left(self) -> int:
-        """x coordinate of the first swatch, after the colour scale or the owners' colours."""
         if self._mode is HeatMode.USED:
             return self.scale_width(FILL_SCALE)
         return self.owners_width(_OWNERS_LABEL) if self._mode is HeatMode.OWNER else 0

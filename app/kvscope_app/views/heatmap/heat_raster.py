@@ -27,7 +27,6 @@ class HeatRaster:
     def __init__(self) -> None:
         self.pixels: Pixels = np.zeros((1, 1), np.uint32)
         self.num_drawn = 0
-        """Total number of columns drawn so far."""
         self._scale = TimeScale()
         self._store: KeyStore | None = None
         self._colors: Pixels = np.zeros(256, np.uint32)

@@ -193,7 +193,6 @@ class HeatmapView(View):
             self.frame.set_width(width)
 
     def _show_parts_that_fit(self) -> None:
-        """Show as many parts as leave the map its minimum height, most informative parts first."""
         is_wide = self.width() >= scaled(_WIDE_FROM)
         self._top_row.setDirection(QBoxLayout.Direction.LeftToRight if is_wide else QBoxLayout.Direction.TopToBottom)
         self.legend.set_low(self.height() < scaled(_LOW_BELOW))

@@ -23,13 +23,10 @@ _MIN_DRAG_PX: Final = 4
 
 
 def gutter() -> int:
-    """Return `GUTTER` in pixels at the current zoom."""
     return scaled(GUTTER)
 
 
 class TimeArea(QWidget):
-    """Widget that shows the times of `frame`, right of the gutter."""
-
     chosen = Signal(object)
     """Emitted with the clicked time, in ns since 1970."""
     pointed = Signal(object)
@@ -61,7 +58,6 @@ class TimeArea(QWidget):
             self.update()
 
     def show_stops(self, stops: RunningTime) -> None:
-        """Show when the engine was paused or suspended."""
         if (stops.version, id(stops)) != self._shown_stops:
             self._stops, self._shown_stops = stops, (stops.version, id(stops))
             self.update()

@@ -15,8 +15,6 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 
 
 class TimeFrameMode(StrEnum):
-    """How the visible time changes as data is added."""
-
     FIT = "fit"
     FOLLOW = "follow"
     FIXED = "stand"
@@ -71,7 +69,6 @@ class TimeFrame(QObject):
         self._set_mode(TimeFrameMode.FIXED, TimeScale(span.begin_ns // column_ns, width, column_ns), span)
 
     def set_following(self, following: bool) -> None:
-        """Follow the newest data at the right edge, or stop following."""
         self._set_mode(TimeFrameMode.FOLLOW if following else TimeFrameMode.FIXED, self.scale)
         if following:
             self.span_chosen.emit(None)

@@ -44,7 +44,6 @@ class TimeScale:
         return (time_ns - self.begin_ns) / self.column_ns
 
     def resized(self, width: int) -> TimeScale:
-        """Return a scale with another width and the same right edge."""
         return replace(self, first=self.first + self.width - width, width=width)
 
     def moved(self, columns: int) -> TimeScale:
@@ -57,7 +56,6 @@ class TimeScale:
         return TimeScale(round(self.time_at(x) / column_ns - x), self.width, column_ns)
 
     def ending_at(self, time_ns: int) -> TimeScale:
-        """Return a scale whose last column contains the time just before `time_ns`."""
         return replace(self, first=-(-time_ns // self.column_ns) - self.width)
 
     def fitted(self, begin_ns: int, end_ns: int) -> TimeScale:

@@ -100,8 +100,6 @@ def memory_account(
 
 @dataclass(frozen=True, slots=True)
 class KVDetail:
-    """Use of the pool's blocks."""
-
     block_size: int
     block_bytes: int
     use: PoolUse

@@ -56,8 +56,6 @@ _SERIES_INDICES = {"weights": 6, "workspace": 7, "other": 4, "others": 3, "torch
 
 
 class MemoryView(ChartedView):
-    """Stacked bar, a table of the same parts in bytes, the KV pool in tokens and slots, and charts over time."""
-
     title: ClassVar[str] = "Memory"
     object_name: ClassVar[str] = "memory"
     refresh_hz: ClassVar[float] = 4.0
@@ -193,7 +191,6 @@ class PartTable(QWidget):
         self._theme: Theme | None = None
 
     def show_account(self, account: MemoryAccount) -> None:
-        """Show the values. The rows are recreated if the parts changed."""
         if [part.key for part in account.parts] != [part.key for part in self._parts]:
             self._clear()  # another engine, with more or fewer tiers
         self._parts = account.parts
@@ -331,7 +328,6 @@ class ForecastLine(QWidget):
             self.sign.setVisible(left_s < _WARN_BELOW_S)
 
     def _available_blocks_text(self) -> str:
-        """Return which blocks are still available, such as "Free and cached blocks"."""
         overview, index = self._session.overview, self._session.overview.index_at(self._session.timeline.cursor_ns)
         available = [state for state in ("free", "cached") if overview.column(f"{state}_blocks")[index] > 0]
         return f"{' and '.join(available)} blocks".strip().capitalize()

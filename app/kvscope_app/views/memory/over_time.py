@@ -80,11 +80,9 @@ class _ByteScale:
 
     @property
     def unit_bytes(self) -> int:
-        """Bytes per unit: 1, 1024, 1024 ** 2, …"""
         return 1 << 10 * self._power
 
     def fit(self, highest: float) -> None:
-        """Choose the unit for a maximum of `highest` bytes. `1000 MiB` would be too wide for the axis."""
         self._power = min(int(math.log2(2 * highest) // 10), len(_UNITS) - 1) if highest >= 1 else 0
 
     def text(self, value: float) -> str:
@@ -188,7 +186,6 @@ def _in_use(mirror: Mirror, tier: Tier) -> int:
 
 
 def _known_or_nan(value: int | None) -> float:
-    """Return the value, or NaN if it is unknown: None, or -1 in messages."""
     return float(value) if value is not None and value >= 0 else np.nan
 
 

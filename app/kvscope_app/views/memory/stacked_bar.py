@@ -26,8 +26,6 @@ class BarSegment:
 
 
 class StackedBar(QWidget):
-    """Bar of segments from left to right. The remaining length stays empty."""
-
     def __init__(self) -> None:
         super().__init__()
         self._segments: tuple[BarSegment, ...] = ()
@@ -70,7 +68,6 @@ class StackedBar(QWidget):
         return super().event(event)
 
     def _boxes(self) -> list[tuple[BarSegment, QRectF]]:
-        """Return each segment with its rectangle. A segment with a share above 0 is at least 2 px wide."""
         boxes, left = [], 0.0
         for segment in self._segments:
             width = max(segment.share * self.width(), _MIN_WIDTH) if segment.share > 0 else 0.0

@@ -30,8 +30,6 @@ _BAR_HEIGHT: Final = 14
 
 
 class TierTable(QWidget):
-    """Table of the lower tiers. Hidden if there are none."""
-
     def __init__(self) -> None:
         super().__init__()
         self._theme: Theme = DARK
@@ -48,7 +46,6 @@ class TierTable(QWidget):
     def show_uses(
         self, uses: tuple[TierOccupancy, ...], counters: Counters, capabilities: Capabilities = OWN_ENGINE
     ) -> None:
-        """Show the values. The rows of a tier are created when it first appears."""
         self._uses = uses
         self.setVisible(bool(uses))
         for use in uses:
@@ -66,7 +63,6 @@ class TierTable(QWidget):
             self.parts[use.tier].show_use(use, theme)
 
     def value(self, tier: Tier, kind: str) -> str:
-        """Return the shown text of the bytes of `kind` in `tier`: "swapped", "cached" or "free"."""
         return self.parts[tier].values[kind].text()
 
     @property

@@ -57,7 +57,6 @@ def tier_uses(mirror: Mirror) -> tuple[TierOccupancy, ...]:
 
 
 def moved_text(counters: Counters, capabilities: Capabilities = OWN_ENGINE) -> str:
-    """Return a line about the blocks moved between tiers since the engine started."""
     if not capabilities.ref_counts:
         return f"{plural(counters.offloaded_blocks, 'block')} stored below; loads are not reported"
     parts = [
@@ -71,7 +70,6 @@ def moved_text(counters: Counters, capabilities: Capabilities = OWN_ENGINE) -> s
 
 
 def _moved_states(counters: Counters) -> str:
-    """Return a text about the recurrent states that were moved, or "" if none were."""
     numbers = (
         (counters.swapped_states, "swapped out"),
         (counters.offloaded_states, "moved down"),

@@ -42,7 +42,6 @@ def workspace_parts(memory: MemoryBreakdown | None) -> list[MemoryPart]:
 
 
 def allocator_rows(memory: MemoryBreakdown | None) -> list[Row]:
-    """Return rows of (name, value, explanation) about the allocator and the memory plan."""
     if memory is None:
         return []
     rows = [

@@ -18,7 +18,6 @@ LABEL_BLOCKS: Final = 4
 """Number of blocks whose text is used for a label. Most rows have no space for more."""
 TIP_BLOCKS: Final = 16
 _MAX_SIBLINGS: Final = 256
-"""Maximum number of siblings that a label is compared with."""
 _MAX_SHOWN_PREFIX: Final = 24
 """Maximum number of characters that siblings may share without their omission from the labels."""
 _CONTEXT_CHARACTERS: Final = 14
@@ -84,7 +83,6 @@ class NodeLabels:
             self._labels[each] = f"{note}{text}"
 
     def _note_prefix(self, moment: PrefixMoment, node: int) -> str:
-        """Return what a root node is cached for besides its text, followed by a separator. "" for other nodes."""
         if moment.tree.parent[node] != ROOT:
             return ""
         notes = [self._notes_of(block_hash) for block_hash, _ in moment.tree.blocks_of(node, 1)]
@@ -101,6 +99,5 @@ def _common_length(one: str, other: str) -> int:
 
 
 def _from_word(line: str, start: int) -> str:
-    """Return `line` from the first word that starts at `start` or shortly after it."""
     space = line.find(" ", start, start + _CONTEXT_CHARACTERS)
     return line[space + 1 :] if space >= 0 else line[start:]

@@ -42,7 +42,6 @@ class PrefixMoment:
     def update_time(self, times: StepTimes, now_ns: int) -> None:
         """Set the shown time and the known times of steps, for the same tree."""
         self.now_ns = now_ns
-        """The shown time, in ns of the wall clock."""
         self.first_ns = times.first_ns
         self.used_ns: Ints = times.times_of(self.tree.last_used_step)
         """Time of each node's last use in ns, shape (nodes,); `UNKNOWN` if before `first_ns`."""
@@ -116,7 +115,6 @@ def _number_column(
     values: Callable[[PrefixMoment], Ints],
     format_value: Callable[[int], str] | None = None,
 ) -> PrefixColumn:
-    """Return a column of whole numbers, formatted by `format_value`. Without it, 0 is shown as a dash."""
     format_cell = format_value or (lambda value: count(value) if value else NOTHING)
     return PrefixColumn(
         title,
@@ -136,8 +134,6 @@ def _text_column(
 
 
 def _only_if_reported(capability: str, column: PrefixColumn) -> PrefixColumn:
-    """Return `column` with empty cells, instead of 0, for engines that do not report `capability`."""
-
     def or_unknown(cell: Cell, instead: str) -> Cell:
         return lambda moment, node: cell(moment, node) if getattr(moment.capabilities, capability) else instead
 

@@ -48,7 +48,6 @@ class PrefixModel(TableModel):
         self._shown = _NO_NODES
 
     def show_moment(self, moment: PrefixMoment | None) -> None:
-        """Show another tree or another time. Expanded nodes stay expanded."""
         shown = _NO_NODES
         if moment is not None:
             is_match = None if self.found is None else self.found(moment)
@@ -121,12 +120,10 @@ class PrefixModel(TableModel):
         return None if parent == ROOT else self.row_of(parent)
 
     def update_texts(self) -> None:
-        """Show texts that became known."""
         if len(self._shown.nodes):
             self.dataChanged.emit(self.index(0, PREFIX), self.index(len(self._shown.nodes) - 1, PREFIX))
 
     def update_time(self, times: StepTimes, now_ns: int) -> None:
-        """Update the idle times, if nothing else changed."""
         if self.moment is not None:
             self.moment.update_time(times, now_ns)
         if len(self._shown.nodes):

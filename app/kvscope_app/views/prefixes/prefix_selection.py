@@ -19,7 +19,6 @@ from kvscope_telemetry.prefixes.request_blocks import blocks_of_request
 
 class PrefixSelection(QObject):
     changed = Signal()
-    """Emitted when `current` changed."""
 
     def __init__(self, session: Session, model: PrefixModel, table: PrefixTable) -> None:
         super().__init__(table)

@@ -92,7 +92,6 @@ class PrefixTable(RowTable):
             self._prefixes.set_open(index.row(), not self._prefixes.is_open(index.row()))
 
     def copy_selected(self) -> None:
-        """Copy the selected rows as tab-separated text below the column titles."""
         lines = [[column.title for column in COLUMNS]]
         lines += [self._prefixes.line(row) for row in self.chosen_rows()]
         if len(lines) > 1:
@@ -187,6 +186,5 @@ class BranchDelegate(SwatchDelegate):
 
 
 def _fill_selected(painter: QPainter, option: QStyleOptionViewItem, cell: QRect) -> None:
-    """Fill the background of a selected row, including the indentation."""
     if option.state & QStyle.StateFlag.State_Selected:
         painter.fillRect(cell, option.palette.highlight())

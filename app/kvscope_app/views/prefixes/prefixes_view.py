@@ -56,13 +56,11 @@ _MAX_DIGITS = 10
 _LOW_BELOW: Final = 320
 """Height in pixels below which the text of the selected node is hidden, because the rows need the space."""
 _BORDERS_PX: Final = 6
-"""Pixels of the table's width that belong to no column."""
 _POLL_INTERVAL_MS: Final = 40
 _IDLE_INTERVAL_MS: Final = 200
 _REORDER_MS: Final = 150
 MIN_LETTERS: Final = 2
 MAX_SEARCHED: Final = 8192
-"""Maximum number of blocks whose texts are requested for a search."""
 _ORDERS: Final = {"ascending": Qt.SortOrder.AscendingOrder, "descending": Qt.SortOrder.DescendingOrder}
 NOTHING_YET: Final = "No cached prefixes yet.\nFull blocks are kept for prompts with the same prefix."
 NO_POOL: Final = "This address reports devices only; it has no prefix cache."
@@ -73,8 +71,6 @@ SEVERAL_GROUPS: Final = "Prefixes of one KV group: a prompt finds only what all 
 
 
 class PrefixesView(View):
-    """Table of prefixes below a filter bar, and the text of the selected prefix at the bottom."""
-
     title: ClassVar[str] = "Prefixes"
     object_name: ClassVar[str] = "prefixes"
     refresh_hz: ClassVar[float] = 4.0
@@ -200,7 +196,6 @@ class PrefixesView(View):
         self.refresh()
 
     def _update_time(self, mirror: Mirror) -> None:
-        """Update the idle times once per second."""
         overview, cursor_ns = self.session.overview, self.session.timeline.cursor_ns
         state = (overview.version, cursor_ns // SECOND_NS)
         if state != self._shown_time:
@@ -248,10 +243,6 @@ class PrefixesView(View):
         self.note.setVisible(bool(note))
 
     def _groups_text(self) -> str:
-        """Return a text on what the tree of one KV group omits, and on the minimum length of a cache hit.
-
-        "" if the engine has a single group.
-        """
         hello = self.session.mirror.hello
         if self.builder.group is None or hello is None:
             return ""
@@ -290,7 +281,6 @@ class PrefixesView(View):
             self._reorder_timer.start()
 
     def _is_text_search(self) -> bool:
-        """Whether the search is for text rather than a request or a block."""
         query = self.search.text().strip()
         return len(query) >= MIN_LETTERS and not query.startswith("#") and not query.isdecimal()
 
@@ -364,7 +354,6 @@ def _failure_text(failure: str) -> str:
 
 
 def _why_none(mirror: Mirror) -> str:
-    """Return why there can be no tree, or "" if there can."""
     if mirror.hello is None:
         return NOTHING_YET
     if not mirror.capabilities.blocks:
@@ -400,8 +389,6 @@ def find(moment: PrefixMoment, query: str, mirror: Mirror, containing: Set[int])
 
 
 class PrefixDetail(QWidget):
-    """Facts and known text of the selected prefix. Hidden without a selection."""
-
     def __init__(self) -> None:
         super().__init__()
         self.facts = ElidedLabel()

@@ -66,7 +66,6 @@ class PrefixTreeBuilder:
         return self._start_build(mirror) or is_new
 
     def close(self) -> None:
-        """Cancel the thread and discard its result."""
         if self._work is not None:
             self._work.cancel()
             self._work = None

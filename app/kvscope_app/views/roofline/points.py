@@ -47,7 +47,6 @@ class RooflinePoints:
 
 
 def points_of(steps: StepColumns, begin_ns: int, end_ns: int) -> RooflinePoints:
-    """Return the points of the steps that ended between `begin_ns` and `end_ns`."""
     ends = steps.end_ns
     is_available = np.zeros(len(steps), np.bool_)
     if steps.flops.size == len(steps):

@@ -50,7 +50,6 @@ class RooflineCanvas(QWidget):
         self.setAccessibleName("Roofline: arithmetic intensity against achieved FLOP/s, one point per step")
 
     def show_points(self, points: RooflinePoints, device: DeviceInfo, selected: int | None) -> None:
-        """Show points below the roofs of `device`. `selected`: index of the point with a ring, or None."""
         if points is not self.points:
             self._hovered = -1
         self.points, self.device, self.selected = points, device, selected

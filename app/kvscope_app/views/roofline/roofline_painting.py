@@ -46,7 +46,6 @@ def grid(painter: QPainter, box: QRectF, across: LogScale, up: LogScale, theme: 
 
 
 def roofs(painter: QPainter, box: QRectF, across: LogScale, up: LogScale, device: DeviceInfo, theme: Theme) -> None:
-    """Draw the limits of memory bandwidth and of arithmetic, as far as they are known."""
     read, flops = device.read_bytes_per_s, device.flops_per_s
     if not read and not flops:
         return
@@ -73,7 +72,6 @@ def roofs(painter: QPainter, box: QRectF, across: LogScale, up: LogScale, device
 
 
 def _draw_slanted_label(painter: QPainter, box: QRectF, across: LogScale, up: LogScale, read: int) -> None:
-    """Draw the label of the slanted roof along it, from where it enters the picture."""
     slope = (up.position_of(across.low * read * 10) - up.position_of(across.low * read)) / (
         across.position_of(across.low * 10) - box.left()
     )
@@ -92,7 +90,6 @@ def _draw_slanted_label(painter: QPainter, box: QRectF, across: LogScale, up: Lo
 
 
 def points(painter: QPainter, shown: RooflinePoints, across: LogScale, up: LogScale, theme: Theme) -> None:
-    """Draw the points, with the rarer kinds on top."""
     if not len(shown):
         return
     x, y = across.all_at(shown.intensity), up.all_at(shown.flops_per_s)

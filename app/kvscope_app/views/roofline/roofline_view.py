@@ -184,7 +184,6 @@ class RooflineView(View):
         self.text_label.setText("")
 
     def _show_point_text(self, index: int) -> None:
-        """Describe the point at `index` or, if it is negative, the shown step."""
         shown_index = self.canvas.selected if index < 0 else index
         if shown_index is None or not 0 <= shown_index < len(self.points):
             self.text_label.setText(_HELP if len(self.points) else "")
@@ -196,7 +195,6 @@ class RooflineView(View):
         self.text_label.setText(text)
 
     def _choose(self, index: int) -> None:
-        """Show the step of a point in every view."""
         if not 0 <= index < len(self.points):
             return
         steps, step_index = self.points.steps, int(self.points.step_index[index])
@@ -254,8 +252,6 @@ class RooflineView(View):
 
 
 class RooflineLegend(QWidget):
-    """Legend of the point shapes, one for each kind of step, in one line."""
-
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.theme: Theme = DARK

@@ -63,7 +63,6 @@ def work_facts(work: Work, forward_ns: int, device: DeviceInfo) -> Iterator[Fact
 
 
 def phases_of(timings: Timings) -> tuple[StripPhase, ...]:
-    """Return the phases of a step in order."""
     rest_ns = max(timings.run_ns - timings.forward_ns, 0)
     return (
         StripPhase("Schedule", timings.schedule_ns, 1),

@@ -35,8 +35,6 @@ _JOIN_LATENCIES_S: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class PanelSpec:
-    """Definition of a panel: its curves, and the format of its axis and values."""
-
     key: str
     title: str
     curves: tuple[CurveSpec, ...]
@@ -407,7 +405,6 @@ def _curves(key: str, window: HistoryWindow) -> dict[str, FloatArray]:
 
 
 def _mean_phases(sums: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
-    """Return the mean seconds of each phase per step. NaN without steps."""
     steps = np.where(sums["num_steps"] > 0, sums["num_steps"], np.nan) * 1e9
     mean = {name: sums[name] / steps for name in _PHASES}
     return {
@@ -419,7 +416,6 @@ def _mean_phases(sums: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
 
 
 def _pool_shares(mirror: Mirror) -> dict[str, float]:
-    """Return the shares of the pool, 0 to 1, that are cached and in use. NaN if unknown."""
     if mirror.capabilities.free_rows:
         counts = {"cached": mirror.num_cached, "active": mirror.num_active}
         pool = mirror.num_active + mirror.num_cached + mirror.num_room

@@ -104,7 +104,6 @@ class ThroughputCharts(ChartStack):
     """
 
     has_data = Signal()
-    """Emitted when there is data to show."""
 
     range_setting: ClassVar[str] = THROUGHPUT_RANGE
     late_s: ClassVar[float] = 0.5
@@ -112,7 +111,6 @@ class ThroughputCharts(ChartStack):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self._is_level = False
-        """Whether all curves are constant, so that they look the same as time passes."""
         self._refreshed_s, self._all_drawn_s, self._headlines_s = 0.0, 0.0, 0.0
         self._overview_version: tuple[SessionOverview, int] | None = None
         self._overview_known: set[str] = set()
@@ -146,7 +144,6 @@ class ThroughputCharts(ChartStack):
         self._show_values([name for name in self.shown if is_due or is_current(name)])
 
     def present(self, first_s: float, last_s: float) -> Sequence[str]:
-        """Return the panels for which the source has reported data. Panels of an earlier engine disappear."""
         if self.session.history.epoch is None:
             return ()
         self.has_data.emit()
@@ -222,13 +219,11 @@ class ThroughputCharts(ChartStack):
         return history.window(end_ns / 1e9 - first_s, end_ns, names - {"preemptions"})
 
     def _reaches_further(self, first_s: float, last_s: float) -> bool:
-        """Whether the range is longer than the history, or starts before it."""
         history = self.session.history
         newest_s = history.ring.newest * BIN_NS / 1e9
         return last_s - first_s > history.max_seconds or first_s < newest_s - history.max_seconds
 
     def _marks(self, window: HistoryWindow, first_s: float, last_s: float) -> list[PlotMark]:
-        """Return marks of the visible preemptions: single events if all of them are known, otherwise counts."""
         history, overview = self.session.history, self.session.overview
         wall_ns, first_ns, last_ns = history.wall_ns(0), int(first_s * 1e9), int(last_s * 1e9)
         if window.bin_ns == BIN_NS:

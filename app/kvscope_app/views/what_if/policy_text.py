@@ -51,7 +51,6 @@ def page_note(page_bytes: int) -> str:
 
 
 def legend(theme: Theme, *, has_unread: bool = False) -> list[tuple[str, str]]:
-    """Return (colour, label) of each kind. `has_unread`: include slots that windows and chunks no longer read."""
     colors = map_colors(theme)
     return [(colors[kind], text) for kind, text in _MAP_LABELS.items() if kind is not MapKind.UNREAD or has_unread]
 

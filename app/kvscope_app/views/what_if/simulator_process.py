@@ -38,7 +38,6 @@ class WhatIfSimulator(QObject):
         self._current_setup: tuple[int | None, Memory] | None = None
         self._decoder = msgspec.json.Decoder(WhatIfAnswer)
         self.is_busy = False
-        """Whether a question has not been answered yet."""
 
     @property
     def is_running(self) -> bool:

@@ -35,7 +35,6 @@ class WhatIfLegend(QWidget):
         self.update()
 
     def show_kinds(self, *, page_bytes: int, has_unread: bool) -> None:
-        """Set the page size of allocator `virtual`, and whether to include slots that are no longer read."""
         if (page_bytes, has_unread) != (self._page_bytes, self._has_unread):
             self._page_bytes, self._has_unread = page_bytes, has_unread
             self._update_name()
@@ -70,7 +69,6 @@ class WhatIfLegend(QWidget):
         painter.end()
 
     def _positions(self, width: int) -> Iterator[tuple[QPoint, str, str]]:
-        """Yield position, colour and label of each swatch, and of the note on pages, which has the colour ""."""
         x = y = 0
         for color, text in [*legend(self._theme, has_unread=self._has_unread), ("", page_note(self._page_bytes))]:
             entry_width = _swatch_width(color) + self.fontMetrics().horizontalAdvance(text)

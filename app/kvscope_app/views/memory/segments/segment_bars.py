@@ -23,12 +23,9 @@ _NAME_WIDTH: Final = 170
 """Width in pixels of the column of segment names, left of the bars."""
 _MIN_BAR_WIDTH: Final = 3
 _MIN_SEAM_WIDTH: Final = 4
-"""Minimum width in pixels of a block that gets a separating line at its end."""
 
 
 class SegmentBars(QWidget):
-    """Widget with one bar per segment, in the given order."""
-
     def __init__(self) -> None:
         super().__init__()
         self._segments: list[TorchSegment] = []
@@ -121,7 +118,6 @@ class SegmentBars(QWidget):
 
 
 def state_color(state: int, theme: Theme) -> QColor:
-    """Return the colour of a block state, as on the page map for the corresponding state."""
     if state == State.ALLOCATED:
         return theme.color("block_active")
     if state == State.CACHED:

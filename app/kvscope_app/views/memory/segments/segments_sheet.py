@@ -137,7 +137,6 @@ class SegmentsSheet(Sheet):
         self._stack.setCurrentIndex(1)
 
     def _show_message(self, text: str) -> None:
-        """Show a message instead of the map, which is out of date."""
         self._stop_waiting()
         self._segments = []
         self.copy.setEnabled(False)
