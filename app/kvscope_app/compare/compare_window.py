@@ -19,7 +19,7 @@ from kvscope_app.compare.compare_body import CompareBody
 from kvscope_app.playback.playback_bar import PlaybackBar
 from kvscope_app.ui.theme import Theme
 from kvscope_app.ui.theming.theme_manager import ThemeManager
-from kvscope_app.ui.window_size import default_size
+from kvscope_app.ui.window_size import resize_to_default
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.views.refresher import Refresher
 from kvscope_telemetry.exports.comparison.alignment import Alignment
@@ -54,7 +54,7 @@ class CompareWindow(CompareBody):
         self.lay_out(self.bar)
         self._connect()
         self._apply_theme(themes.theme)
-        default_size(self)
+        resize_to_default(self)
         for session in self.sessions:
             session.start()
 
@@ -95,7 +95,7 @@ class CompareWindow(CompareBody):
 
     def _runs(self) -> tuple[Run, Run] | None:
         """Return the runs for the figures; None if an overview is empty or a run has no data in the visible range."""
-        visible = self.pair.shared_zoom.span if self.figures.of_shown else None
+        visible = self.pair.shared_zoom.span if self.figures.covers_visible_range else None
         runs = []
         for side in self.pair.sides:
             player = side.session.timeline.player
@@ -134,7 +134,7 @@ class CompareWindow(CompareBody):
             self._refresh_timer.start()
 
     def _on_visible_range(self) -> None:
-        if self.figures.of_shown:
+        if self.figures.covers_visible_range:
             self.refresh_figures()
 
     def _connect(self) -> None:

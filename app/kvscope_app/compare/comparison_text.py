@@ -68,7 +68,7 @@ def verdict_text(row: ComparisonRow) -> str:
     return f"{verdict}{_interval(row)} (n = {row.a_windows} + {row.b_windows})"
 
 
-def explained(row: ComparisonRow) -> str:
+def explanation_text(row: ComparisonRow) -> str:
     spread = f"Over time A is {parts_text(row, row.a_parts)} and B {parts_text(row, row.b_parts)}: {_PARTS_TIP}."
     if not row.verdict:
         return "Lengths, counts and peaks have one value per run, so their spread is unknown."
@@ -100,7 +100,7 @@ def _signed(row: ComparisonRow, value: float) -> str:
     return f"{'+' if value >= 0 else '−'}{value_text(row, abs(value))}"
 
 
-def unlike_text(comparison: Comparison) -> str:
+def differing_settings_text(comparison: Comparison) -> str:
     return printable(
         "; ".join(f"{each.name} {each.a or 'unknown'} | {each.b or 'unknown'}" for each in comparison.settings)
     )
@@ -115,7 +115,7 @@ def as_text(comparison: Comparison, names: tuple[str, str]) -> str:
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
     text = [f"{side}  {name}" for side, name in zip("AB", names, strict=True)]
     if comparison.settings:
-        text.append(f"settings differ: {unlike_text(comparison)}")
+        text.append(f"settings differ: {differing_settings_text(comparison)}")
     return "\n".join([*text, "", *(_line(line, widths) for line in lines)])
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFrame, QScrollArea, QVBoxLayout, QWidget
 
-from kvscope_app.compare.overlay import PANELS, Curve, Overlaid, curve_of
+from kvscope_app.compare.overlay import PANELS, Curve, OverlaidPanel, curve_of
 from kvscope_app.compare.session_pair import SessionPair
 from kvscope_app.playback.playback import time_text
 from kvscope_app.session.stop_bands import stop_bands
@@ -134,7 +134,7 @@ class CurvesView(QWidget):
         column.addWidget(scroll)
 
 
-def _panel(spec: Overlaid) -> ChartPanel:
+def _panel(spec: OverlaidPanel) -> ChartPanel:
     return ChartPanel(spec.title, SIDES, spec.axis_text, top=spec.top, join_gap_s=2.5, time_axis=ElapsedAxis())
 
 

@@ -11,7 +11,7 @@ from PySide6.QtCore import QModelIndex, Qt, Signal
 from PySide6.QtGui import QBrush, QFont, QGuiApplication
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
-from kvscope_app.compare.comparison_text import HEADINGS, as_tsv, cells, explained, unlike_text
+from kvscope_app.compare.comparison_text import HEADINGS, as_tsv, cells, differing_settings_text, explanation_text
 from kvscope_app.ui.fonts import sans
 from kvscope_app.ui.plain_text import PlainLabel, plain_tip
 from kvscope_app.ui.theme import DARK, Theme
@@ -75,7 +75,7 @@ class FiguresModel(TableModel):
         if role == Qt.ItemDataRole.FontRole and column in (_DIFFERENCE, _VERDICT) and row.verdict is Verdict.DIFFERENT:
             return sans(1.0, QFont.Weight.DemiBold)
         if role == Qt.ItemDataRole.ToolTipRole:
-            return plain_tip(explained(row))
+            return plain_tip(explanation_text(row))
         return None
 
     def _color(self, row: ComparisonRow, column: int) -> str:
@@ -98,7 +98,7 @@ class FiguresView(QWidget):
         self.ranges = SegmentedControl(["Whole recordings", "Visible range"], "Range")
         self.ranges.set_tip(1, "Figures of the range that the charts show")
         self.ranges.chosen.connect(self._on_range_chosen)
-        self.of_shown = False
+        self.covers_visible_range = False
         self._widths = [0] * _PARTS_B
         self._settings_label = PlainLabel()
         self._settings_label.setWordWrap(True)
@@ -108,14 +108,14 @@ class FiguresView(QWidget):
     def show_comparison(self, comparison: Comparison) -> None:
         self.comparison = comparison
         self.model.set_rows(comparison.rows)
-        text = unlike_text(comparison)
+        text = differing_settings_text(comparison)
         self._settings_label.setText(f"Settings differ: {text}" if text else "")
         self._settings_label.setVisible(bool(text))
         self._fit_columns()
 
-    def choose_shown(self, of_shown: bool) -> None:
-        self.ranges.set_current(int(of_shown))
-        self.of_shown = of_shown
+    def select_range(self, covers_visible_range: bool) -> None:
+        self.ranges.set_current(int(covers_visible_range))
+        self.covers_visible_range = covers_visible_range
 
     def copy(self) -> None:
         if self.model.rows:
@@ -125,7 +125,7 @@ class FiguresView(QWidget):
         self.model.apply_theme(theme)
 
     def _on_range_chosen(self, index: int) -> None:
-        self.of_shown = index == 1
+        self.covers_visible_range = index == 1
         self.range_chosen.emit()
 
     def _fit_columns(self) -> None:

@@ -34,7 +34,7 @@ def _share(value: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Overlaid:
+class OverlaidPanel:
     """Definition of a panel: the function that returns its values (one per second), and their formatting."""
 
     key: str
@@ -50,12 +50,12 @@ def _whole_percent(value: float) -> str:
 
 
 PANELS: Final = (
-    Overlaid("usage", "KV usage", usage_of, _share, _whole_percent, 1.0),
-    Overlaid("decode", "Decode", partial(_column, "decode_tokens_per_s"), partial(_with_unit, " tok/s")),
-    Overlaid("running", "Running", partial(_column, "num_running"), partial(_with_unit, "")),
-    Overlaid("waiting", "Waiting", partial(_column, "num_waiting"), partial(_with_unit, "")),
-    Overlaid("preemptions", "Preemptions", partial(_column, "preemptions"), partial(_with_unit, " /s")),
-    Overlaid("scattered", "External fragmentation", fragmentation_of, _share, _whole_percent, 1.0),
+    OverlaidPanel("usage", "KV usage", usage_of, _share, _whole_percent, 1.0),
+    OverlaidPanel("decode", "Decode", partial(_column, "decode_tokens_per_s"), partial(_with_unit, " tok/s")),
+    OverlaidPanel("running", "Running", partial(_column, "num_running"), partial(_with_unit, "")),
+    OverlaidPanel("waiting", "Waiting", partial(_column, "num_waiting"), partial(_with_unit, "")),
+    OverlaidPanel("preemptions", "Preemptions", partial(_column, "preemptions"), partial(_with_unit, " /s")),
+    OverlaidPanel("scattered", "External fragmentation", fragmentation_of, _share, _whole_percent, 1.0),
 )
 
 
@@ -75,7 +75,7 @@ class Curve:
         return float(self.values[nearest]) if abs(self.seconds[nearest] - second) <= max(step, 1.0) else float("nan")
 
 
-def curve_of(panel: Overlaid, overview: SessionOverview, zero_ns: int, shown_ns: tuple[int, int]) -> Curve:
+def curve_of(panel: OverlaidPanel, overview: SessionOverview, zero_ns: int, shown_ns: tuple[int, int]) -> Curve:
     """Return the curve of one run in `panel`, for the seconds within `shown_ns`.
 
     Several seconds are averaged per point if the range has more than `MAX_POINTS` seconds.

@@ -60,7 +60,7 @@ class AdaptersDialog(Sheet):
         self.resize_comfortably(560, 260)
 
     @property
-    def unloads(self) -> list[QPushButton]:
+    def unload_buttons(self) -> list[QPushButton]:
         return [row for row in self._rows if isinstance(row, QPushButton)]
 
     def load_now(self) -> None:
@@ -71,7 +71,7 @@ class AdaptersDialog(Sheet):
             self._send(LoadAdapter, name=name, path=path)
 
     def _send(self, kind: type[LoadAdapter | UnloadAdapter], **fields: str) -> None:
-        self._debugger.ask(kind, on_answer=self._on_answer, **fields)
+        self._debugger.send_command(kind, on_answer=self._on_answer, **fields)
 
     def _on_answer(self, text: str, was_done: bool) -> None:
         self._session.request_status()

@@ -76,7 +76,7 @@ def _engine_actions(session: Session, debugger: Debugger) -> list[ActionSpec]:
             partial(control, "resume"),
             ("Shift+F9",),
             "play",
-            why_not=lambda: permission.why_not_resume(session, is_ours=debugger.is_ours),
+            why_not=lambda: permission.why_not_resume(session, is_paused_by_us=debugger.is_paused_by_us),
         ),
     ]
 
@@ -202,7 +202,7 @@ class _Commands:
     def preempt(self, how: str) -> None:
         number = self._window.session.selection.request
         if number is not None:
-            self._debugger.ask(Preempt, number=number, how=how)
+            self._debugger.send_command(Preempt, number=number, how=how)
 
     def abort(self) -> None:
         number = self._chosen_number if self._chosen_number is not None else self._window.session.selection.request
@@ -221,7 +221,7 @@ class _Commands:
         return f"Abort request {name}? Tokens generated so far are kept."
 
     def pin_request(self) -> None:
-        self._debugger.ask(Pin, blocks=cached_blocks(self._window))
+        self._debugger.send_command(Pin, blocks=cached_blocks(self._window))
 
     def why_not_pin_request(self) -> str:
         mirror, blocks = self._window.session.mirror, cached_blocks(self._window)
@@ -229,19 +229,19 @@ class _Commands:
         return reason or why_pins_refused(mirror, blocks)
 
     def evict_request(self) -> None:
-        self._debugger.ask(Evict, blocks=idle_blocks(self._window))
+        self._debugger.send_command(Evict, blocks=idle_blocks(self._window))
 
     def pin(self, *, with_prefix: bool = True) -> None:
-        self._debugger.ask(Pin, blocks=(current_block(self._window),), with_prefix=with_prefix)
+        self._debugger.send_command(Pin, blocks=(current_block(self._window),), with_prefix=with_prefix)
 
     def unpin(self) -> None:
-        self._debugger.ask(Unpin, blocks=(current_block(self._window),), anyones=True)
+        self._debugger.send_command(Unpin, blocks=(current_block(self._window),), anyones=True)
 
     def evict(self) -> None:
-        self._debugger.ask(Evict, blocks=(current_block(self._window),))
+        self._debugger.send_command(Evict, blocks=(current_block(self._window),))
 
     def unpin_all(self, *, of_all_clients: bool) -> None:
-        self._debugger.ask(Unpin, anyones=of_all_clients)
+        self._debugger.send_command(Unpin, anyones=of_all_clients)
 
     def text_with_target(self, text: str) -> str:
         session, block = self._window.session, current_block(self._window)
@@ -342,7 +342,7 @@ class LimitsDialog(Sheet):
 
     def apply(self) -> None:
         num_seqs, num_tokens = (field.value() for field in self.fields.values())
-        self._debugger.ask(
+        self._debugger.send_command(
             SetLimits, on_answer=self._on_answer, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens
         )
 

@@ -30,7 +30,7 @@ class Debugger(QObject):
     def __init__(self, session: Session, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.session = session
-        self.is_ours = False
+        self.is_paused_by_us = False
         """Whether the engine is paused because this window requested it."""
         self._was_paused = False
         self._next_tag = _FIRST_TAG
@@ -45,14 +45,14 @@ class Debugger(QObject):
         """
         if self.session.status.state is not SourceState.PAUSED:
             return ""
-        return "you" if self.is_ours else self.session.status.reason.removeprefix("by ") or "somebody"
+        return "you" if self.is_paused_by_us else self.session.status.reason.removeprefix("by ") or "somebody"
 
     def control(self, action: Literal["pause", "resume", "step", "reset_prefix_cache"], num_steps: int = 1) -> None:
         """Pause, step or resume the engine, or reset its prefix cache. `num_steps` applies to "step" only."""
         lease_s = LEASE_S if action == "pause" else 0.0
         done = {"pause": "engine paused", "resume": "engine resumed", "step": "one step run"}
         text = done.get(action, "prefix cache reset")
-        self.ask(
+        self.send_command(
             Control,
             done=text,
             action=action,
@@ -61,7 +61,7 @@ class Debugger(QObject):
             on_answer=self._ownership_callback(action),
         )
 
-    def ask(
+    def send_command(
         self,
         kind: type[Control | Intervention],
         *,
@@ -94,12 +94,12 @@ class Debugger(QObject):
             self._pending[request_id] = (f"request #{number} was aborted", None)
 
     def _ownership_callback(self, action: str) -> AnswerCallback | None:
-        """Return the callback that updates `is_ours` after a pause or resume; None for other actions."""
+        """Return the callback that updates `is_paused_by_us` after a pause or resume; None for other actions."""
         if action not in ("pause", "resume"):
             return None
 
         def on_answer(_: str, was_done: bool) -> None:
-            self.is_ours = was_done and action == "pause"
+            self.is_paused_by_us = was_done and action == "pause"
             self.session.request_status()  # no need to wait for the answer: the next heartbeat has the state too
 
         return on_answer
@@ -118,13 +118,13 @@ class Debugger(QObject):
         self.answered.emit(sentence(text), was_done)
 
     def _on_status(self) -> None:
-        """Clear `is_ours` when the engine changes from paused to live.
+        """Clear `is_paused_by_us` when the engine changes from paused to live.
 
         The state live alone is not enough, because the engine still seems live for a while after it confirmed a pause.
         """
         state = self.session.status.state
         if self._was_paused and state is SourceState.LIVE:
-            self.is_ours = False
+            self.is_paused_by_us = False
         self._was_paused = state is SourceState.PAUSED
 
 

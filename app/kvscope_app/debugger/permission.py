@@ -31,12 +31,12 @@ def why_not_control(session: Session) -> str:
     return FOR_OPERATORS if session.is_viewer else ""
 
 
-def why_not_resume(session: Session, *, is_ours: bool) -> str:
+def why_not_resume(session: Session, *, is_paused_by_us: bool) -> str:
     """Return why the engine cannot be resumed.
 
-    `is_ours`: whether this window requested the pause. The engine's next status may not have arrived yet.
+    `is_paused_by_us`: whether this window requested the pause. The engine's next status may not have arrived yet.
     """
-    is_paused = is_ours or session.status.state is SourceState.PAUSED
+    is_paused = is_paused_by_us or session.status.state is SourceState.PAUSED
     return why_not_control(session) or ("" if is_paused else _NOT_PAUSED)
 
 

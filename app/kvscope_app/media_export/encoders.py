@@ -31,7 +31,7 @@ _FFMPEG: Final = "ffmpeg"
 
 
 @dataclass(frozen=True, slots=True)
-class VideoEncoder:
+class VideoFrames:
     """Frames of a video, shape (height, width, 3) each, and their number and rate."""
 
     frames: Iterator[Frame]
@@ -53,7 +53,7 @@ def require_encoder(suffix: str, num_frames: int, width: int, height: int) -> No
     """
     if suffix == ".mp4" and shutil.which(_FFMPEG) is None:
         raise BadInput("writing .mp4 needs ffmpeg, which is not on PATH: install it, or write .webp, .gif or .apng")
-    if not is_there(suffix):
+    if not is_encoder_installed(suffix):
         raise BadInput(f"{suffix}: {_NO_PILLOW}")
     if suffix == ".webp" and num_frames > _MAX_WEBP_FRAMES:
         raise BadInput(_too_many(num_frames, _MAX_WEBP_FRAMES, suffix))
@@ -61,7 +61,7 @@ def require_encoder(suffix: str, num_frames: int, width: int, height: int) -> No
         raise BadInput(_too_many(num_frames, _MAX_PIXELS[suffix] // (width * height), suffix))
 
 
-def encode(video: VideoEncoder, suffix: str, file: BinaryIO) -> None:
+def encode(video: VideoFrames, suffix: str, file: BinaryIO) -> None:
     """Write a video to `file`, which must be open and empty. `suffix` such as ".gif" chooses the format."""
     _ENCODERS[suffix](video, file)
 
@@ -73,19 +73,19 @@ def _too_many(num_frames: int, max_frames: int, suffix: str) -> str:
     )
 
 
-def _write_apng(video: VideoEncoder, file: BinaryIO) -> None:
+def _write_apng(video: VideoFrames, file: BinaryIO) -> None:
     from PIL import Image
 
     first, *rest = map(Image.fromarray, video.frames)
     first.save(file, "PNG", save_all=True, append_images=rest, duration=video.frame_ms, loop=0)
 
 
-def _write_webp(video: VideoEncoder, file: BinaryIO) -> None:
+def _write_webp(video: VideoFrames, file: BinaryIO) -> None:
     image = _lazy_image(video)
     image.save(file, "WEBP", save_all=True, duration=video.frame_ms, loop=0, lossless=True, quality=60, method=4)
 
 
-def _write_gif(video: VideoEncoder, file: BinaryIO) -> None:
+def _write_gif(video: VideoFrames, file: BinaryIO) -> None:
     from PIL import Image
 
     first, *rest = [
@@ -95,7 +95,7 @@ def _write_gif(video: VideoEncoder, file: BinaryIO) -> None:
     first.save(file, "GIF", save_all=True, append_images=rest, duration=video.frame_ms, loop=0)
 
 
-def _lazy_image(video: VideoEncoder) -> Image:
+def _lazy_image(video: VideoFrames) -> Image:
     """Return an animated image that creates each frame when Pillow seeks to it. A list of images might not fit in
     memory.
     """
@@ -122,7 +122,7 @@ def _lazy_image(video: VideoEncoder) -> Image:
     return LazyImage()
 
 
-def _write_mp4(video: VideoEncoder, file: BinaryIO) -> None:
+def _write_mp4(video: VideoFrames, file: BinaryIO) -> None:
     command = [_FFMPEG, "-v", "error", "-nostdin", "-y", "-f", "rawvideo", "-pix_fmt", "rgb24"]
     command += ["-s", f"{video.width}x{video.height}", "-r", f"{video.fps:g}", "-i", "pipe:0"]
     # Video players require even dimensions and this pixel format.
@@ -152,7 +152,7 @@ def _pipe_frames(command: list[str], frames: Iterator[Frame]) -> None:
         raise KvscopeError(f"ffmpeg failed: {lines[-1] if lines else f'exit code {process.returncode}'}")
 
 
-_ENCODERS: Final[dict[str, Callable[[VideoEncoder, BinaryIO], Any]]] = {
+_ENCODERS: Final[dict[str, Callable[[VideoFrames, BinaryIO], Any]]] = {
     ".apng": _write_apng,
     ".webp": _write_webp,
     ".gif": _write_gif,
@@ -160,5 +160,5 @@ _ENCODERS: Final[dict[str, Callable[[VideoEncoder, BinaryIO], Any]]] = {
 }
 
 
-def is_there(suffix: str) -> bool:
+def is_encoder_installed(suffix: str) -> bool:
     return shutil.which(_FFMPEG) is not None if suffix == ".mp4" else find_spec("PIL") is not None

@@ -87,7 +87,7 @@ class OffscreenView:
         theme: Theme,
         report_progress: Callable[[float], bool] | None = None,
     ) -> None:
-        self.begin_share = 0.0
+        self.setup_share = 0.0
         """Share of the whole work, 0 to 1, that is done before the first frame."""
         self.now_ns = 0
         """Time in ns of the video, by which highlights in the view fade."""
@@ -202,8 +202,8 @@ class OffscreenView:
             self._session.poll()
             share = self._session.overview_share
             if share is not None and self._report_progress is not None:
-                self.begin_share = 0.5
-                self._report_progress(share * self.begin_share)
+                self.setup_share = 0.5
+                self._report_progress(share * self.setup_share)
             time.sleep(0.01)
 
     def _play(self, seconds: float) -> None:

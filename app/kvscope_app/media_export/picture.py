@@ -67,14 +67,14 @@ def svg_of(view: View, style: PictureStyle | None = None) -> QByteArray:
 
 
 @dataclass(frozen=True, slots=True)
-class TakenPicture:
+class RenderedPicture:
     """Picture of a view in both formats, taken before the user is asked for the file name, which decides the format."""
 
     image: QImage
     drawing: bytes
 
     @classmethod
-    def of(cls, view: View, style: PictureStyle | None = None) -> TakenPicture:
+    def of(cls, view: View, style: PictureStyle | None = None) -> RenderedPicture:
         return cls(picture_of(view, style), bytes(svg_of(view, style).data()))
 
     def save(self, path: Path) -> str:

@@ -12,7 +12,7 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QWidget
 
 from kvscope_app.actions.action_registry import ActionSpec
-from kvscope_app.media_export.picture import PictureStyle, TakenPicture, copy_picture
+from kvscope_app.media_export.picture import PictureStyle, RenderedPicture, copy_picture
 from kvscope_app.session_window import SessionWindow
 from kvscope_app.ui.file_dialogs import ask_save
 from kvscope_app.ui.model_name import model_name
@@ -77,7 +77,7 @@ def ask_picture(window: SessionWindow, view: View) -> PictureDialog:
     return dialog
 
 
-def save_picture(window: SessionWindow, title: str, picture: TakenPicture, path: str) -> bool:
+def save_picture(window: SessionWindow, title: str, picture: RenderedPicture, path: str) -> bool:
     """Write the picture and report the result in the window. Returns whether it was written."""
     failure = picture.save(Path(path))
     if failure:
@@ -99,12 +99,12 @@ def ask_video(window: SessionWindow) -> VideoDialog | None:
     if window.session.timeline.range_ns is None:
         window.statusBar().showMessage("No history to make a video of yet", _NOTICE_MS)
         return None
-    dialog = VideoDialog(window, suggested(window, "video"))
+    dialog = VideoDialog(window, suggested_path(window, "video"))
     dialog.open()
     return dialog
 
 
-def suggested(window: SessionWindow, what: str) -> Path:
+def suggested_path(window: SessionWindow, what: str) -> Path:
     """Return a path without suffix for a picture of the view called `what`, in the user's pictures folder."""
     folder = Path(QStandardPaths.writableLocation(QStandardPaths.StandardLocation.PicturesLocation))
     model = re.sub(r"[^\w.-]+", "-", model_name(window.session.mirror.hello)).strip("-") or "kvscope"
@@ -112,7 +112,7 @@ def suggested(window: SessionWindow, what: str) -> Path:
 
 
 def _ask_path(window: SessionWindow, view: View, style: PictureStyle) -> None:
-    path, picture = suggested(window, view.title), TakenPicture.of(view, style)
+    path, picture = suggested_path(window, view.title), RenderedPicture.of(view, style)
     save = partial(save_picture, window, view.title, picture)
     ask_save(window, f"Save a picture of {view.title.lower()}", path, _PICTURE_FILTERS, save)
 

@@ -14,8 +14,8 @@ from PySide6.QtCore import QSize
 from PySide6.QtGui import QImage
 
 from kvscope_app.media_export.content_fit import hidden_content_text
-from kvscope_app.media_export.encoders import Frame, VideoEncoder, encode, require_encoder
-from kvscope_app.media_export.media_names import STILLS, VIDEO_VIEWS
+from kvscope_app.media_export.encoders import Frame, VideoFrames, encode, require_encoder
+from kvscope_app.media_export.media_names import STILL_SUFFIXES, VIDEO_VIEWS
 from kvscope_app.media_export.offscreen_view import OffscreenView, offscreen_application
 from kvscope_app.media_export.picture import PictureStyle, caption_height, png_of, svg_of
 from kvscope_app.media_export.picture_spec import DEFAULT_SIZE, PictureSpec
@@ -38,7 +38,7 @@ def export_picture(recording: Recording, spec: PictureSpec, report_progress: Pro
         BadInput, KvscopeError: With a message of one line. No file is left then.
     """
     span = span_of(recording, spec.from_s, spec.until_s)
-    if spec.suffix in STILLS:
+    if spec.suffix in STILL_SUFFIXES:
         _make_still(recording, spec, span, report_progress)
     else:
         _make_video(recording, spec, span, report_progress)
@@ -115,7 +115,7 @@ def _make_video(recording: Recording, spec: PictureSpec, span: Span, report_prog
                 view.go_to(span.from_s)
             frames = _frames(view, spec, times_s, num_frames, report_progress)
             first = next(frames)
-            video = VideoEncoder(chain((first,), frames), num_frames, spec.fps, first.shape[1], first.shape[0])
+            video = VideoFrames(chain((first,), frames), num_frames, spec.fps, first.shape[1], first.shape[0])
             encode(video, spec.suffix, file)
         finally:
             view.close()
@@ -127,7 +127,7 @@ def _frames(
     for number, at_s in enumerate(times_s):
         view.now_ns = round(number / spec.fps * 1e9)
         view.play_to(at_s)
-        report_progress(view.begin_share + (1 - view.begin_share) * number / num_frames)
+        report_progress(view.setup_share + (1 - view.setup_share) * number / num_frames)
         yield _pixels(view.picture(_style(view, spec, None)))
 
 
@@ -150,6 +150,6 @@ def _style(view: OffscreenView, spec: PictureSpec, span: Span | None) -> Picture
     picture had no space for.
     """
     notes = [view.caption(None if span is None else (span.from_s, span.until_s))] if spec.captioned else []
-    if spec.suffix in STILLS and (note := hidden_content_text(view.view)):
+    if spec.suffix in STILL_SUFFIXES and (note := hidden_content_text(view.view)):
         notes.append(note)
     return PictureStyle(caption="  ·  ".join(notes))

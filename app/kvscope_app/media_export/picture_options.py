@@ -7,7 +7,7 @@ import math
 import re
 from typing import Any, Final
 
-from kvscope_app.media_export.media_names import LARGEST, MAX_SCALE, SMALLEST, STILLS, VIEWS, suffix_of
+from kvscope_app.media_export.media_names import MAX_SCALE, MAX_SIDE_PX, MIN_SIDE_PX, STILL_SUFFIXES, VIEWS, suffix_of
 from kvscope_app.media_export.picture_spec import PictureSpec
 from kvscope_app.option_values import moment
 from kvscope_telemetry.errors import BadInput
@@ -58,7 +58,7 @@ def picture_spec(args: argparse.Namespace, *, is_wanted: bool = True) -> Picture
         return None
     suffix = suffix_of(args.out, args.to)
     for name in _VIDEO_OPTIONS:
-        if name in arguments and suffix in STILLS:
+        if name in arguments and suffix in STILL_SUFFIXES:
             raise BadInput(f"{_flag(name)} is for videos and cannot go with {suffix}")
     if args.kind is not None:
         raise BadInput(f"a kind ({args.kind}) goes with tables, not with {suffix}")
@@ -94,8 +94,8 @@ def _parse_between(text: str, minimum: float, maximum: float, name: str) -> floa
 def _parse_size(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d{1,5})[x×](\d{1,5})", text)
     size = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not all(SMALLEST <= side <= LARGEST for side in size):
+    if not all(MIN_SIDE_PX <= side <= MAX_SIDE_PX for side in size):
         raise argparse.ArgumentTypeError(
-            f"{text!r:.60} is not accepted: WIDTHxHEIGHT in pixels, {SMALLEST} to {LARGEST} each"
+            f"{text!r:.60} is not accepted: WIDTHxHEIGHT in pixels, {MIN_SIDE_PX} to {MAX_SIDE_PX} each"
         )
     return size

@@ -16,8 +16,8 @@ from PySide6.QtWidgets import (
     QVBoxLayout,
 )
 
-from kvscope_app.media_export.encoders import is_there
-from kvscope_app.media_export.media_names import VIDEOS
+from kvscope_app.media_export.encoders import is_encoder_installed
+from kvscope_app.media_export.media_names import VIDEO_SUFFIXES
 from kvscope_app.media_export.picture_spec import PictureSpec
 from kvscope_app.media_export.video_export import make_video
 from kvscope_app.session_window import SessionWindow
@@ -50,14 +50,16 @@ class VideoDialog(QDialog):
         self.last = seconds_box(0.0, length_s, max(cursor_s, min(_DEFAULT_LENGTH_S, length_s)), "Until")
         self.speed = combo_box([f"{speed:g} ×" for speed in _SPEEDS], "Speed")
         self.fps = combo_box([f"{fps} per second" for fps in _FPS], "Frames")
-        self.format_box = combo_box([suffix + _requirement(suffix) for suffix in VIDEOS], "Format")
+        self.format_box = combo_box([suffix + _requirement(suffix) for suffix in VIDEO_SUFFIXES], "Format")
         self.captioned = QCheckBox("Include")
         self.captioned.setToolTip("Model, view and time, below the picture")
         self.captioned.setAccessibleName("Include a caption")
         self.captioned.setChecked(True)
         self.speed.setCurrentIndex(_SPEEDS.index(1.0))
         self.fps.setCurrentIndex(_FPS.index(10))
-        self.format_box.setCurrentIndex(next((index for index, suffix in enumerate(VIDEOS) if is_there(suffix)), 0))
+        self.format_box.setCurrentIndex(
+            next((index for index, suffix in enumerate(VIDEO_SUFFIXES) if is_encoder_installed(suffix)), 0)
+        )
         self._description = label(look="muted")
         self._lay_out()
         self._show_description()
@@ -68,7 +70,7 @@ class VideoDialog(QDialog):
 
     def spec(self, path: Path) -> PictureSpec:
         """Return the chosen options of a video written to `path`. Its times count from the timeline's origin."""
-        suffix = VIDEOS[self.format_box.currentIndex()]
+        suffix = VIDEO_SUFFIXES[self.format_box.currentIndex()]
         return PictureSpec(
             path if path.suffix.lower() == suffix else path.with_name(path.name + suffix),
             suffix,
@@ -82,7 +84,7 @@ class VideoDialog(QDialog):
         )
 
     def accept(self) -> None:
-        suffix = VIDEOS[self.format_box.currentIndex()]
+        suffix = VIDEO_SUFFIXES[self.format_box.currentIndex()]
         spec = self.spec(self._path)
         start = partial(_start, self._window, spec)
         ask_save(self._window, "Save video", spec.path, f"Video (*{suffix})", start)
@@ -90,8 +92,8 @@ class VideoDialog(QDialog):
 
     def _show_description(self) -> None:
         num_frames = round(self.length_s * _FPS[self.fps.currentIndex()]) + 1
-        suffix = VIDEOS[self.format_box.currentIndex()]
-        self._save.setEnabled(num_frames > 1 and is_there(suffix))
+        suffix = VIDEO_SUFFIXES[self.format_box.currentIndex()]
+        self._save.setEnabled(num_frames > 1 and is_encoder_installed(suffix))
         self._description.setText(f"{num_frames:,} frames, {self.length_s:.1f} s; saved in the background")
 
     def _lay_out(self) -> None:
@@ -122,7 +124,7 @@ class VideoDialog(QDialog):
 
 
 def _requirement(suffix: str) -> str:
-    return "" if is_there(suffix) else " (needs ffmpeg)" if suffix == ".mp4" else " (needs Pillow)"
+    return "" if is_encoder_installed(suffix) else " (needs ffmpeg)" if suffix == ".mp4" else " (needs Pillow)"
 
 
 def _start(window: SessionWindow, spec: PictureSpec, path: str) -> None:

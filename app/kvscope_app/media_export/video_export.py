@@ -43,7 +43,7 @@ def make_video(window: SessionWindow, spec: PictureSpec) -> Task:
     return write_file(window, work, spec.path, "Making", "The video is in", _FAILED)
 
 
-def arguments(recording: Path, spec: PictureSpec) -> list[str]:
+def export_arguments(recording: Path, spec: PictureSpec) -> list[str]:
     """Return the command line of `kvscope`, without the program, that makes the video of `spec`."""
     args = ["export", str(recording), "--to", "video", "--out", str(spec.path), "--view", spec.view]
     args += ["--speed", f"{spec.speed:g}", "--fps", f"{spec.fps:g}", "--theme", spec.theme]
@@ -95,7 +95,7 @@ def _run(recording: Path, spec: PictureSpec, report_progress: ProgressCallback, 
         KvscopeError: The process failed. The message is the process's own.
         OpeningCancelled: The user cancelled.
     """
-    with _process(arguments(recording, spec)) as process:
+    with _process(export_arguments(recording, spec)) as process:
         assert process.stdout is not None, "stdout and stderr are pipes"
         assert process.stderr is not None, "stdout and stderr are pipes"
         if not _read_progress(process.stdout, report_progress, start_share):

@@ -7,17 +7,17 @@ from PySide6.QtWidgets import QApplication, QSizePolicy, QVBoxLayout, QWidget
 
 
 class PassingStrip(QWidget):
-    """Strip that gives the focus to `heir` when it is hidden while one of its buttons has the focus.
+    """Strip that gives the focus to `focus_heir` when it is hidden while one of its buttons has the focus.
 
     Qt would focus the next button, which pressing Space again would trigger.
     """
 
-    heir: QWidget | None = None
+    focus_heir: QWidget | None = None
 
     def setVisible(self, visible: bool) -> None:
         focus = QApplication.focusWidget()
-        if not visible and self.heir is not None and focus is not None and self.isAncestorOf(focus):
-            self.heir.setFocus(Qt.FocusReason.OtherFocusReason)
+        if not visible and self.focus_heir is not None and focus is not None and self.isAncestorOf(focus):
+            self.focus_heir.setFocus(Qt.FocusReason.OtherFocusReason)
         super().setVisible(visible)
 
 

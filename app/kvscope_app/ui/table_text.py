@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QTableView, QTreeV
 _DISPLAY = Qt.ItemDataRole.DisplayRole
 
 
-def chosen_rows(view: QAbstractItemView) -> list[int]:
+def selected_rows(view: QAbstractItemView) -> list[int]:
     """Return the indices of the selected rows in ascending order; of a tree, only top-level rows."""
     return sorted({index.row() for index in view.selectionModel().selectedIndexes() if not index.parent().isValid()})
 

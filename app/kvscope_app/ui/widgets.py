@@ -41,7 +41,7 @@ class FittingLabel(ElidedLabel):
     def __init__(self, *lengths: str, parent: QWidget | None = None) -> None:
         super().__init__("", parent)
         self._lengths: tuple[str, ...] = ()
-        self.set_lengths(*lengths)
+        self.set_variants(*lengths)
 
     def sizeHint(self) -> QSize:
         """Return the size of the longest text, whichever text is shown."""
@@ -53,7 +53,7 @@ class FittingLabel(ElidedLabel):
     def longest(self) -> str:
         return self._lengths[0] if self._lengths else ""
 
-    def set_lengths(self, *lengths: str) -> None:
+    def set_variants(self, *lengths: str) -> None:
         """Set the texts, longest first."""
         if lengths != self._lengths:
             self._lengths = lengths

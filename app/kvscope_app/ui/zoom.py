@@ -54,7 +54,7 @@ def apply_zoom(app: QApplication, percent: int) -> None:
     app.setFont(font)
 
 
-def fit_own_font(app: QApplication, widget: QWidget) -> None:
+def restore_own_font(app: QApplication, widget: QWidget) -> None:
     """Restore the size of a widget's own font after a stylesheet was set, which resets it to its first size."""
     scale = widget.property(_SCALE)
     if scale is not None:

@@ -18,7 +18,7 @@ HINT: Final = "hint"
 class View(QWidget):
     """Base class of the window's views.
 
-    `window/refresher.py` calls `refresh` at most `refresh_hz` times per second, only while the view is visible and its
+    `Refresher` calls `refresh` at most `refresh_hz` times per second, only while the view is visible and its
     data changed (the page map on every update, which `session/poll_timer.py` limits to one per 16 ms). `apply_theme` is
     called once at startup and whenever the theme changes.
     """
@@ -27,7 +27,7 @@ class View(QWidget):
     object_name: ClassVar[str] = ""
     """Name of the view's dock in saved layouts. It must never change."""
     refresh_hz: ClassVar[float] = 10.0
-    in_step: ClassVar[bool] = False
+    follows_page_map: ClassVar[bool] = False
     """Whether the view shows a new frame in the same event-loop turn as the page map, after a pause in the data."""
 
     done = Signal(str, object, object)

@@ -24,7 +24,7 @@ def engine_name(capabilities: Capabilities) -> str:
     return _OWN_ENGINE_NAMES.get(capabilities.engine) or external.engine_name(capabilities.engine)
 
 
-def from_inside(capabilities: Capabilities) -> str:
+def plugin_hint(capabilities: Capabilities) -> str:
     """Return how kvscope's plugin reports what the engine itself does not, to end a sentence with.
 
     "" if there is no plugin for the engine, or if the engine reports requests.
@@ -47,7 +47,7 @@ def why_no_requests(capabilities: Capabilities) -> str:
         return f"{engine_name(capabilities)} reports devices only; it has no requests"
     if capabilities.requests:
         return ""
-    return f"{engine_name(capabilities)} reports the number of requests, not each one{from_inside(capabilities)}"
+    return f"{engine_name(capabilities)} reports the number of requests, not each one{plugin_hint(capabilities)}"
 
 
 def why_not_measured(rule: Rule, capabilities: Capabilities) -> str:

@@ -42,7 +42,7 @@ time.
 """
 _MAX_PAUSE_NS: Final = 500_000_000
 _SINGLE_UPDATE_NS: Final = 100_000_000
-"""Pause after which an update is shown by `in_step` views together with the page map, whatever their rate.
+"""Pause after which an update is shown by `follows_page_map` views together with the page map, whatever their rate.
 
 With a slow or stepped engine, all views then show the same state.
 """
@@ -124,10 +124,10 @@ class Refresher(QObject):
 
     def _refresh_fast(self) -> None:
         waits = self._waits(self._dirty)
-        in_step = [view for view in waits if view.in_step and self._is_single_update]
+        with_page_map = [view for view in waits if view.follows_page_map and self._is_single_update]
         self._is_single_update = False
-        waits.update(dict.fromkeys(in_step, 0.0))
-        self._refresh([view for view in waits if view.refresh_hz >= _FAST_HZ] + in_step, waits)
+        waits.update(dict.fromkeys(with_page_map, 0.0))
+        self._refresh([view for view in waits if view.refresh_hz >= _FAST_HZ] + with_page_map, waits)
 
     def _waits(self, views: Iterable[View]) -> dict[View, float]:
         """Return the ns until each visible view may be refreshed.

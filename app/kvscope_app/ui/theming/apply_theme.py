@@ -11,15 +11,15 @@ from PySide6.QtWidgets import QApplication, QWidget
 
 from kvscope_app.ui.theme import Theme, mix
 from kvscope_app.ui.theming.stylesheet import stylesheet
-from kvscope_app.ui.zoom import fit_own_font, zoom_of
+from kvscope_app.ui.zoom import restore_own_font, zoom_of
 
 
 def apply_theme(app: QApplication, theme: Theme) -> None:
-    for _ in restyled(app, theme):
+    for _ in restyle_in_steps(app, theme):
         pass
 
 
-def restyled(app: QApplication, theme: Theme) -> Iterator[None]:
+def restyle_in_steps(app: QApplication, theme: Theme) -> Iterator[None]:
     """Apply a theme in two steps: visible widgets before the generator yields, the others after it.
 
     Qt itself would visit every widget three times: to remove the old stylesheet, to clear its cache, and for the new
@@ -27,7 +27,7 @@ def restyled(app: QApplication, theme: Theme) -> Iterator[None]:
     """
     if app.style().objectName().lower() != "fusion" and not app.styleSheet():  # the style of a stylesheet has no name
         app.setStyle("Fusion")
-    forget_rules(app)  # Qt would polish cached widgets and repeatedly their descendants
+    clear_style_cache(app)  # Qt would polish cached widgets and repeatedly their descendants
     app.setPalette(palette(theme))
     app.setStyleSheet(stylesheet(theme, zoom_of(app)))
     polished = [widget for widget in app.allWidgets() if widget.testAttribute(Qt.WidgetAttribute.WA_WState_Polished)]
@@ -69,10 +69,10 @@ def _parents_first(widgets: Sequence[QWidget]) -> list[QWidget]:
 def _polish(app: QApplication, widget: QWidget) -> None:
     widget.style().polish(widget)
     QCoreApplication.sendEvent(widget, QEvent(QEvent.Type.StyleChange))
-    fit_own_font(app, widget)
+    restore_own_font(app, widget)
 
 
-def forget_rules(app: QApplication) -> None:
+def clear_style_cache(app: QApplication) -> None:
     """Clear the stylesheet's cache, including entries of deleted widgets.
 
     Qt caches the rules of a widget by address until the widget is destroyed, but is not notified of that for the line

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QApplication
 from kvscope_app.settings.settings import ZOOM_STEPS, Settings
 from kvscope_app.settings.settings_store import SettingsStore
 from kvscope_app.ui.theme import SAFE_THEMES, THEMES, Theme
-from kvscope_app.ui.theming.apply_theme import apply_theme, restyled
+from kvscope_app.ui.theming.apply_theme import apply_theme, restyle_in_steps
 from kvscope_app.ui.zoom import apply_zoom, zoom_of
 
 CHOICES: Final = ("auto", "dark", "light")
@@ -104,7 +104,7 @@ class ThemeManager(QObject):
 
     def _restyle(self, theme: Theme) -> None:
         self.theme = theme
-        restyling = restyled(self._app, theme)
+        restyling = restyle_in_steps(self._app, theme)
         next(restyling)
         self._postponed = []
         self.changed.emit(theme)

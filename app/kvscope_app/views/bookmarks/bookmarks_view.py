@@ -51,7 +51,7 @@ EMPTY_TEXT: Final = (
 _NUM_BUTTONS: Final = 5
 
 
-class MarkList(QListView):
+class BookmarkList(QListView):
     delete_pressed = Signal()
     undo_pressed = Signal()
 
@@ -87,8 +87,8 @@ class BookmarksView(View):
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
-        self.model = MarkModel(session.bookmarks, self)
-        self.list = MarkList()
+        self.model = BookmarkModel(session.bookmarks, self)
+        self.list = BookmarkList()
         self.list.setModel(self.model)
         self.list.setAccessibleName("Bookmarks and alarms")
         self.list.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
@@ -235,7 +235,7 @@ class BookmarksView(View):
         self._stack.addWidget(body)
 
 
-class MarkModel(QAbstractListModel):
+class BookmarkModel(QAbstractListModel):
     def __init__(self, bookmarks: Bookmarks, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.theme: Theme = DARK

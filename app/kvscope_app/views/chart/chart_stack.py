@@ -25,7 +25,7 @@ from kvscope_app.views.chart.time_bar import DEFAULT_RANGE, RANGES_S, TimeBar
 from kvscope_app.views.range_link import RangeLink
 from kvscope_app.views.visibility import is_on_screen
 
-SHORTEST_S: Final = min(RANGES_S.values())
+MIN_RANGE_S: Final = min(RANGES_S.values())
 _PANEL_MIN_WIDTH: Final = 310
 _MAX_COLUMNS: Final = 3
 
@@ -120,7 +120,7 @@ class ChartStack(PanelGrid):
     default_range: ClassVar[str] = DEFAULT_RANGE
     charts_per_refresh: ClassVar[int] = 1
     """Number of charts drawn per `refresh`, which limits the duration of a call."""
-    late_s: ClassVar[float] = 1.5
+    max_lag_s: ClassVar[float] = 1.5
     """Maximum lag of the session's cursor behind the right edge, in seconds, at which the cursor is not drawn."""
 
     def __init__(self, session: Session, heading: str = "") -> None:
@@ -175,11 +175,11 @@ class ChartStack(PanelGrid):
         """
         return float(math.ceil(self.session.timeline.shown_until_ns / 1e9))
 
-    def whole(self, last_s: float) -> tuple[float, float]:
+    def available_range(self, last_s: float) -> tuple[float, float]:
         """Return the first and last second that can be shown. `last_s` is the right edge."""
         raise NotImplementedError
 
-    def snapped(self, x: float) -> float:
+    def snap_to_point(self, x: float) -> float:
         """Return the time of the curve point closest to `x`.
 
         The legends show the values at this time, and a click goes to it, so that both agree.
@@ -277,7 +277,7 @@ class ChartStack(PanelGrid):
             panel.show_cursor(self.hover_s)
             panel.hovered.connect(self.show_values_at)
             panel.range_dragged.connect(self._on_dragged)
-            panel.chosen.connect(lambda x: self._go_to(self.snapped(x)))
+            panel.chosen.connect(lambda x: self._go_to(self.snap_to_point(x)))
             panel.peak_chosen.connect(self._go_to)
             panel.fit_requested.connect(self._on_follow_chosen)
             panel.mark_chosen.connect(self.session.timeline.show_event)
@@ -290,7 +290,7 @@ class ChartStack(PanelGrid):
 
     def show_values_at(self, x: float | None) -> None:
         """Show the values at time `x` in all charts; None: the newest values."""
-        x = None if x is None else self.snapped(x)
+        x = None if x is None else self.snap_to_point(x)
         self.hover_s = x
         for panel in self.panels.values():
             panel.show_cursor(x)
@@ -303,7 +303,7 @@ class ChartStack(PanelGrid):
         first_s, last_s = span
         self.read(names, first_s, last_s)
         cursor_s = self.session.timeline.shown_until_ns / 1e9
-        is_behind = first_s <= cursor_s < last_s - self.late_s
+        is_behind = first_s <= cursor_s < last_s - self.max_lag_s
         stops = stop_bands(self.session, first_s, last_s)
         for name in names:
             panel = self.panels[name]
@@ -324,7 +324,7 @@ class ChartStack(PanelGrid):
         if self._fixed_range is not None:
             return self._fixed_range
         last_s = self.end_s()
-        return self.whole(last_s) if math.isinf(self.range_s) else (last_s - self.range_s, last_s)
+        return self.available_range(last_s) if math.isinf(self.range_s) else (last_s - self.range_s, last_s)
 
     def _show_values(self, names: Sequence[str]) -> None:
         is_read = self.hover_s is not None

@@ -78,7 +78,7 @@ class TimeBar(QWidget):
 
     def show_time(self, *lengths: str) -> None:
         """Show the longest of these texts for the time at the pointer that fits, or nothing if there are none."""
-        self.time.set_lengths(*lengths)
+        self.time.set_variants(*lengths)
 
     def _buttons_width(self) -> int:
         hidden = sum(self.ranges.width_of(index) for index in _OPTIONAL_RANGES if not self.ranges.is_shown(index))

@@ -17,7 +17,7 @@ from kvscope_app.session.session import Session
 from kvscope_app.setting_names import DEVICES_RANGE
 from kvscope_app.ui.number_text import NOTHING, num_bytes, percent
 from kvscope_app.ui.zoom import scaled
-from kvscope_app.views.chart.chart_stack import SHORTEST_S, ChartStack
+from kvscope_app.views.chart.chart_stack import MIN_RANGE_S, ChartStack
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
 
 _JOIN_GAP_S: Final = 3.0
@@ -123,9 +123,9 @@ class DeviceCharts(ChartStack):
         values = {curve.name: _value_at(*self._curve(curve.name, quantity), at_s) for curve in curves}
         return {key: NOTHING if value is None else quantity.value_text(value) for key, value in values.items()}
 
-    def whole(self, last_s: float) -> tuple[float, float]:
+    def available_range(self, last_s: float) -> tuple[float, float]:
         begin_s = self.session.history.devices.begin_s
-        return min(last_s if begin_s is None else begin_s, last_s - SHORTEST_S), last_s
+        return min(last_s if begin_s is None else begin_s, last_s - MIN_RANGE_S), last_s
 
     def _is_available(self, quantity: Quantity) -> bool:
         keys = [HOST] if quantity.of_host else [key for key, _ in self._devices]

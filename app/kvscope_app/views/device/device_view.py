@@ -26,7 +26,7 @@ from PySide6.QtWidgets import (
 from kvscope_app.session.device_log import HOST, gpu_key, host_used_bytes
 from kvscope_app.session.session import Session
 from kvscope_app.ui.number_text import NOTHING, UNKNOWN, num_bytes
-from kvscope_app.ui.table_text import as_tsv, chosen_rows
+from kvscope_app.ui.table_text import as_tsv, selected_rows
 from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.ui.widget_factories import empty_state, label, scroll_area
 from kvscope_app.ui.zoom import scaled
@@ -233,7 +233,7 @@ class ProcessTable(RowTable):
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.matches(QKeySequence.StandardKey.Copy):
-            rows = chosen_rows(self) or list(range(self.model().rowCount()))
+            rows = selected_rows(self) or list(range(self.model().rowCount()))
             QGuiApplication.clipboard().setText(as_tsv(self, rows))
         else:
             super().keyPressEvent(event)

@@ -109,7 +109,7 @@ class EventsView(View):
 
     def export_to(self, path: str) -> EventExport:
         export = EventExport(path, self.model.shown_events(), self)
-        export.done.connect(self.count.set_lengths)
+        export.done.connect(self.count.set_variants)
         return export
 
     def _show_rows(self, has_more: bool) -> None:
@@ -125,7 +125,7 @@ class EventsView(View):
         text = plural(num_events, "event")
         if num_rows < num_events or has_more:
             text = f"{count(num_rows)} of {count(num_events)}"
-        self.count.set_lengths(text + (", searching…" if has_more else ""), text, count(num_rows))
+        self.count.set_variants(text + (", searching…" if has_more else ""), text, count(num_rows))
         self._stack.setCurrentIndex(1 if num_events else 0)
         self.export.setEnabled(num_rows > 0)
 

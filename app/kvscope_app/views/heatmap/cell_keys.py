@@ -87,7 +87,7 @@ def cell_keys(mode: HeatMode, overview: SessionOverview, indices: IntArray, tier
     return _with_level(state, np.where(active > 0, active, cached))
 
 
-def look_up(mode: HeatMode, theme: Theme) -> Pixels:
+def key_pixels(mode: HeatMode, theme: Theme) -> Pixels:
     colors = [theme.base] * 256
     colors[NO_ADDRESS] = theme.base
     colors[FREE] = theme.block_free
@@ -95,7 +95,7 @@ def look_up(mode: HeatMode, theme: Theme) -> Pixels:
     return np.array([pixel(color) for color in colors], np.uint32)
 
 
-def unheld_color(theme: Theme) -> str:
+def unreferenced_color(theme: Theme) -> str:
     """Return the colour, in owner mode, of a bin with cached blocks that no request holds."""
     return mix(theme.block_cached, theme.block_free, 0.62)
 
@@ -148,7 +148,7 @@ def _used_colors(colors: list[str], theme: Theme) -> None:
 
 def _owner_colors(colors: list[str], theme: Theme) -> None:
     map_colors = page_map.OWNER.key_colors(theme)
-    colors[_UNREFERENCED_KEY] = unheld_color(theme)
+    colors[_UNREFERENCED_KEY] = unreferenced_color(theme)
     for index in range(page_map.NUM_OWNER_KEYS):
         colors[_FIRST_OWNER_KEY + index] = map_colors[page_map.OWNER_ACTIVE + index]
 

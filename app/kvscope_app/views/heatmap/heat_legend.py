@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QWidget
 
 from kvscope_app.ui.theme import Theme
 from kvscope_app.views.block_locations import tier_title
-from kvscope_app.views.heatmap.cell_keys import HeatMode, unheld_color
+from kvscope_app.views.heatmap.cell_keys import HeatMode, unreferenced_color
 from kvscope_app.views.page_map.color_modes import FILL_SCALE, STATE
 from kvscope_app.views.page_map.legend_items import LegendSwatch, ShownItems
 from kvscope_app.views.page_map.swatch_legend import PlacedSwatch, SwatchLegend
@@ -34,7 +34,7 @@ def heat_swatches(mode: HeatMode, theme: Theme, shown: ShownItems, device: Devic
     if mode is HeatMode.USED:
         return [free]
     if mode is HeatMode.OWNER:
-        return [LegendSwatch(unheld_color(theme), "cached, not held"), free]
+        return [LegendSwatch(unreferenced_color(theme), "cached, not held"), free]
     colors = distinct_tier_colors(theme)
     tiers = [(tier, colors[tier]) for tier in colors if tier is Tier.HBM or tier in shown.tiers]
     return [*(LegendSwatch(color, tier_title(tier, device)) for tier, color in tiers), free]

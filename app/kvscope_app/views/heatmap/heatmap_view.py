@@ -24,7 +24,7 @@ from kvscope_app.views.base import View
 from kvscope_app.views.block_locations import tier_title
 from kvscope_app.views.capability_messages import why_no_addresses
 from kvscope_app.views.heatmap.address_rows import num_cells
-from kvscope_app.views.heatmap.cell_keys import HeatMode, look_up
+from kvscope_app.views.heatmap.cell_keys import HeatMode, key_pixels
 from kvscope_app.views.heatmap.cell_text import cell_text, runs_text
 from kvscope_app.views.heatmap.curve_strips import CurveStrip, Ruler
 from kvscope_app.views.heatmap.heat_canvas import Cell, HeatCanvas, RowLabel
@@ -172,7 +172,7 @@ class HeatmapView(View):
     # Appearance
 
     def _update_colors(self) -> None:
-        self.map.set_colors(look_up(self.mode, self.theme), self.theme)
+        self.map.set_colors(key_pixels(self.mode, self.theme), self.theme)
         self.runs.set_colors(run_colors(self.theme), self.theme)
         self._show_legend()
 

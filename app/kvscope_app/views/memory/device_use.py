@@ -23,7 +23,7 @@ class DeviceUse:
     others: int | None = None
 
     @property
-    def taken(self) -> int | None:
+    def used_by_engine(self) -> int | None:
         """Bytes that the engine's breakdown must explain. They include other processes if the engine's share is
         unknown.
         """

@@ -84,7 +84,7 @@ def memory_account(
     is_available = memory is not None and all(
         part.num_bytes is not None for part in parts if part.key in _ACCOUNTED_KEYS
     )
-    unattributed = use.taken - accounted if use.taken is not None and is_available else None
+    unattributed = use.used_by_engine - accounted if use.used_by_engine is not None and is_available else None
     parts += [
         MemoryPart("other", "Unattributed", unattributed, "other", _UNATTRIBUTED_MEANING),
         MemoryPart("others", "Other processes", use.others, "others", "All other processes on this device"),

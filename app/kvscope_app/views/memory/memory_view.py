@@ -59,7 +59,7 @@ class MemoryView(ChartedView):
     title: ClassVar[str] = "Memory"
     object_name: ClassVar[str] = "memory"
     refresh_hz: ClassVar[float] = 4.0
-    in_step: ClassVar[bool] = True
+    follows_page_map: ClassVar[bool] = True
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)

@@ -18,7 +18,7 @@ from kvscope_app.session.session import Session
 from kvscope_app.setting_names import MEMORY_RANGE
 from kvscope_app.ui.number_text import NOTHING, num_bytes
 from kvscope_app.ui.zoom import scaled
-from kvscope_app.views.chart.chart_stack import SHORTEST_S, ChartStack
+from kvscope_app.views.chart.chart_stack import MIN_RANGE_S, ChartStack
 from kvscope_app.views.chart.curves import FloatArray, gaps, nearest, nearest_index
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
 from kvscope_app.views.chart.time_bar import RANGES_S
@@ -133,18 +133,18 @@ class MemoryOverTime(ChartStack):
         index = nearest_index(time_s, at_s)
         return {key: _bytes(float(column[index])) for key, column in self._values[name].items()}
 
-    def snapped(self, x: float) -> float:
+    def snap_to_point(self, x: float) -> float:
         window = self._window
         return x if window is None else nearest(window.time_s + window.end_ns / 1e9, x)
 
-    def whole(self, last_s: float) -> tuple[float, float]:
+    def available_range(self, last_s: float) -> tuple[float, float]:
         span_ns = overview_span_ns(self.session.overview)
         if span_ns is None:
             return last_s - RANGES_S[self.default_range], last_s
         wall_ns = self.session.history.wall_ns(0)
         begin_s, end_s = ((at_ns - wall_ns) / 1e9 for at_ns in span_ns)
         last_s = max(end_s, last_s)
-        return min(begin_s, last_s - SHORTEST_S), last_s
+        return min(begin_s, last_s - MIN_RANGE_S), last_s
 
     def _current(self, name: str) -> dict[str, float]:
         """Return the bytes of each curve at the cursor. They agree with the tables above the charts."""

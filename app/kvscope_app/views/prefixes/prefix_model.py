@@ -86,22 +86,22 @@ class PrefixModel(TableModel):
         node = self.node_at(row)
         return 0 if node is None or self.moment is None else int(self.moment.tree.level[node])
 
-    def has_below(self, row: int) -> bool:
+    def has_children(self, row: int) -> bool:
         node = self.node_at(row)
         return node is not None and self.moment is not None and bool(self.moment.tree.children_of(node).size)
 
-    def is_open(self, row: int) -> bool:
+    def is_expanded(self, row: int) -> bool:
         return self.key_at(row) in self._expanded
 
-    def set_open(self, row: int, is_open: bool) -> None:
+    def set_expanded(self, row: int, is_expanded: bool) -> None:
         key = self.key_at(row)
-        if key is not None and self.has_below(row) and is_open != self.is_open(row):
+        if key is not None and self.has_children(row) and is_expanded != self.is_expanded(row):
             self._expanded ^= {key}
             self.reorder()
 
-    def set_all_open(self, is_open: bool) -> None:
+    def set_all_expanded(self, is_expanded: bool) -> None:
         tree = None if self.moment is None else self.moment.tree
-        self._expanded = set(tree.key.tolist()) if is_open and tree is not None else set()
+        self._expanded = set(tree.key.tolist()) if is_expanded and tree is not None else set()
         self.reorder()
 
     def reveal(self, node: int) -> int | None:

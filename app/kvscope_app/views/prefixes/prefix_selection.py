@@ -63,7 +63,7 @@ class PrefixSelection(QObject):
             return
         node = node_of_selection(moment, self._session)
         key = None if node is None else int(moment.tree.key[node])
-        if key == self._other_view_key and (key is not None or not self._table.chosen_rows()):
+        if key == self._other_view_key and (key is not None or not self._table.selected_rows()):
             return
         self._other_view_key = key
         row = None if node is None else self._model.reveal(node)
@@ -91,7 +91,7 @@ class PrefixSelection(QObject):
     def _on_rows(self) -> None:
         if self._is_changing:
             return
-        keys = [key for row in self._table.chosen_rows() if (key := self._model.key_at(row)) is not None]
+        keys = [key for row in self._table.selected_rows() if (key := self._model.key_at(row)) is not None]
         current = self._model.key_at(self._table.currentIndex().row())
         if current in keys:  # the current row comes last
             keys = [*(key for key in keys if key != current), current]
@@ -118,7 +118,7 @@ class PrefixSelection(QObject):
 
     def _select_rows(self, nodes: list[int]) -> None:
         rows = [row for node in nodes if (row := self._model.row_of(node)) is not None]
-        if sorted(rows) == self._table.chosen_rows():
+        if sorted(rows) == self._table.selected_rows():
             return
         selection = QItemSelection()
         for row in rows:

@@ -75,47 +75,47 @@ class PrefixTable(RowTable):
         elif event.key() == Qt.Key.Key_Left:
             self._collapse_or_ascend(row)
         elif event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
-            self._prefixes.set_open(row, not self._prefixes.is_open(row))
+            self._prefixes.set_expanded(row, not self._prefixes.is_expanded(row))
         else:
             super().keyPressEvent(event)
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
         index = self.indexAt(event.position().toPoint())
         if event.button() == Qt.MouseButton.LeftButton and self._is_on_sign(index, event.position().toPoint()):
-            self._prefixes.set_open(index.row(), not self._prefixes.is_open(index.row()))
+            self._prefixes.set_expanded(index.row(), not self._prefixes.is_expanded(index.row()))
             return
         super().mousePressEvent(event)
 
     def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
         index = self.indexAt(event.position().toPoint())
         if event.button() == Qt.MouseButton.LeftButton and index.isValid():
-            self._prefixes.set_open(index.row(), not self._prefixes.is_open(index.row()))
+            self._prefixes.set_expanded(index.row(), not self._prefixes.is_expanded(index.row()))
 
     def copy_selected(self) -> None:
         lines = [[column.title for column in COLUMNS]]
-        lines += [self._prefixes.line(row) for row in self.chosen_rows()]
+        lines += [self._prefixes.line(row) for row in self.selected_rows()]
         if len(lines) > 1:
             text = "\n".join("\t".join(map(_one_line, line)) for line in lines)
             QGuiApplication.clipboard().setText(text + "\n")
 
-    def chosen_rows(self) -> list[int]:
+    def selected_rows(self) -> list[int]:
         return sorted(index.row() for index in self.selectionModel().selectedRows())
 
     def _expand_or_descend(self, row: int) -> None:
-        if self._prefixes.is_open(row):
+        if self._prefixes.is_expanded(row):
             self.selectRow(row + 1)
         else:
-            self._prefixes.set_open(row, True)
+            self._prefixes.set_expanded(row, True)
 
     def _collapse_or_ascend(self, row: int) -> None:
         parent = self._prefixes.parent_row(row)
-        if self._prefixes.has_below(row) and self._prefixes.is_open(row):
-            self._prefixes.set_open(row, False)
+        if self._prefixes.has_children(row) and self._prefixes.is_expanded(row):
+            self._prefixes.set_expanded(row, False)
         elif parent is not None:
             self.selectRow(parent)
 
     def _is_on_sign(self, index: QModelIndex, position: QPoint) -> bool:
-        if not index.isValid() or index.column() != PREFIX or not self._prefixes.has_below(index.row()):
+        if not index.isValid() or index.column() != PREFIX or not self._prefixes.has_children(index.row()):
             return False
         right = self.columnViewportPosition(PREFIX) + self._delegate.sign_right(index.row())
         return right - scaled(SIGN_WIDTH) <= position.x() < right
@@ -123,13 +123,15 @@ class PrefixTable(RowTable):
     def _show_menu(self, position: QPoint) -> None:
         row = self.indexAt(position).row()
         menu = QMenu(self)
-        if row >= 0 and self._prefixes.has_below(row):
-            is_open = self._prefixes.is_open(row)
-            menu.addAction("Close" if is_open else "Open", partial(self._prefixes.set_open, row, not is_open))
-        menu.addAction("Expand all", partial(self._prefixes.set_all_open, True))
-        menu.addAction("Collapse all", partial(self._prefixes.set_all_open, False))
+        if row >= 0 and self._prefixes.has_children(row):
+            is_expanded = self._prefixes.is_expanded(row)
+            menu.addAction(
+                "Close" if is_expanded else "Open", partial(self._prefixes.set_expanded, row, not is_expanded)
+            )
+        menu.addAction("Expand all", partial(self._prefixes.set_all_expanded, True))
+        menu.addAction("Collapse all", partial(self._prefixes.set_all_expanded, False))
         menu.addSeparator()
-        menu.addAction("Copy rows", self.copy_selected).setEnabled(bool(self.chosen_rows()))
+        menu.addAction("Copy rows", self.copy_selected).setEnabled(bool(self.selected_rows()))
         menu.addAction("Clear selection", self.released.emit)
         menu.exec(self.viewport().mapToGlobal(position))
         menu.deleteLater()
@@ -167,10 +169,10 @@ class BranchDelegate(SwatchDelegate):
         _fill_selected(painter, option, cell)
         option.rect = cell.adjusted(text_left, 0, 0, 0)
         super().paint(painter, option, index)
-        if self._model.has_below(index.row()):
-            self._draw_sign(painter, cell, text_left, self._model.is_open(index.row()))
+        if self._model.has_children(index.row()):
+            self._draw_sign(painter, cell, text_left, self._model.is_expanded(index.row()))
 
-    def _draw_sign(self, painter: QPainter, cell: QRect, text_left: int, is_open: bool) -> None:
+    def _draw_sign(self, painter: QPainter, cell: QRect, text_left: int, is_expanded: bool) -> None:
         x, y = cell.left() + text_left - scaled(SIGN_WIDTH) / 2, cell.center().y() + 0.5
         short, long = scaled(2), scaled(4)
         painter.save()
@@ -178,7 +180,7 @@ class BranchDelegate(SwatchDelegate):
         painter.setPen(
             QPen(self.theme.color("muted"), scaled(16) / 10, c=Qt.PenCapStyle.RoundCap, j=Qt.PenJoinStyle.RoundJoin)
         )
-        if is_open:
+        if is_expanded:
             painter.drawPolyline([QPointF(x - long, y - short), QPointF(x, y + short), QPointF(x + long, y - short)])
         else:
             painter.drawPolyline([QPointF(x - short, y - long), QPointF(x + short, y), QPointF(x - short, y + long)])

@@ -168,7 +168,7 @@ class PrefixesView(View):
         if mirror.hello is None or self.builder.epoch != mirror.epoch:
             return
         times = StepTimes(self.session.overview, mirror)
-        cache = of_group(mirror.hello.cache, self.builder.group)
+        cache = cache_of_group(mirror.hello.cache, self.builder.group)
         moment = PrefixMoment(tree, cache, times, self.session.timeline.cursor_ns, mirror.capabilities)
         self.model.show_moment(moment)
         if not len(tree):
@@ -342,7 +342,7 @@ class PrefixesView(View):
         self._stack.addWidget(body)
 
 
-def of_group(cache: CacheInfo, group: int | None) -> CacheInfo:
+def cache_of_group(cache: CacheInfo, group: int | None) -> CacheInfo:
     if group is None:
         return cache
     block_bytes = cache.groups[group].block_bytes or cache.block_bytes

@@ -88,9 +88,9 @@ class _Families:
     def __init__(self, tree: PrefixTree, nodes: Ints, values: Ints, is_expanded: Mask) -> None:
         self._nodes = nodes[np.lexsort((tree.key[nodes], values[nodes], tree.parent[nodes]))]
         self._parents = tree.parent[self._nodes]
-        has_below = np.zeros(len(tree), np.bool_)
-        has_below[self._parents[self._parents != ROOT]] = True
-        self._expanded = np.flatnonzero((is_expanded & has_below)[self._nodes])
+        has_children = np.zeros(len(tree), np.bool_)
+        has_children[self._parents[self._parents != ROOT]] = True
+        self._expanded = np.flatnonzero((is_expanded & has_children)[self._nodes])
 
     def in_order(self, at_most: int) -> tuple[Ints, int]:
         """Return at most `at_most` nodes in depth-first order from the top, and how many siblings are left out."""

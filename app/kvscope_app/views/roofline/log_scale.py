@@ -24,9 +24,9 @@ class LogScale:
     last: float
 
     def position_of(self, value: float) -> float:
-        return float(self.all_at(np.array([value]))[0])
+        return float(self.positions_of(np.array([value]))[0])
 
-    def all_at(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def positions_of(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Return the pixel positions of `values`, which must be above 0, in their shape."""
         share = np.log(values / self.low) / math.log(self.high / self.low)
         pixels: npt.NDArray[np.float64] = self.first + share * (self.last - self.first)

@@ -41,7 +41,7 @@ class RooflinePoints:
         rate: FloatArray = self.flops_per_s / self.intensity
         return rate
 
-    def of_step(self, epoch: int | None, step: int) -> int | None:
+    def index_of_step(self, epoch: int | None, step: int) -> int | None:
         is_match = (self.steps.epoch[self.step_index] == epoch) & (self.steps.step[self.step_index] == step)
         return int(np.argmax(is_match)) if is_match.any() else None
 

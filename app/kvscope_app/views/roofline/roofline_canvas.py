@@ -83,7 +83,8 @@ class RooflineCanvas(QWidget):
             return -1
         across, up = self.scales()
         distances = np.hypot(
-            across.all_at(self.points.intensity) - position.x(), up.all_at(self.points.flops_per_s) - position.y()
+            across.positions_of(self.points.intensity) - position.x(),
+            up.positions_of(self.points.flops_per_s) - position.y(),
         )
         nearest = int(np.argmin(distances))
         return nearest if float(distances[nearest]) <= _MAX_DISTANCE_PX else -1

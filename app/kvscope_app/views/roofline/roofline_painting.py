@@ -92,7 +92,7 @@ def _draw_slanted_label(painter: QPainter, box: QRectF, across: LogScale, up: Lo
 def points(painter: QPainter, shown: RooflinePoints, across: LogScale, up: LogScale, theme: Theme) -> None:
     if not len(shown):
         return
-    x, y = across.all_at(shown.intensity), up.all_at(shown.flops_per_s)
+    x, y = across.positions_of(shown.intensity), up.positions_of(shown.flops_per_s)
     size = scaled(_DOT)
     painter.setPen(Qt.PenStyle.NoPen)
     for kind in sorted(PointKind, key=lambda kind: -int(np.count_nonzero(shown.kind == kind))):

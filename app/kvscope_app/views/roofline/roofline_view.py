@@ -159,7 +159,7 @@ class RooflineView(View):
         self.points = points
         self._stack.setCurrentIndex(1)
         mirror = self.session.mirror
-        index = points.of_step(mirror.epoch, mirror.step)
+        index = points.index_of_step(mirror.epoch, mirror.step)
         if index is None and self.session.timeline.is_live:
             index = len(points) - 1  # the newest step read; steps continue meanwhile
         self.canvas.show_points(points, self.device, index)

@@ -12,7 +12,7 @@ from kvscope_app.views.roofline.point_text import bound_text, bytes_text, flops_
 from kvscope_telemetry.messages.telemetry import DeviceInfo, Frame, Timings, Work
 
 
-def how_it_ran(frame: Frame, device: DeviceInfo) -> Iterator[Fact]:
+def execution_facts(frame: Frame, device: DeviceInfo) -> Iterator[Fact]:
     """Yield facts on graph or eager execution and on waiting. None for an engine that does not report work."""
     work = frame.work
     if not work.flops:

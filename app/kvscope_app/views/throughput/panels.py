@@ -56,7 +56,7 @@ class PanelSpec:
 
 
 @dataclass(slots=True)
-class Drawn:
+class DrawnPanel:
     """Data of a panel: times in seconds of the monotonic clock, and values by curve name, shape (n,) each."""
 
     time_s: FloatArray
@@ -265,13 +265,13 @@ def columns_of(keys: Iterable[str]) -> set[str]:
     return {"num_steps", "num_running"}.union(*curves)
 
 
-def draw(panel: ChartPanel, key: str, window: HistoryWindow, session: Session) -> Drawn:
+def draw(panel: ChartPanel, key: str, window: HistoryWindow, session: Session) -> DrawnPanel:
     curves = _curves(key, window)
     last = -1 if not window.is_complete and window.end_ns >= session.timeline.shown_until_ns - window.bin_ns else None
     time_s = (window.time_s + window.end_ns / 1e9)[:last]
     is_bound = key in HISTOGRAMS and not session.capabilities.latencies
     prefix = "≤ " if is_bound else ""
-    drawn = Drawn(time_s, prefix=prefix, values={name: values[:last] for name, values in curves.items()})
+    drawn = DrawnPanel(time_s, prefix=prefix, values={name: values[:last] for name, values in curves.items()})
     phase = int(window.end_ns // window.bin_ns) - len(window.time_s) + 1
     highest = [panel.show_curve(name, time_s, _stacked(key, name, drawn.values), phase) for name in drawn.values]
     panel.fit(max(highest))
@@ -309,13 +309,13 @@ def headline(key: str, session: Session) -> dict[str, str]:
     return {name: text(value) for name, value in values.items()}
 
 
-def is_level(window: HistoryWindow) -> bool:
+def is_constant(window: HistoryWindow) -> bool:
     """Whether all columns are constant, apart from the newest second, which may be incomplete."""
     complete = [column[: -1_000_000_000 // window.bin_ns] for column in window.columns.values()]
     return all(column.size > 0 and bool((column == column[0]).all() or np.isnan(column).all()) for column in complete)
 
 
-def values_at(key: str, drawn: Drawn, x: float) -> dict[str, str]:
+def values_at(key: str, drawn: DrawnPanel, x: float) -> dict[str, str]:
     """Return the text of each curve's value closest to second `x`."""
     if not drawn.time_s.size:
         return {}
@@ -325,7 +325,7 @@ def values_at(key: str, drawn: Drawn, x: float) -> dict[str, str]:
 
 
 def peaks_of(
-    key: str, drawn: Drawn, window: HistoryWindow, span: tuple[float, float], clock_text: Callable[[float], str]
+    key: str, drawn: DrawnPanel, window: HistoryWindow, span: tuple[float, float], clock_text: Callable[[float], str]
 ) -> list[CurvePeak]:
     """Return the maximum of each curve in `span`, a range of seconds. That of `PanelSpec.peak_first` is first.
 
@@ -374,7 +374,7 @@ def _mark(events: list[TimedEvent], wall_ns: int) -> PlotMark:
     return PlotMark((events[0].time_ns - wall_ns) / 1e9, text, events[0])
 
 
-def _highest_in_bins(key: str, name: str, drawn: Drawn, window: HistoryWindow) -> tuple[FloatArray, FloatArray]:
+def _highest_in_bins(key: str, name: str, drawn: DrawnPanel, window: HistoryWindow) -> tuple[FloatArray, FloatArray]:
     """Return the maximum of a curve in each bin, and the second when it was first reached, shape (n,) each."""
     column = "blocks_active" if key == "kv" and name == "active" else name
     values, peak_names = drawn.values[name], PEAK_COLUMNS.get(column, ())

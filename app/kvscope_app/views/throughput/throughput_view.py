@@ -22,19 +22,19 @@ from kvscope_app.setting_names import THROUGHPUT_RANGE
 from kvscope_app.ui.theme import Theme
 from kvscope_app.ui.widget_factories import empty_state, scroll_area
 from kvscope_app.views.chart.axes import ago_text
-from kvscope_app.views.chart.chart_stack import SHORTEST_S, ChartedView, ChartStack
+from kvscope_app.views.chart.chart_stack import MIN_RANGE_S, ChartedView, ChartStack
 from kvscope_app.views.chart.curves import gaps, nearest
 from kvscope_app.views.chart.panel import PlotMark
 from kvscope_app.views.throughput.panels import (
     MAX_MARKED_EVENTS,
     PANELS,
     PEAK_COLUMNS,
-    Drawn,
+    DrawnPanel,
     columns_of,
     draw,
     headline,
+    is_constant,
     is_current,
-    is_level,
     marks_of_overview,
     peaks_of,
     preemption_marks,
@@ -106,15 +106,15 @@ class ThroughputCharts(ChartStack):
     has_data = Signal()
 
     range_setting: ClassVar[str] = THROUGHPUT_RANGE
-    late_s: ClassVar[float] = 0.5
+    max_lag_s: ClassVar[float] = 0.5
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        self._is_level = False
+        self._is_constant = False
         self._refreshed_s, self._all_drawn_s, self._headlines_s = 0.0, 0.0, 0.0
         self._overview_version: tuple[SessionOverview, int] | None = None
         self._overview_known: set[str] = set()
-        self.drawn: dict[str, Drawn] = {}
+        self.drawn: dict[str, DrawnPanel] = {}
         self._window: HistoryWindow | None = None
         self._gaps: Sequence[tuple[float, float]] = ()
         self._silent_state: SourceState | None = None
@@ -135,7 +135,7 @@ class ThroughputCharts(ChartStack):
         previous_s, self._refreshed_s = self._refreshed_s, now_s
         if now_s - previous_s < _IDLE_INTERVAL_S or self.is_static:
             super().refresh()
-        elif now_s - self._all_drawn_s >= (_FLAT_REFRESH_S if self._is_level else _SILENT_REFRESH_S):
+        elif now_s - self._all_drawn_s >= (_FLAT_REFRESH_S if self._is_constant else _SILENT_REFRESH_S):
             self._all_drawn_s = now_s
             self.refresh_visible()
         is_due = now_s - self._headlines_s >= _HEADLINE_INTERVAL_S
@@ -152,7 +152,7 @@ class ThroughputCharts(ChartStack):
 
     def read(self, names: Sequence[str], first_s: float, last_s: float) -> None:
         window = self._window_of({*columns_of(names), "preemptions"}, first_s, last_s)
-        self._window, self._is_level = window, is_level(window)
+        self._window, self._is_constant = window, is_constant(window)
         is_known = np.isfinite(window.columns["num_running"])
         self._gaps = gaps(window.time_s + window.end_ns / 1e9, is_known, max(MAX_SILENCE_NS, 3 * window.bin_ns) / 1e9)
 
@@ -172,7 +172,7 @@ class ThroughputCharts(ChartStack):
             return headline(name, self.session)
         return values_at(name, self.drawn[name], at_s) if name in self.drawn else {}
 
-    def snapped(self, x: float) -> float:
+    def snap_to_point(self, x: float) -> float:
         window = self._window
         return x if window is None else nearest(window.time_s + window.end_ns / 1e9, x)
 
@@ -183,13 +183,13 @@ class ThroughputCharts(ChartStack):
         """Return the end of the last complete bin. The incomplete one would look like a drop."""
         return (self.session.timeline.shown_until_ns // BIN_NS) * BIN_NS / 1e9
 
-    def whole(self, last_s: float) -> tuple[float, float]:
+    def available_range(self, last_s: float) -> tuple[float, float]:
         span_ns = overview_span_ns(self.session.overview)
         if span_ns is not None:
             wall_ns = self.session.history.wall_ns(0)
             begin_s, end_s = ((at_ns - wall_ns) / 1e9 for at_ns in span_ns)
             last_s = max(last_s, end_s)
-            return min(begin_s, last_s - SHORTEST_S), last_s
+            return min(begin_s, last_s - MIN_RANGE_S), last_s
         return last_s - self.session.history.max_seconds, last_s
 
     def time_text(self, x: float) -> str:
@@ -197,7 +197,7 @@ class ThroughputCharts(ChartStack):
         return f"{super().time_text(x)}  ({ago_text(round(max(ago_s, 0.0), 1))})"
 
     def show_values_at(self, x: float | None) -> None:
-        if self._is_level and self.is_following and self.hover_s is None and x is not None:
+        if self._is_constant and self.is_following and self.hover_s is None and x is not None:
             self.refresh_all()  # it may be slightly out of date
         super().show_values_at(x)
 

@@ -60,7 +60,7 @@ NO_ENGINE: Final = (
 )
 WORKING: Final = "Calculating how other allocators would place the running requests…"
 NOTHING: Final = "Nothing is running.\nSend a prompt or start the load to compare allocators."
-NOTHING_THEN: Final = "Nothing ran at this time of the recording."
+NOTHING_RAN: Final = "Nothing ran at this time of the recording."
 
 Question = tuple[int | None, Memory, Rows]
 """Epoch, memory, and running requests."""
@@ -124,7 +124,7 @@ class WhatIfView(View):
     def _ask(self, question: Question) -> None:
         *_, rows = question
         if not rows:
-            self._show_message(NOTHING_THEN if self.session.timeline.is_file else NOTHING)
+            self._show_message(NOTHING_RAN if self.session.timeline.is_file else NOTHING)
         if self.process.is_busy or question == self._pending_question or not (rows or self.process.is_running):
             return
         if rows and self._pending_question is None:

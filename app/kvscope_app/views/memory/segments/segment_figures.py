@@ -62,7 +62,7 @@ def figure_rows(allocator_map: AllocatorMap) -> list[Row]:
     ]
 
 
-def left_out(allocator_map: AllocatorMap, segments: list[TorchSegment]) -> str:
+def omission_text(allocator_map: AllocatorMap, segments: list[TorchSegment]) -> str:
     """Return a text that says which segments and blocks the drawing omits or merges, or "" if none."""
     notes = []
     if len(segments) < allocator_map.num_segments:

@@ -23,7 +23,7 @@ from kvscope_app.ui.sheet import Sheet
 from kvscope_app.ui.theme import Theme
 from kvscope_app.ui.widget_factories import empty_state, label, scroll_area
 from kvscope_app.views.memory.segments.segment_bars import SegmentBars, state_color
-from kvscope_app.views.memory.segments.segment_figures import STATE_TEXTS, as_tsv, figure_rows, left_out
+from kvscope_app.views.memory.segments.segment_figures import STATE_TEXTS, as_tsv, figure_rows, omission_text
 from kvscope_app.views.memory.stacked_bar import Swatch
 from kvscope_telemetry.errors import KvscopeError, ProtocolError
 from kvscope_telemetry.messages.commands import AllocatorMap, Failed, GetAllocatorMap, Reply
@@ -131,7 +131,7 @@ class SegmentsSheet(Sheet):
             if allocator_map.took_ns
             else allocator_map.device
         )
-        self.note.setText("; ".join(filter(None, (source_text, left_out(allocator_map, segments)))))
+        self.note.setText("; ".join(filter(None, (source_text, omission_text(allocator_map, segments)))))
         self.bars.show_segments(segments)
         self.copy.setEnabled(True)
         self._stack.setCurrentIndex(1)
