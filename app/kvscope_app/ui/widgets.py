@@ -27,7 +27,7 @@ class ElidedLabel(PlainLabel):
         painter.setPen(self.palette().color(self.foregroundRole()))
         painter.drawText(self.rect(), Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft, elided)
         painter.end()
-        tip = self._tip(is_cut=elided != self.text())
+        tip = self._tip(is_elided=elided != self.text())
         if tip != self.toolTip():
             self.setToolTip(tip)
 
