@@ -254,7 +254,7 @@ class _Commands:
     def why_no_cached_blocks(self, qualifier: str = "") -> str:
         """Return a reason such as "Request #3 has no cached blocks".
 
-        The text in `which`, for example " that are not pinned", is appended and says which cached blocks are meant.
+        The text in `qualifier`, for example " that are not pinned", is appended and says which cached blocks are meant.
         """
         number = self._window.session.selection.request
         return "No request is selected" if number is None else f"Request #{number} has no cached blocks{qualifier}"

@@ -40,9 +40,7 @@ class Debugger(QObject):
 
     @property
     def paused_by(self) -> str:
-        """Client that paused the engine: "you", its label, or "somebody" if the engine does not name it. "" if not
-        paused.
-        """
+        """Client that paused the engine: "you", its label, or "somebody" if unknown. "" if the engine is not paused."""
         if self.session.status.state is not SourceState.PAUSED:
             return ""
         return "you" if self.is_paused_by_us else self.session.status.reason.removeprefix("by ") or "somebody"

@@ -147,9 +147,7 @@ def _is_own(mirror: Mirror) -> bool:
 
 
 def _why_foreign(mirror: Mirror, capability: str) -> str:
-    """Return "In (engine), `capability`" for another engine than kvscope's own, such as "In vllm, blocks cannot be
-    pinned".
-    """
+    """Return a reason such as "In vllm, blocks cannot be pinned" for an engine other than kvscope's own, else ""."""
     return "" if _is_own(mirror) else f"In {mirror.capabilities.engine}, {capability}"
 
 

@@ -96,8 +96,9 @@ def _write_gif(video: VideoFrames, file: BinaryIO) -> None:
 
 
 def _lazy_image(video: VideoFrames) -> Image:
-    """Return an animated image that creates each frame when Pillow seeks to it. A list of images might not fit in
-    memory.
+    """Return an animated image that creates each frame when Pillow seeks to it.
+
+    A list of images would keep all frames in memory.
     """
     from PIL import Image
 

@@ -49,8 +49,9 @@ _SETTLE_S: Final = 0.35
 _MAX_FITS: Final = 8
 """Maximum attempts to fit the content. Several are needed, because a splitter gives a list only part of added space."""
 _MAX_TURN_S: Final = 0.05
-"""Maximum seconds counted for one turn of the event loop. On a busy machine, a longer turn may have given the view no
-time.
+"""Maximum seconds counted for one turn of the event loop.
+
+On a busy machine, most of a longer turn may have gone to other processes.
 """
 
 

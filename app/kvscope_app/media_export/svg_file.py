@@ -1,5 +1,6 @@
-"""QPainter that draws SVG. Corrects three things in QSvgGenerator's output: image smoothing, size in mm, control
-characters.
+"""QPainter that draws SVG.
+
+Corrects QSvgGenerator's output: images are smoothed, the size is in mm, and control characters are not escaped.
 """
 
 from __future__ import annotations

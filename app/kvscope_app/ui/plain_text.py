@@ -19,9 +19,7 @@ class PlainLabel(QLabel):
 
 
 def plain_tip(text: str) -> str:
-    """Return a tooltip text that Qt shows as `text` literally. Tooltips guess the format, and that cannot be turned
-    off.
-    """
+    """Return a tooltip text that Qt shows as `text` literally. Qt guesses the format of tooltips."""
     if not QtGuiTexts.mightBeRichText(text):
         return text
     return f"<p style='white-space: pre-wrap'>{escape(text)}</p>"

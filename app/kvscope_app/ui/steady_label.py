@@ -19,9 +19,7 @@ _SLACK_PX: Final = 2
 
 
 class SteadyLabel(PlainLabel):
-    """Label that becomes wider when its text needs it, shrinks only when far too wide, and always has space for
-    `longest`.
-    """
+    """Label that grows with its text, shrinks only if it is far too wide, and always has space for `longest`."""
 
     def __init__(self, longest: str = "", parent: QWidget | None = None) -> None:
         super().__init__("", parent)

@@ -41,9 +41,7 @@ def set_icon(button: QToolButton, name: str, theme: Theme) -> None:
 
 
 def label(text: str = "", look: str = "", *, wraps: bool = False, elastic: bool = False) -> QLabel:
-    """Return a plain-text label. An `elastic` label may become narrower than its text, so that it does not widen its
-    dock.
-    """
+    """Return a plain-text label. An `elastic` label may become narrower than its text, as its dock does."""
     result = PlainLabel(text)
     result.setProperty("look", look)
     result.setWordWrap(wraps)

@@ -37,9 +37,7 @@ _TURN_MS: Final = 8
 _MIN_GAP_NS: Final = 2_000_000
 """A turn sooner than this after an update is postponed once, because Qt runs overdue timers in succession."""
 _PAUSE_FACTOR: Final = 3
-"""Wait of all slow views after one was refreshed, as a multiple of its duration. They take at most a quarter of the
-time.
-"""
+"""Pause after refreshing a slow view, as a multiple of its duration: slow views take at most a quarter of the time."""
 _MAX_PAUSE_NS: Final = 500_000_000
 _SINGLE_UPDATE_NS: Final = 100_000_000
 """Pause after which an update is shown by `follows_page_map` views together with the page map, whatever their rate.

@@ -133,9 +133,7 @@ class BookmarksView(View):
 
     @property
     def loop_range(self) -> tuple[int, int] | None:
-        """Start and end in ns of a loop over the selection: two bookmarks or more, or one alarm. None for any other
-        selection.
-        """
+        """Start and end in ns of the selection if it has two bookmarks or more, or one alarm; else None."""
         chosen = self.chosen
         if len(chosen) >= 2:
             return chosen[0].time_ns, max(chosen[-1].time_ns, chosen[-1].until_ns)

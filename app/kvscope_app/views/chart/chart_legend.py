@@ -17,9 +17,7 @@ from kvscope_app.ui.zoom import scaled
 
 _GAP = 12
 _MAX_UNNAMED: Final = 2
-"""Maximum number of curves that lose their names if there is no space for names and values. More curves lose their
-values.
-"""
+"""If there is no space for names and values, up to this many curves lose their names, and more lose their values."""
 _SWATCH = 8
 _TIME_ALIGNMENT: Final = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 _TITLE_SHARE: Final = 0.6

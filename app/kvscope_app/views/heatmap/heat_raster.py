@@ -87,9 +87,7 @@ class HeatRaster:
         self.num_drawn += last - first
 
     def _is_within(self, first: int, last: int) -> npt.NDArray[np.bool_]:
-        """Return which columns are between the first and the last second, shape (last - first,). Time outside is no
-        gap.
-        """
+        """Return which columns are between the first and the last second, shape (last - first,)."""
         assert self._store is not None, "nothing to draw"
         start_ns = (self._scale.first + np.arange(first, last)) * self._scale.column_ns
         is_within: npt.NDArray[np.bool_] = (start_ns >= self._store.first_ns) & (start_ns < self._store.last_ns)

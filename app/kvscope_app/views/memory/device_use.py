@@ -24,9 +24,7 @@ class DeviceUse:
 
     @property
     def used_by_engine(self) -> int | None:
-        """Bytes that the engine's breakdown must explain. They include other processes if the engine's share is
-        unknown.
-        """
+        """Bytes that the engine's breakdown must explain. If its share is unknown, other processes are included."""
         if self.engine is not None:
             return self.engine
         if self.total is None or self.free is None:

@@ -124,8 +124,8 @@ class ThroughputCharts(ChartStack):
         session.overview_changed.connect(self._on_overview)
 
     def show_panels(self, names: Collection[str]) -> None:
-        """Create missing panels and show all of `names`. Creating one takes about 10 ms, and few sources have data for
-        all.
+        """Create missing panels and show all of `names`. Creating one takes about 10 ms, so it is postponed until
+        needed.
         """
         self.add_panels({spec.key: spec.make_panel() for spec in PANELS if spec.key in {*names} - self.panels.keys()})
         super().show_panels(names)
