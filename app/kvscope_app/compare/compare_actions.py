@@ -108,9 +108,9 @@ def _build_menus(window: CompareBody, actions: Actions) -> None:
     bar = window.menuBar()
     for title, group in (("&Comparison", COMPARISON), ("&Time", TIME), ("&View", VIEW), ("&Help", HELP)):
         menu = bar.addMenu(title)
-        menu.addActions([actions[spec.name] for spec in actions.in_group(group)])
+        actions.fill(menu, group)
         if group == TIME:
-            menu.addMenu(EVENTS).addActions([actions[spec.name] for spec in actions.in_group(EVENTS)])
+            actions.fill(menu.addMenu(EVENTS), EVENTS)
 
 
 def _copy(window: CompareBody) -> None:

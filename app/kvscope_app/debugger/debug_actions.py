@@ -35,7 +35,6 @@ DEBUG: Final = "Debug"
 NUM_STEPS: Final = 10
 REQUEST_ACTIONS: Final = ("preempt_swap", "preempt_recompute", "abort_request", "pin_request", "evict_request")
 BLOCK_ACTIONS: Final = ("pin_block", "pin_prefix", "unpin_block", "evict_block")
-UNPIN_ACTIONS: Final = ("unpin_all", "unpin_anyones")
 _NOTICE_MS: Final = 6000
 
 
@@ -93,7 +92,11 @@ def _request_actions(window: SessionWindow, commands: _Commands) -> list[ActionS
 
     return [
         commands.selection_action(
-            "preempt_swap", "Preempt the selected request (swap)", partial(commands.preempt, "swap"), why_not_swap
+            "preempt_swap",
+            "Preempt the selected request (swap)",
+            partial(commands.preempt, "swap"),
+            why_not_swap,
+            starts_section=True,
         ),
         commands.selection_action(
             "preempt_recompute",
@@ -136,7 +139,9 @@ def _block_actions(window: SessionWindow, commands: _Commands) -> list[ActionSpe
         return permission.why_not_pin(session.mirror, current_block(window), with_prefix=with_prefix)
 
     return [
-        commands.selection_action("pin_block", "Pin the block", partial(commands.pin, with_prefix=False), why_not_pin),
+        commands.selection_action(
+            "pin_block", "Pin the block", partial(commands.pin, with_prefix=False), why_not_pin, starts_section=True
+        ),
         commands.selection_action(
             "pin_prefix", "Pin the block and its prefix", commands.pin, partial(why_not_pin, with_prefix=True)
         ),
@@ -160,7 +165,9 @@ def _pool_actions(window: SessionWindow, debugger: Debugger, commands: _Commands
     unpin_own = partial(commands.unpin_all, of_all_clients=False)
     unpin_of_all = partial(commands.unpin_all, of_all_clients=True)
     return [
-        ActionSpec("unpin_all", "Unpin all (this window's)", DEBUG, unpin_own, why_not=why_not_unpin),
+        ActionSpec(
+            "unpin_all", "Unpin all (this window's)", DEBUG, unpin_own, starts_section=True, why_not=why_not_unpin
+        ),
         ActionSpec("unpin_anyones", "Unpin all (everyone's)", DEBUG, unpin_of_all, why_not=why_not_unpin),
         ActionSpec(
             "limits",

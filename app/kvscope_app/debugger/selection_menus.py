@@ -9,20 +9,11 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QMenu
 
 from kvscope_app.actions.action_registry import Actions
-from kvscope_app.debugger.debug_actions import BLOCK_ACTIONS, DEBUG, REQUEST_ACTIONS, UNPIN_ACTIONS
+from kvscope_app.debugger.debug_actions import BLOCK_ACTIONS, REQUEST_ACTIONS
 from kvscope_app.session_window import SessionWindow
 
 if TYPE_CHECKING:
     from kvscope_app.views.requests.requests_table import RequestTable
-
-
-def fill_debug_menu(menu: QMenu, actions: Actions) -> None:
-    """Fill the Debug menu. Separators divide actions on the engine, on the request, on the block, and on all pins."""
-    menu.setToolTipsVisible(True)
-    for spec in actions.in_group(DEBUG):
-        if spec.name in (REQUEST_ACTIONS[0], BLOCK_ACTIONS[0], UNPIN_ACTIONS[0]):
-            menu.addSeparator()
-        menu.addAction(actions[spec.name])
 
 
 def add_selection_menus(window: SessionWindow, actions: Actions) -> None:

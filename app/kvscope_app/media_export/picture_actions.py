@@ -48,6 +48,7 @@ def picture_actions(window: SessionWindow, files: str, clipboard: str) -> list[A
             clipboard,
             lambda: copy_view(window, view_in_focus(window)),
             ("Ctrl+Alt+C",),
+            starts_section=True,
             tip="To the clipboard: the focused view, or the page map",
         ),
         ActionSpec(

@@ -41,7 +41,14 @@ def edit_actions(window: WindowBody) -> list[ActionSpec]:
             enabled=lambda: bool(window.undo.redoText()),
             text_now=lambda: f"Redo {window.undo.redoText()}".strip(),
         ),
-        ActionSpec("copy_rows", "Copy selected rows", EDIT, partial(_copy, window, whole=False), ("Ctrl+C",)),
+        ActionSpec(
+            "copy_rows",
+            "Copy selected rows",
+            EDIT,
+            partial(_copy, window, whole=False),
+            ("Ctrl+C",),
+            starts_section=True,
+        ),
         ActionSpec("copy_table", "Copy table", EDIT, partial(_copy, window, whole=True), ("Ctrl+Shift+C",)),
     ]
 
