@@ -14,7 +14,7 @@ def rank(request: Request) -> tuple[int, int, int]:
 
 
 class RankedQueue:
-    """Requests in scheduling order. A lookup is O(log n); inserting and removing move pointers (memmove)."""
+    """Requests sorted by `rank`. A lookup is O(log n); inserting and removing move pointers (memmove)."""
 
     __slots__ = ("_requests",)
 
@@ -25,12 +25,12 @@ class RankedQueue:
         return len(self._requests)
 
     def __iter__(self) -> Iterator[Request]:
-        """Iterate from first to last. The queue must not change meanwhile."""
+        """Iterate from first to last. The queue must not change during the iteration."""
         return iter(self._requests)
 
     @property
     def first(self) -> Request:
-        """Next request to be served. The queue must not be empty."""
+        """Request with the highest rank. The queue must not be empty."""
         return self._requests[0]
 
     def add(self, request: Request) -> None:
@@ -43,5 +43,4 @@ class RankedQueue:
         del self._requests[place]
 
     def pop_first(self) -> Request:
-        """Remove and return the next request to be served."""
         return self._requests.pop(0)

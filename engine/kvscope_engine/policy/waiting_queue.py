@@ -1,13 +1,14 @@
 """Waiting requests in scheduling order: by priority, then fairly by client and batch, then by arrival.
 
-Among requests of one priority, the client whose running requests hold the fewest tokens is next; among that client's
+Among requests of one priority, the client whose running requests hold the fewest tokens is next. Among that client's
 batches (requests that it sent together: several prompts, or several completions of one), the batch whose running
-requests hold the fewest; within a batch, and if these are equal, the request that came first. So a client or batch with
-thousands of requests delays another client's single request by no more than one of its own requests. For one client
-with batches of one request each, this is the order of arrival. A request counts with its tokens at its admission.
+requests hold the fewest tokens is next. Within a batch, and if these are equal, the request that arrived first is next.
+So a client or batch with thousands of requests delays another client's single request by no more than one of its own
+requests. For one client with batches of one request each, this is the order of arrival. A running request counts with
+its number of tokens at its admission.
 
-Owns the totals of what each client and batch runs. Adding, removing and finding the next request are O(log n) in the
-number of waiting requests.
+Owns the totals of the running requests of each client and batch. Adding, removing and finding the next request are
+O(log n) in the number of waiting requests.
 """
 
 from __future__ import annotations
@@ -37,8 +38,7 @@ class RunningUsage:
 
 
 class WaitingQueue:
-    """Queue of waiting requests, ordered by priority, then by the client and batch whose running requests hold the
-    fewest tokens, then by arrival.
+    """Queue of waiting requests, ordered by priority, then by the running tokens of client and batch, then by arrival.
 
     `record_start` and `record_stop` update the totals of running requests.
     """
@@ -52,7 +52,7 @@ class WaitingQueue:
         self.num_preemptible_clients = 0
         """Number of clients with at least two running requests."""
         self._charged: dict[int, int] = {}
-        """Tokens of each running request at its admission, by request number."""
+        """Number of tokens of each running request at its admission, by request number."""
 
     def __len__(self) -> int:
         return self._num_waiting
@@ -63,7 +63,7 @@ class WaitingQueue:
         return self._requests[self._batches[self._clients.first].first].first
 
     def add_request(self, request: Request) -> None:
-        """Enqueue a request. The request must not be queued already."""
+        """Enqueue a request, which must not be queued already."""
         batch = batch_of(request)
         waiting = self._requests.setdefault(batch, _Ranking())
         assert request not in waiting, f"request {request.number} waits already"
@@ -86,7 +86,6 @@ class WaitingQueue:
         self._charge(batch_of(request), 1, request.num_tokens)
 
     def record_stop(self, request: Request) -> None:
-        """Record that a request no longer runs."""
         self._charge(batch_of(request), -1, -self._charged.pop(request.number))
 
     def client_usage(self, request: Request) -> RunningUsage:
@@ -136,7 +135,7 @@ class WaitingQueue:
 
 
 def batch_of(request: Request) -> _Batch:
-    """Return the client and batch of a request. Without a batch, the completions of one prompt form one."""
+    """Return the client and batch of a request. Without a batch identifier, the completions of one prompt form a batch."""
     return request.client, request.batch or request.request_id
 
 
@@ -176,9 +175,7 @@ class _Ranking(Generic[_Item]):
             self._compact()
 
     def _compact(self) -> None:
-        """Restore the invariant that the first entry of the heap is not stale; compact the heap if it has too many
-        stale ones.
-        """
+        """Remove stale entries from the top of the heap, or all of them if there are too many."""
         if len(self._heap) > 2 * len(self._entries) + 16:
             self._heap = list(self._entries.values())
             heapify(self._heap)

@@ -1,9 +1,7 @@
-"""The process that every grammar's process is forked from: it has XGrammar and the vocabulary, and no torch.
+"""The process that grammar processes are forked from: it has loaded XGrammar and the vocabulary, and no torch.
 
-It waits for requests of the engine and forks, and does nothing that could take long. It ends with the engine, and its
-children end with it, whatever they compute.
-
-See docs/internals/decisions/0024-grammars-run-in-their-own-processes.md.
+It only waits for requests of the engine and forks. It ends with the engine, and its children end with it, whatever they
+compute. See docs/internals/decisions/0024-grammars-run-in-their-own-processes.md.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ def main() -> None:
 
 
 def _next_connection(line: socket.socket) -> int:
-    """Return the descriptor of the next grammar's socket; 0 if the engine ended."""
+    """Return the descriptor of the next grammar's socket; 0 if the engine has ended."""
     while True:
         try:
             data, ancillary, _, _ = line.recvmsg(len(FORK), socket.CMSG_SPACE(array.array("i").itemsize))
@@ -71,7 +69,7 @@ def _next_connection(line: socket.socket) -> int:
 
 
 class _Nothing(type):
-    """Stand-in for any class of a library that is not loaded, and for its attributes."""
+    """Metaclass of stand-ins for the classes, and their attributes, of a library that is not loaded."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -87,9 +85,9 @@ class _Absent(types.ModuleType):
 
 
 def _without_torch() -> None:
-    """Replace torch and transformers by stubs before importing XGrammar.
+    """Replace torch and transformers by stubs, and import XGrammar.
 
-    XGrammar mentions them only in signatures and in functions that are not called here; they take 200 MB and two
+    XGrammar uses them only in signatures and in functions that are not called here. Importing them takes 200 MB and two
     seconds.
     """
     os.environ["TVM_FFI_DISABLE_TORCH_C_DLPACK"] = "1"

@@ -1,6 +1,6 @@
 """Compiles a request for structured output to an XGrammar grammar, with one-line errors.
 
-Runs only in the process of a grammar: the code called here may run forever, or crash the process.
+Runs only in the process of a grammar, because XGrammar may run forever or crash the process.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.structured import Structured
 
 OUT_OF_MEMORY: Final = "std::bad_alloc"
-"""Text in XGrammar's exceptions when memory is exhausted."""
+"""Text in XGrammar's exceptions if memory is exhausted."""
 MAX_WHITESPACE: Final = 32
-"""Maximum number of whitespace characters between two parts of JSON, for a line break and indentation: otherwise a
-model may continue them forever."""
+"""Maximum number of whitespace characters between two parts of JSON, enough for a line break and indentation. Without a
+limit, a model may generate whitespace forever.
+"""
 _SOURCE_LOCATION: Final = re.compile(r"^\[[\d:]+\] \S+:\d+: (?:Check failed: .*? is false: )?")
 _TRAILING_JSON: Final = re.compile(r"\s*The JSON string is.*$", re.DOTALL)
 _WARNING: Final = re.compile(r"^\[[\d:]+\] \S+:\d+: Warning: (.*)$", re.MULTILINE)
 _MAX_WARNING_BYTES: Final = 1 << 20
 _IGNORED_WARNINGS: Final = ("oneOf with overlapping",)
-"""Warnings that `json_schema_check` checks more precisely."""
+"""Beginnings of warnings about cases that `json_schema_check` checks more precisely."""
 
 
 def compile_grammar(compiler: Any, spec: Structured) -> Any:
-    """Return XGrammar's compiled grammar; may take long. Raises MemoryError, and BadInput with the reason.
+    """Return XGrammar's compiled grammar; may take long. Raises BadInput with the reason, and MemoryError.
 
-    A grammar is refused if XGrammar warns on standard error, which is only used here, that it would not enforce a part.
+    A grammar is refused if XGrammar warns on standard error that it would not enforce a part. No other code writes to
+    standard error in this process.
     """
     _check(spec)
     warnings: list[str] = []
@@ -100,7 +102,7 @@ def _check(spec: Structured) -> None:
 
 
 def _literal(text: str) -> str:
-    """Return a string literal of XGrammar's grammars: escapes as in JSON, with eight digits above U+FFFF."""
+    """Return a string literal of XGrammar's grammars: escaped as in JSON, with eight digits above U+FFFF."""
     plain = json.dumps(text, ensure_ascii=False)
     return "".join(c if c.isprintable() or c in '"\\' else _escaped(c) for c in plain)
 

@@ -1,6 +1,6 @@
 """Finds parts of a JSON schema that XGrammar (0.2.8) ignores silently.
 
-They are refused by name, so that an answer always satisfies its whole schema. Parts that XGrammar warns about are
+They are refused by name, so that an answer always satisfies its whole schema. Parts about which XGrammar warns are
 refused with its own message (`grammar_compiler`); docs/reference/structured-output.md lists what is enforced.
 """
 
@@ -19,7 +19,7 @@ NEVER: Final = frozenset(
     }
 )
 WHOLE: Final = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
-"""Keywords of which XGrammar enforces the first that is present, and nothing next to it."""
+"""Keywords of which XGrammar enforces the first one present, and no other keyword of the same schema."""
 OF_NUMBERS: Final = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
 OF_STRINGS: Final = frozenset({"minLength", "maxLength", "pattern", "format"})
 OF_ARRAYS: Final = frozenset({"items", "prefixItems", "unevaluatedItems", "minItems", "maxItems", "uniqueItems"})
@@ -32,9 +32,9 @@ OF_OBJECTS: Final = frozenset(
 ASSERTIONS: Final = OF_NUMBERS | OF_STRINGS | OF_ARRAYS | OF_OBJECTS
 MAKE_ARRAY: Final = frozenset({"items", "prefixItems"})
 MAKE_OBJECT: Final = frozenset({"properties", "additionalProperties", "unevaluatedProperties"})
-"""Keywords, like those in `MAKE_ARRAY`, from which XGrammar infers the type of a schema without `type`."""
+"""Keywords from which XGrammar infers `object` for a schema without `type`, as it infers `array` from `MAKE_ARRAY`."""
 UNKNOWN_FORMATS: Final = frozenset({"regex", "idn-email", "idn-hostname", "iri", "iri-reference"})
-"""Formats of JSON Schema that XGrammar does not know. Other unknown names are only annotations in JSON Schema, too."""
+"""Formats of JSON Schema that XGrammar does not support. Names outside JSON Schema are only annotations there, too."""
 SINGLE_SUBSCHEMA: Final = (
     "additionalProperties",
     "unevaluatedProperties",
@@ -45,11 +45,11 @@ SINGLE_SUBSCHEMA: Final = (
 SUBSCHEMA_LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 SUBSCHEMA_MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
 MAX_HOPS: Final = 32
-"""Maximum number of references followed from one to the next."""
+"""Maximum length of a chain of references."""
 
 
 def unenforced(schema: Schema) -> str:
-    """Return the first part that would not be enforced, and why; empty if all parts are enforced."""
+    """Return the first part of a schema that would not be enforced, and why; "" if all parts are enforced."""
     waiting: list[Any] = [schema]
     while waiting:
         part = waiting.pop()
@@ -61,7 +61,7 @@ def unenforced(schema: Schema) -> str:
 
 
 def unenforced_in_tag(tag: Any) -> str:
-    """Return the same for all schemas in one of XGrammar's structural tags."""
+    """Return the same as `unenforced`, for all schemas in one of XGrammar's structural tags."""
     waiting = [tag]
     while waiting:
         part = waiting.pop()
@@ -96,7 +96,7 @@ def _unenforced_keyword(schema: dict[str, Any], root: Schema) -> str:
 
 
 def _next_to_whole(whole: str, schema: dict[str, Any], root: Schema) -> str:
-    """Return the first keyword next to `whole` that would not be enforced, and why."""
+    """Return the first keyword next to `whole` that would not be enforced, and why; "" if there is none."""
     for name in schema:
         if name in ASSERTIONS or (name in WHOLE and name != whole and not _is_in_enum(schema, whole, name)):
             return f"{name!r} beside {whole!r} is not enforced"
@@ -170,7 +170,7 @@ def _referred(reference: str, root: Schema) -> Any:
 
 
 def _are_exclusive(branches: Any, root: Schema) -> bool:
-    """Whether no value satisfies two of the schemas: by their types, or by the values of a property that all objects
+    """Whether no value satisfies two of the schemas, by their types or by the values of a property that all objects
     require.
     """
     if not isinstance(branches, list):
@@ -194,7 +194,7 @@ def _are_exclusive(branches: Any, root: Schema) -> bool:
 
 
 def _types_with_exclusive_values(branch: Any, branches: list[Any], root: Schema, types: set[str]) -> set[str]:
-    """Return `types` if all branches list their values and no value is in two; otherwise the empty set."""
+    """Return `types` if all branches list their values and no value is in two of them; otherwise the empty set."""
     listed = [_values(_resolved(other, root)) for other in branches]
     if any(values is None for values in listed):
         return set()

@@ -1,5 +1,6 @@
-"""Lower bound of the number of tokens in a text, computed from its bytes, so that prompts that are too long are refused
-before they are tokenized.
+"""Lower bound of the number of tokens in a text, computed from its bytes.
+
+With it, prompts that are too long are refused before they are tokenized.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class FewestTokens:
         tokens >= sum over the text's bytes b of 1 / longest(b)
 
     The bound is never too high, and needs only a histogram of the bytes. It holds for tokenizers that keep a text's
-    bytes, or change them in ways that are handled here (NFC, spaces written as U+2581); for others the bound is 0.
+    bytes, or change them by NFC or by writing spaces as U+2581, which is taken into account; for others the bound is 0.
     Bytes without a token of their own count 0, and so do spaces if a special token may strip those next to it.
     """
 
@@ -94,8 +95,9 @@ def _token_bytes(backend: tokenizers.Tokenizer, *, is_byte_level: bool) -> Itera
 
 
 def _letters() -> dict[str, bytes]:
-    """Return the byte for each character of GPT-2's byte-level alphabet: printable bytes map to themselves, the others
-    to characters from 256 on.
+    """Return the byte of each character of GPT-2's byte-level alphabet.
+
+    Printable bytes are represented by themselves, the others by the characters from 256 on.
     """
     own = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in own]
@@ -105,7 +107,7 @@ def _letters() -> dict[str, bytes]:
 
 
 def _parts(component: Any) -> list[dict[str, Any]]:
-    """Return a normalizer or pre-tokenizer as data, with sequences flattened."""
+    """Return the configuration of a normalizer or pre-tokenizer, with sequences flattened."""
     return [] if component is None else list(_flat(json.loads(component.__getstate__())))
 
 

@@ -1,4 +1,4 @@
-"""Returns the tokens that a block holds, for a user who selects a block of the page map."""
+"""Returns the tokens in a block, for a user who selects it in the page map."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from kvscope_telemetry.messages.commands import BlockContent
 def block_content(
     block: int, pool: BlockPool, requests: Mapping[int, Request], prefix_of: Callable[[int], Prefix | None]
 ) -> BlockContent:
-    """Return the token ids in `block`, a row of the ledger, without text; none if it holds nothing or does not exist.
+    """Return the token ids in `block`, a row of the ledger, without text; empty if the block is empty or does not
+    exist.
 
-    For a recurrent state: the tokens of the last block before it. `requests` are the unfinished ones by number;
-    `prefix_of` returns the prefix in a row of any tier. The cost is linear in the length of the block tables searched.
+    For the row of a recurrent state, these are the tokens of the last block before the state's position. `requests` are
+    the unfinished ones by number; `prefix_of` returns the prefix in a row of any tier. The cost is linear in the length
+    of the block tables searched.
     """
     if not 0 <= block < pool.ledger.num_blocks or not pool.ledger.filled[block]:
         return BlockContent(block=block)
@@ -41,15 +43,12 @@ def block_content(
 
 
 def _separators(adapter: str, salt: str) -> tuple[tuple[str, str], ...]:
-    """Return (name, value) of the adapter and the cache salt, if any, which separate equal texts in the prefix cache.
-
-    The salt is known for the first block of a text only.
-    """
+    """Return (name, value) of the adapter and the cache salt, if any, which separate equal texts in the prefix cache."""
     return tuple((name, text) for name, text in (("LoRA", adapter), ("Cache salt", salt)) if text)
 
 
 def _holder(block: int, owner: int, requests: Mapping[int, Request]) -> Request | None:
-    """Return a request whose tables contain the block: the one that wrote it, or another that shares it."""
+    """Return a request whose tables contain the block: its owner if possible, else another one that shares it."""
     request = requests.get(owner)
     if request is not None and _tables_contain(request, block):
         return request

@@ -1,7 +1,7 @@
-"""Log of what entered and left the prefix cache since the last call, as KV events, in order.
+"""Log of blocks that entered or left the prefix cache since the last `drain`, as KV events in order.
 
-Owns how changes of blocks become events: consecutive blocks of one text are one event. Knows prefixes, but neither
-blocks nor the readers of the events.
+Decides how changes of blocks are grouped: consecutive blocks of one text form one event. Independent of block ids and
+of the readers of the events.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ MEDIA: Final = {Tier.HBM: "GPU", Tier.HOST: "CPU", Tier.DISK: "STORAGE"}
 
 
 class CacheLog:
-    """Collects KV events of a cache with blocks of `block_size` tokens.
+    """Collects the KV events of a cache with blocks of `block_size` tokens.
 
-    With several KV groups (`has_groups`), each event belongs to one group; the hash of a block is the same in all.
+    With several KV groups (`has_groups`), each event belongs to one group; the hash of a block is the same in all
+    groups.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -32,7 +33,7 @@ class CacheLog:
         self._run_tier = Tier.HBM
 
     def stored(self, prefix: Prefix, tier: Tier = Tier.HBM) -> None:
-        """Record that the prefix can be found in `tier` from now on."""
+        """Record that the prefix can be found in `tier` from then on."""
         if self._run and (tier != self._run_tier or prefix.parent != self._run[-1].digest):
             self._flush_run()
         self._run.append(prefix)

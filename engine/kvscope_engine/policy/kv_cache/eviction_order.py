@@ -17,21 +17,21 @@ MAX_EVICTION_ORDER: Final = np.iinfo(np.uint32).max
 
 
 class EvictionOrder:
-    """The cached rows of one tier in the order in which they are evicted, and the pinned rows.
+    """Cached rows of one tier in the order in which they are evicted, and the pinned rows.
 
     Owns the order, the pins and the ledger's column `eviction_order` of its rows: a row gets the next number when it
-    becomes evictable, and 0 when it no longer is. Pinned rows are not in the order until they are unpinned; a pin holds
-    whether its row is in use or cached. Callers mark the rows as changed that they add, remove or pop; `pin`, `unpin`
-    and `refresh` mark theirs. See docs/internals/decisions/0023-eviction-order-is-a-counter.md.
+    becomes evictable, and 0 when it no longer is. Pinned rows, in use or cached, are not in the order until they are
+    unpinned. Callers mark the rows as changed that they add, remove or pop; `pin`, `unpin` and `refresh` mark theirs.
+    See docs/internals/decisions/0023-eviction-order-is-a-counter.md.
     """
 
     __slots__ = ("_changed", "_column", "_next", "_numbers", "_pinned_cached", "idle", "pinned")
 
     def __init__(self, column: npt.NDArray[np.uint32], changed: ChangedRows) -> None:
         self.pinned: set[int] = set()
-        """Rows, in use or cached, that are not evicted."""
+        """Rows, in use or cached, that are protected from eviction."""
         self.idle: OrderedDict[int, None] = OrderedDict()
-        """Evictable rows, the next one first, for callers that inspect many. Only this class changes it."""
+        """Evictable rows, the next one first. Other classes may read it but must not change it."""
         self._pinned_cached: dict[int, None] = {}  # cached and pinned
         self._column = column
         self._numbers = column.data  # the same memory, faster for one row
@@ -55,7 +55,7 @@ class EvictionOrder:
         return list(chain(self.idle, self._pinned_cached))
 
     def add(self, ids: Ids) -> None:
-        """Append rows that became cached, the first of them the first to be evicted."""
+        """Append rows that became cached. The first of `ids` is evicted first."""
         rows: list[int] = ids.tolist()
         if self.pinned:
             self._pinned_cached.update(dict.fromkeys(row for row in rows if row in self.pinned))
@@ -66,7 +66,7 @@ class EvictionOrder:
         self.idle.update(dict.fromkeys(rows))
 
     def add_one(self, row: int) -> None:
-        """Append one row that is not pinned."""
+        """Append one row, which must not be pinned."""
         self._numbers[row] = self._next_numbers(1)
         self.idle[row] = None
 
@@ -101,7 +101,7 @@ class EvictionOrder:
                 self._changed.add_one(row)
 
     def unpin(self, rows: Iterable[int]) -> None:
-        """Let rows be evicted again: cached ones as if they had just been used."""
+        """Make rows evictable again. Cached rows move to the end of the order, as if they had just been used."""
         for row in rows:
             self.pinned.discard(row)
             if row in self._pinned_cached:
@@ -110,7 +110,7 @@ class EvictionOrder:
                 self._changed.add_one(row)
 
     def clear(self) -> list[int]:
-        """Remove every cached and pinned row. Returns those that were cached, the last to be evicted first."""
+        """Remove every cached and pinned row. Returns the cached ones, the last to be evicted first."""
         rows = self.cached[::-1]
         self._column[rows] = 0
         self.idle.clear()
@@ -119,7 +119,7 @@ class EvictionOrder:
         return rows
 
     def check(self, start: int, stop: int) -> None:
-        """Raise AssertionError if the rows from `start` to `stop` (exclusive) do not agree with the order."""
+        """Raise AssertionError if the ledger rows from `start` to `stop` (exclusive) do not agree with the order."""
         assert self._pinned_cached.keys() <= self.pinned, "a row stands aside that is not pinned"
         assert not self.idle.keys() & self.pinned, "a pinned row is to be evicted"
         numbered = start + np.flatnonzero(self._column[start:stop])

@@ -27,8 +27,8 @@ def check_pool(
 ) -> None:
     """Raise AssertionError with the first disagreement found and the blocks that show it.
 
-    `free` and `cached` are the pool's lists of ids, `prefixes` its index, `tables` all block tables. `unmapped` are
-    rows without memory, which are like free ones except for their state.
+    `free`, `cached` and `unmapped` are the pool's lists of ids, `prefixes` the content of its index, `tables` all block
+    tables.
     """
     num_blocks = ledger.num_blocks
     is_free = _listed("the free list", num_blocks, free)
@@ -94,7 +94,7 @@ def _check_hashes(ledger: Ledger, block_size: int, prefixes: Sequence[tuple[int,
 
 
 def _listed(where: str, num_blocks: int, ids: npt.NDArray[np.int64]) -> Mask:
-    """Return which blocks are in `ids`. Raises AssertionError for ids that do not exist or appear twice."""
+    """Return a mask of the blocks in `ids`. Raises AssertionError for ids that do not exist or appear twice."""
     outside = ids[(ids < 0) | (ids >= num_blocks)]
     if len(outside):
         raise AssertionError(f"block {outside[0]} in {where} does not exist")

@@ -20,7 +20,7 @@ from kvscope_engine.policy.scheduler_totals import SchedulerTotals
 from kvscope_telemetry.ledger import NO_OWNER, Tier
 
 BOUNCE_SHARE: Final = 64
-"""One in this many host slots is kept free as a bounce buffer for blocks loaded from disk."""
+"""One host slot in this many is kept free as a bounce buffer for blocks loaded from disk."""
 MAX_BOUNCE: Final = 256
 SHUTDOWN_BATCH_BLOCKS: Final = 64
 """Number of blocks per write to disk at shutdown."""
@@ -32,7 +32,7 @@ def num_bounce(num_host: int) -> int:
 
 
 class LowerTiers:
-    """Tiers below the pool: `pool.num_host` slots in host memory, and below it `pool.num_disk` slots on disk (0: none).
+    """Tiers below the pool: `pool.num_host` slots in host memory, and `pool.num_disk` slots on disk (0: no disk tier).
 
     `on_table` is called with each request whose `saved_tables` changed.
     """
@@ -63,7 +63,10 @@ class LowerTiers:
         return row in self.disk
 
     def offload(self, blocks: list[int], prefixes: list[Prefix]) -> list[bool]:
-        """Copy evicted blocks to host memory, unless they are there already. Returns which can still be found."""
+        """Copy evicted blocks to host memory, unless it has their prefixes already.
+
+        Returns, for each prefix, whether it can still be found.
+        """
         missing = [i for i, prefix in enumerate(prefixes) if not self._refresh_if_on_host(prefix)]
         at_once = max(1, self.host.count - self._num_bounce)
         for low in range(0, len(missing), at_once):  # earlier parts are moved on to disk to make space for later ones
@@ -75,10 +78,11 @@ class LowerTiers:
     def swap_out(
         self, request: Request, blocks: Sequence[int], prefixes: Sequence[Prefix | None], filled: Sequence[int]
     ) -> list[int] | None:
-        """Copy `blocks`, which hold the request's computed tokens, to host memory. Returns their rows.
+        """Copy `blocks`, which contain the request's computed tokens, to host memory. Returns their rows.
 
-        Returns None, and does nothing, if there is not enough space. `filled` are the used token slots of each block;
-        `prefixes` are those of full blocks, None for others. Prefixes in host memory are acquired and not copied again.
+        Returns None, and does nothing, if there is not enough space. `filled` is the number of used token slots of each
+        block; `prefixes` has the prefix of each full block, and None for partial ones. For a prefix that is in host
+        memory already, a reference to its row is added and nothing is copied.
         """
         known = [None if prefix is None else self.host.find(prefix.digest) for prefix in prefixes]
         held = [row for row in known if row is not None]
@@ -98,7 +102,7 @@ class LowerTiers:
         return [next(fresh) if row is None else row for row in known]
 
     def acquire(self, rows: Sequence[int]) -> None:
-        """Add a reference to rows that are about to be loaded, so that they are not evicted."""
+        """Add a reference to rows that will be loaded, so that they are not evicted."""
         for tier in (self.host, self.disk):
             tier.acquire([row for row in rows if row in tier])
 
@@ -116,7 +120,7 @@ class LowerTiers:
     def load(self, rows: Sequence[int], blocks: Sequence[int]) -> list[bool]:
         """Load acquired `rows` into `blocks` of the pool.
 
-        Returns which were read; the others can no longer be found.
+        Returns, for each row, whether it was read. The prefixes of unreadable rows are dropped.
         """
         on_host = [i for i, row in enumerate(rows) if row in self.host]
         self._mover.load(self.host.slots([rows[i] for i in on_host]), [blocks[i] for i in on_host])
@@ -137,7 +141,7 @@ class LowerTiers:
         return int(self._pool.ledger.filled[row])
 
     def reset(self) -> None:
-        """Drop every prefix; the blocks of swapped-out requests remain."""
+        """Drop every prefix. The blocks of swapped-out requests remain."""
         self.host.clear()
         self.disk.clear()
         self._mover.forget_prefixes()
@@ -162,16 +166,16 @@ class LowerTiers:
         return self._mover.load_seconds(num_blocks, num_from_disk)
 
     def flush(self) -> None:
-        """Complete all copies; called before the step runs."""
+        """Complete all copies. Called before the step runs."""
         self._mover.flush()
 
     @property
     def failure(self) -> str:
-        """Why the disk is no longer used, empty while it is."""
+        """Reason why the disk is no longer used; empty while it is."""
         return self._mover.failure
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raise AssertionError, with what is wrong, unless both tiers agree with `requests`."""
+        """Raise AssertionError unless both tiers agree with `requests`."""
         tables = [request.saved_rows for request in requests]
         self.host.check(tables)
         self.disk.check(tables)
@@ -199,7 +203,7 @@ class LowerTiers:
         self._totals.offloaded_blocks += len(rows)
 
     def _free_host_slots(self, count: int, *, demote: bool = False) -> int:
-        """Try to free `count` host slots in addition to the bounce buffer. Returns how many of them are free.
+        """Free host slots until `count` are free in addition to the bounce buffer. Returns how many of these are free.
 
         With `demote`, rows of swapped-out requests may be moved to disk as well.
         """
@@ -211,9 +215,9 @@ class LowerTiers:
         return min(count, max(0, self.host.num_free - self._num_bounce))
 
     def _demote_cached(self, count: int) -> int:
-        """Free up to `count` cached host slots, oldest first, and write their content to disk if possible.
+        """Free up to `count` cached host slots, oldest first, and copy their content to disk if possible.
 
-        Returns how many.
+        Returns the number of slots freed.
         """
         oldest = self.host.oldest(count)
         self._to_disk(oldest)
@@ -221,7 +225,7 @@ class LowerTiers:
         return len(oldest)
 
     def _drop_prefixes(self, tier: TierSlots, rows: list[int]) -> None:
-        """Drop the prefixes of `rows` from `tier`, and record those that no tier holds any more."""
+        """Drop the prefixes of `rows` from `tier`, and record those that no tier has any more."""
         prefixes = [tier.drop_prefix(row) for row in rows]
         lost = [prefix for prefix in prefixes if prefix is not None and self._is_lost(prefix)]
         if self._pool.history is not None:
@@ -232,10 +236,10 @@ class LowerTiers:
         return (index is None or index.get(prefix.digest) is None) and self.find(prefix.digest) is None
 
     def _to_disk(self, rows: list[int]) -> None:
-        """Copy host rows that have a prefix to disk, unless they are there.
+        """Copy host rows that have a prefix to disk, unless the disk has it already.
 
-        If the drive is slow, only as many are copied as it accepts without waiting: nothing waits for blocks that are
-        merely cached (docs/internals/decisions/0021-cached-blocks-never-wait-for-the-disk.md).
+        If the drive is slow, only as many are copied as it accepts without waiting: cached blocks never wait for the
+        disk (docs/internals/decisions/0021-cached-blocks-never-wait-for-the-disk.md).
         """
         missing = [row for row in rows if not self._refresh_if_on_disk(row)]
         at_once = len(missing) if self._waits_for_disk else min(len(missing), self._mover.num_offloadable)
@@ -254,7 +258,7 @@ class LowerTiers:
     def _write_to_disk(self, rows: list[int]) -> list[int | None]:
         """Copy host rows to free slots on disk, with one reference each.
 
-        Returns None for those that could not be written.
+        Returns the disk row of each host row, or None if it could not be written.
         """
         if not rows:
             return []
@@ -308,12 +312,11 @@ class LowerTiers:
         return is_read
 
     def _drop_unreadable(self, rows: list[int]) -> None:
-        """Drop rows on disk that could not be read."""
         self._totals.lost_blocks += len(rows)
         self._drop_prefixes(self.disk, rows)
 
     def _enter_recovered(self, recovered: Sequence[tuple[int, Prefix]]) -> None:
-        """Enter the slots that a disk file kept from a previous run, possibly very many."""
+        """Add the slots, possibly very many, whose content a disk file kept from a previous run."""
         rows, prefixes = [self.disk.first + slot for slot, _ in recovered], [prefix for _, prefix in recovered]
         self.disk.adopt(rows)
         groups = [prefix.group for prefix in prefixes]

@@ -1,7 +1,6 @@
 """Grows, shares, swaps out and frees the block tables of requests. No other module writes to them.
 
-The scheduler owns the pool, the allocation policy and the change log that are used here. Independent of the scheduling
-order.
+Independent of the scheduling order. The scheduler owns the pool, the allocation policy and the change log.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from kvscope_engine.policy.scheduling.reusable_blocks import Reusable
 
 
 class BlockTables:
-    """Changes block tables, and reports the changes to the pool and the change log."""
+    """Changes block tables, and records the changes in the pool and the change log."""
 
     def __init__(
         self, pool: BlockPool, allocation: AllocationPolicy, changes: ChangeLog, tiers: LowerTiers | None
     ) -> None:
         self._tiers = tiers
         self._forked: set[int] = set()
-        """Numbers of the requests whose last block may be shared with another table or the prefix cache: forks and
-        their parents."""
+        """Numbers of the forks and their parents whose last block may be shared with another table or the prefix cache.
+        """
         self._pool = pool
         self._allocation = allocation
         self._changes = changes
@@ -37,13 +36,13 @@ class BlockTables:
         self._windows = [(group, rule) for group, rule in enumerate(pool.groups) if rule.window]
 
     def init_tables(self, request: Request) -> None:
-        """Give a new request an empty table in each KV group."""
+        """Create empty tables for a new request, one per KV group."""
         request.block_tables = tuple([] for _ in self._pool.groups)
         request.num_null_blocks = self._no_null_blocks
 
     @property
     def any_shares_tail(self) -> bool:
-        """Whether any request may have to copy a shared block before it writes to it."""
+        """Whether any request may have to copy a shared last block before it writes to it."""
         return bool(self._forked)
 
     def num_needed(self, request: Request, stop: int) -> int:
@@ -58,11 +57,9 @@ class BlockTables:
         return self._allocation.num_available(request)
 
     def num_held(self, request: Request) -> int:
-        """Return the number of blocks that `release` would free, or release a reference to."""
         return self._allocation.num_held(request)
 
     def num_reserved_blocks(self, request: Request) -> int:
-        """Return the number of blocks reserved for the request when it starts; 0 if the policy reserves none."""
         return self._allocation.num_reserved_blocks(request)
 
     def grow(self, request: Request, count: int, step: int, builder: PlanBuilder) -> None:
@@ -81,7 +78,7 @@ class BlockTables:
         self._record_evictions(evicted_before, request, builder)
 
     def start(self, request: Request, found: Reusable, step: int, builder: PlanBuilder) -> int:
-        """Start the request with the cached blocks that were found for it. Returns the number of tokens in them.
+        """Start the request with the cached blocks in `found`. Returns the number of tokens in them.
 
         Rows of lower tiers are loaded into newly allocated blocks, for which `num_available` must suffice. If a row
         cannot be read, the tokens end before it.
@@ -103,7 +100,7 @@ class BlockTables:
         return num_tokens
 
     def free_unread(self, request: Request, step: int) -> None:
-        """Free blocks that no later token of the request reads. Their content stays in the prefix cache."""
+        """Free blocks that no later token of the request reads. Their prefixes stay in the prefix cache."""
         size = self._pool.block_size
         for group, rule in self._windows:
             first, stop = request.num_null_blocks[group], rule.num_unread(request.num_computed_tokens, size)
@@ -121,7 +118,7 @@ class BlockTables:
         return bool(self._windows)
 
     def swap_out(self, request: Request, step: int, builder: PlanBuilder) -> bool:
-        """Release every block, and keep the content of the blocks of computed tokens in a lower tier.
+        """Move the content of the request's computed blocks to a lower tier, and release all its blocks.
 
         Returns False, and does nothing, if nothing is computed, there is no lower tier, or it has no space.
         """
@@ -151,7 +148,7 @@ class BlockTables:
         return True
 
     def share(self, parent: Request, child: Request) -> None:
-        """Set the child's tables to the parent's blocks of the tokens that count as computed for the child."""
+        """Set the child's tables to the parent's blocks of the child's computed tokens, and add references to them."""
         held = num_blocks_for(child.num_computed_tokens, self._pool.block_size)
         child.block_tables = tuple(table[:held] for table in parent.block_tables)
         child.num_null_blocks = parent.num_null_blocks
@@ -175,7 +172,9 @@ class BlockTables:
             request.num_null_blocks = self._no_null_blocks
 
     def trim(self, request: Request, step: int) -> None:
-        """Release the blocks after the last computed token: they were for rejected drafts."""
+        """Release the blocks after the last computed token, which were allocated for rejected drafts or could not be
+        loaded.
+        """
         held = num_blocks_for(request.num_computed_tokens, self._pool.block_size)
         if len(request.block_table) > held:
             self._pool.release([block for table in request.block_tables for block in table[held:]], step)
@@ -188,17 +187,17 @@ class BlockTables:
             self._allocation.commit(step)
 
     def _record_evictions(self, evicted_before: int, request: Request, builder: PlanBuilder) -> None:
-        """Record for which request the first cached block of the step was evicted."""
+        """Remember `request` as the first one for which cached blocks were evicted in this step, if any were."""
         if self._pool.evicted_blocks > evicted_before:
             builder.evicted_for = builder.evicted_for or request.number
 
     def _load(
         self, request: Request, found: Reusable, step: int, builder: PlanBuilder
     ) -> tuple[tuple[list[int], ...], int]:
-        """Return the tables with rows of lower tiers loaded into new blocks, and the number of tokens in them.
+        """Load rows of lower tiers into new blocks. Returns the resulting tables and the number of tokens in them.
 
-        The tables end before the first row that could not be read. If a KV group has a window, they are then empty: the
-        blocks before that row are of no use.
+        The tables end before the first row that could not be read. If a KV group has a window, they are then empty,
+        because earlier blocks cannot be used without that row.
         """
         assert self._tiers is not None, "rows of a lower tier without one"
         pool, size = self._pool, self._pool.block_size
@@ -231,7 +230,7 @@ class BlockTables:
         return tables, min(found.num_tokens, end * size)
 
     def _write_loaded(self, request: Request, loaded: list[tuple[int, int]], step: int) -> None:
-        """Record in the ledger and the prefix cache that blocks were loaded. `loaded`: (row of a lower tier, block)."""
+        """Record loaded blocks in the ledger and the prefix cache. `loaded`: pairs (row of a lower tier, block)."""
         assert self._tiers is not None, "rows of a lower tier without one"
         blocks = [block for _, block in loaded]
         self._pool.record_write(
@@ -243,7 +242,7 @@ class BlockTables:
                 self._pool.seal(block, prefix)
 
     def _move(self, request: Request, count: int, step: int, builder: PlanBuilder) -> None:
-        """Copy all blocks of the request to others if the allocation policy needs that to add `count` blocks.
+        """Copy all blocks of the request to others if the allocation policy requires it to add `count` blocks.
 
         No target is the source of another copy of this step, because copies run in any order.
         """
@@ -257,10 +256,7 @@ class BlockTables:
         self._changes.record_table(request, 0)
 
     def _shared_tails(self, request: Request) -> list[int]:
-        """Return the KV groups in which the request's next token would be written to a shared block.
-
-        Only forks and their parents have shared last blocks.
-        """
+        """Return the KV groups in which the request's next token would be written to a shared block."""
         if request.number not in self._forked:
             return []
         index, slot = divmod(request.num_computed_tokens, self._pool.block_size)

@@ -1,9 +1,9 @@
 """Fairness between clients, and between one client's batches: chooses running requests to preempt for a waiting one.
 
 A client that runs nothing may preempt requests of clients that run several; a batch that runs nothing may preempt
-requests of the same client's batches that run several. Each victim leaves its client or batch something that runs, so
-the number of clients, or of a client's batches, that run grows each time. No victim has a higher priority than the
-waiting request. Reads the queues and changes nothing.
+requests of the same client's batches that run several. A client or batch never loses its only running request, so the
+number of running clients, or of a client's running batches, increases each time. No victim has a higher priority than
+the waiting request. Reads the queues and changes nothing.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from kvscope_engine.policy.waiting_queue import WaitingQueue
 
 
 class FairPreemption:
-    """Chooses the running requests that are preempted so that a client or batch that runs nothing gets a turn."""
-
     def __init__(self, waiting: WaitingQueue, running: RankedQueue, pool: BlockPool, admission: Admission) -> None:
         self._waiting = waiting
         self._running = running
@@ -45,10 +43,7 @@ class FairPreemption:
         return [] if missing_seats > 0 or missing > 0 else victims
 
     def _candidates(self, first: Request) -> list[Request]:
-        """Return the running requests that may be preempted, in victim order.
-
-        Their client or batch has another running request.
-        """
+        """Return the running requests that may be preempted for `first`, in victim order."""
         queue = self._waiting
         usage = queue.client_usage(first)
         is_batch = bool(usage.num_requests)

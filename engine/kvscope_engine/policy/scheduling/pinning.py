@@ -1,7 +1,7 @@
-"""Checks pinned blocks against requests: every queued request must be able to run without evicting them.
+"""Checks pinned blocks against requests: every unfinished request must be able to run without evicting them.
 
-Without this rule a queue could be blocked forever. Each unfinished request must fit, alone, into the blocks that are
-not pinned and the pinned ones that its own text starts with. Reads everything, changes nothing.
+Without this rule, a request could block the queue forever. Each unfinished request must fit, alone, into the blocks
+that are not pinned and the pinned ones that its own text starts with. Reads the pool, changes nothing.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def check_pins(pool: BlockPool, needs: BlockNeeds, requests: Iterable[Request], 
 
 
 def _num_missing(pool: BlockPool, needs: BlockNeeds, request: Request, pinned: Set[int]) -> int:
-    """Return the number of blocks that the request could lack, alone, if `pinned` were never evicted.
+    """Return the number of blocks that the request, running alone, would lack if `pinned` were never evicted.
 
-    In KV groups with a window no pinned block counts as the request's own: it may be one that the request does not
+    In KV groups with a window, no pinned block counts as the request's own: it may be one that the request does not
     read.
     """
     if not pinned:

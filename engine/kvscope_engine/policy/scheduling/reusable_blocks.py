@@ -1,7 +1,6 @@
-"""Finds the cached blocks that a waiting request can start with: in the pool, and in lower tiers if loading them pays
-off.
+"""Finds the cached blocks that a waiting request can start with: in the pool, and in lower tiers if loading is faster.
 
-Reads everything, changes nothing.
+Reads pool and tiers, changes nothing.
 """
 
 from __future__ import annotations
@@ -26,15 +25,17 @@ class Reusable:
     num_null_blocks: tuple[int, ...]
     """Number of leading entries of each table that are `NULL_BLOCK`."""
     num_tokens: int
-    """Number of tokens in these blocks."""
+    """Number of tokens in the tables."""
     hits: list[int]
-    """Blocks among these that are in the pool, one group after another."""
+    """Entries of the tables that are blocks of the pool, one group after another."""
     num_to_load: int
-    """Number of blocks in lower tiers."""
+    """Number of entries that are rows of lower tiers."""
     is_saved: bool = False
-    """Whether these are the rows that the request saved when it was swapped out, with its recurrent state."""
+    """Whether the tables are those that the request saved when it was swapped out, together with its recurrent state.
+    """
     num_stateless: int = 0
-    """Tokens in further cached blocks that cannot be used, since no recurrent state was retained there."""
+    """Number of tokens in further cached blocks that cannot be used, since no recurrent state was retained after them.
+    """
 
     def __bool__(self) -> bool:
         return self.num_tokens > 0
@@ -72,9 +73,7 @@ def _with_states(
     *,
     include_host: bool,
 ) -> Iterator[PrefixMatch]:
-    """Yield the cached prefixes that end at a retained recurrent state and whose blocks are all cached,
-    longest first.
-    """
+    """Yield the fully cached prefixes within `found` that end at a retained recurrent state, longest first."""
     for count in states.checkpoints(digests[: found.num_blocks], include_host=include_host):
         is_all = count == found.num_blocks
         shorter = found if is_all else find_prefix(pool.groups, digests[:count], pool.block_size, get)
@@ -83,10 +82,7 @@ def _with_states(
 
 
 def _with_saved(pool: BlockPool, request: Request, digests: list[bytes]) -> Reusable:
-    """Return the request's saved rows, or blocks of the pool with the same content.
-
-    A partial block is always its own row.
-    """
+    """Return the request's saved rows, replaced by blocks of the pool with the same content where there are any."""
     index, num_full = pool.index, request.num_saved_tokens // pool.block_size
     tables = []
     for group, (saved, num_null) in enumerate(zip(request.saved_tables, request.num_null_blocks, strict=True)):
