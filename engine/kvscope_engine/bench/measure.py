@@ -1,4 +1,6 @@
-"""Compares contenders in interleaved rounds: rates by wall clock and by CPU time, medians, and ratios within a round."""
+"""Compares contenders in interleaved rounds: rates by wall clock and by CPU time, medians, and ratios within a
+round.
+"""
 
 from __future__ import annotations
 

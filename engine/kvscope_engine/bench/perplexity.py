@@ -44,7 +44,9 @@ def perplexity(
 
 
 def _chunk_logits(forward: Forward, storage: KVStorage, ids: torch.Tensor, start: int, end: int) -> torch.Tensor:
-    """Return logits of shape (end - start, vocabulary). Blocks are contiguous, so a token's slot equals its position."""
+    """Return logits of shape (end - start, vocabulary). Blocks are contiguous, so a token's slot equals its
+    position.
+    """
     positions = torch.arange(start, end, device=ids.device)
     prefill = PrefillBatch(
         block_tables=(torch.arange(storage.num_blocks, dtype=torch.int32, device=ids.device)[None],),

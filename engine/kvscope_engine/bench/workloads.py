@@ -64,7 +64,9 @@ def mixed(num_requests: int, text_ids: list[int]) -> BenchWorkload:
 
 
 def staggered(num_requests: int, text_ids: list[int]) -> BenchWorkload:
-    """Return the requests of `mixed`, arriving `STEPS_BETWEEN` steps apart, so that most steps both prefill and decode."""
+    """Return the requests of `mixed`, arriving `STEPS_BETWEEN` steps apart, so that most steps both prefill and
+    decode.
+    """
     workload = mixed(num_requests, text_ids)
     return replace(workload, name=f"{num_requests} staggered", steps_between=STEPS_BETWEEN)
 

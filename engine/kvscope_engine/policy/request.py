@@ -169,7 +169,9 @@ class Request:
 
     @property
     def awaits_grammar_mask(self) -> bool:
-        """Whether the mask of allowed next tokens is still being computed. Until it is ready, no token may be sampled."""
+        """Whether the mask of allowed next tokens is still being computed. Until it is ready, no token may be
+        sampled.
+        """
         return self.matcher is not None and not self.matcher.is_ready
 
     @property

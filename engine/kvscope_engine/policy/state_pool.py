@@ -99,7 +99,9 @@ class StatePool:
 
     @property
     def num_available(self) -> int:
-        """Number of slots on the device that could be allocated to requests now, free or by eviction of a checkpoint."""
+        """Number of slots on the device that could be allocated to requests now, free or by eviction of a
+        checkpoint.
+        """
         return len(self._free) + len(self._checkpoints)
 
     @property
@@ -209,7 +211,9 @@ class StatePool:
                 self._pool.moves.copied([self.row(slot)])
 
     def drain_evicted(self) -> list[int]:
-        """Return and clear, for each checkpoint evicted from the device, the number of the request that got its slot."""
+        """Return and clear, for each checkpoint evicted from the device, the number of the request that got its
+        slot.
+        """
         evicted, self._evicted_for = self._evicted_for, []
         return evicted
 

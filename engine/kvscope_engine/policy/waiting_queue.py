@@ -135,7 +135,9 @@ class WaitingQueue:
 
 
 def batch_of(request: Request) -> _Batch:
-    """Return the client and batch of a request. Without a batch identifier, the completions of one prompt form a batch."""
+    """Return the client and batch of a request. Without a batch identifier, the completions of one prompt form a
+    batch.
+    """
     return request.client, request.batch or request.request_id
 
 

@@ -44,7 +44,9 @@ class GrammarMatcher:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `fill` does not have to wait. Also True if the grammar's process failed, for which `accept` raises."""
+        """Whether `fill` does not have to wait. Also True if the grammar's process failed, for which `accept`
+        raises.
+        """
         return self._mask is not None or self._has_ended or bool(self._grammar.process.failure)
 
     def fill(self, words: NDArray[np.int32], row: int, *, may_end: bool) -> None:

@@ -73,7 +73,9 @@ class ForkServerProcess:
                 raise KvscopeError(f"its process does not start: {error}") from error
 
     def send_vocabulary(self, vocabulary: Vocabulary) -> None:
-        """Send the vocabulary, and wait until the process is ready. Raises KvscopeError on failure, also after `kill`."""
+        """Send the vocabulary, and wait until the process is ready. Raises KvscopeError on failure, also after
+        `kill`.
+        """
         try:
             self._line.settimeout(START_S)
             grammar_messages.send_long(self._line, msgspec.msgpack.encode(vocabulary))

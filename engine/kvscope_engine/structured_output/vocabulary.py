@@ -21,7 +21,9 @@ BYTE_PIECES = 128
 
 
 def vocabulary_of(tokenizer: Tokenizer, num_logits: int, ends: Collection[int]) -> Vocabulary:
-    """Return the vocabulary for logits of width `num_logits`. `ends` are the token ids that may follow a complete text."""
+    """Return the vocabulary for logits of width `num_logits`. `ends` are the token ids that may follow a complete
+    text.
+    """
     special = tokenizer.special_token_ids
     encoded = [""] * num_logits
     for token, token_id in tokenizer.vocabulary.items():

@@ -53,7 +53,9 @@ class Codec(Protocol):
         """Whether the vocabulary is written in GPT-2's byte-level alphabet."""
 
     def fewest_tokens(self, text: str, enough: int) -> int:
-        """Return a lower bound of the number of tokens in `text`, without tokenizing. Counting may stop above `enough`."""
+        """Return a lower bound of the number of tokens in `text`, without tokenizing. Counting may stop above
+        `enough`.
+        """
 
 
 class Tokenizer:

@@ -317,7 +317,9 @@ def _without_twins(contest: Contest, ops: Ops, field: str) -> Contest:
 
 
 def _pools(work: AttentionWorkload, device: str) -> list[Pool]:
-    """Return the pools of a contest. On a CPU, small workloads get up to 16, so that together they exceed its caches."""
+    """Return the pools of a contest. On a CPU, small workloads get up to 16, so that together they exceed its
+    caches.
+    """
     if device != "cpu":
         return pools_of(work, device)
     count = max(1, min(16, _CPU_CYCLE_BYTES // max(1, work.kv_bytes)))

@@ -42,7 +42,9 @@ def sdpa(work: AttentionWorkload, pool: Pool) -> Call:
 
 
 def flex_attention(work: AttentionWorkload, pool: Pool) -> Call:
-    """Return a call of torch's flex_attention, compiled for the case. GPU only: compilation for a CPU takes too long."""
+    """Return a call of torch's flex_attention, compiled for the case. GPU only: compilation for a CPU takes too
+    long.
+    """
     if pool.query.device.type != "cuda":
         raise Absent("compiled for a GPU only")
     from torch.nn.attention import flex_attention as flex

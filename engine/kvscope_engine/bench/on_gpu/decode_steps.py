@@ -92,7 +92,9 @@ HEADER: Final = (
 
 
 def samplings(args: argparse.Namespace, batch: int, batches: list[int]) -> list[str]:
-    """Return the samplings to measure for a batch: those requested, else greedy, and for the largest batch also top-p."""
+    """Return the samplings to measure for a batch: those requested, else greedy, and for the largest batch also
+    top-p.
+    """
     if args.sampling:
         return list(dict.fromkeys(args.sampling))
     return list(SAMPLINGS) if batch == max(batches) else ["greedy"]

@@ -57,7 +57,9 @@ class ReservePowerOfTwo:
 
 
 class ReserveExactly:
-    """Reserves the final length of the request ("Orca (Oracle)" in the PagedAttention paper). Only a simulator has it."""
+    """Reserves the final length of the request ("Orca (Oracle)" in the PagedAttention paper). Only a simulator has
+    it.
+    """
 
     name = "oracle"
 

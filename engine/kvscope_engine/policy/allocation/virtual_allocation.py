@@ -80,7 +80,9 @@ class VirtualAllocation(TableAllocation):
             )
 
     def num_available(self, request: Request) -> int:
-        """Return the number of blocks left in the request's pages, plus those that free and unneeded groups would add."""
+        """Return the number of blocks left in the request's pages, plus those that free and unneeded groups would
+        add.
+        """
         slot, pages = self._slots.get(request.number), self._pages
         groups = pages.num_available + (pages.needed(slot) if slot is not None else -self._spare)
         if slot is None and pages.num_used == self._space.num_slots:

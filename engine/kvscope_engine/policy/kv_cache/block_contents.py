@@ -43,7 +43,9 @@ def block_content(
 
 
 def _separators(adapter: str, salt: str) -> tuple[tuple[str, str], ...]:
-    """Return (name, value) of the adapter and the cache salt, if any, which separate equal texts in the prefix cache."""
+    """Return (name, value) of the adapter and the cache salt, if any, which separate equal texts in the prefix
+    cache.
+    """
     return tuple((name, text) for name, text in (("LoRA", adapter), ("Cache salt", salt)) if text)
 
 

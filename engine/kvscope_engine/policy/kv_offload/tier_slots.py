@@ -152,7 +152,9 @@ class TierSlots:
             self.drop_prefix(row)
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
-        """Raise AssertionError unless the rows agree with each other and with `tables`, which contain rows of any tier."""
+        """Raise AssertionError unless the rows agree with each other and with `tables`, which contain rows of any
+        tier.
+        """
         ledger = self._pool.ledger.part(self.first, self.first + self.count)
         held = np.zeros(self.count, np.int64)
         for table in tables:
@@ -197,7 +199,9 @@ class TierSlots:
 
 
 class _Columns:
-    """Columns of the ledger as memoryviews. Rows are changed one or two at a time, where numpy takes 10 times as long."""
+    """Columns of the ledger as memoryviews. Rows are changed one or two at a time, where numpy takes 10 times as
+    long.
+    """
 
     __slots__ = ("filled", "group", "hash", "last_used_step", "owner", "parent", "ref_count", "state")
 

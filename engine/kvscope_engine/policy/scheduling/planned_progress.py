@@ -42,7 +42,9 @@ class PlannedProgress:
         return item.start + item.num_tokens, request.num_tokens + item.samples
 
     def ends(self, request: Request) -> bool:
-        """Whether the request's token in flight is its last by `max_tokens`, so that nothing may be scheduled after it."""
+        """Whether the request's token in flight is its last by `max_tokens`, so that nothing may be scheduled after
+        it.
+        """
         item = self._items.get(request.number)
         return item is not None and item.samples and len(request.output_token_ids) + 1 >= request.max_tokens
 
