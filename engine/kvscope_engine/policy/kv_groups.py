@@ -75,7 +75,7 @@ def find_prefix(
 
     `digests` are those of the text's full blocks. `get` returns the block of a group by its `group_digest`, or None.
     """
-    found: list[list[int]] = []
+    group_blocks: list[list[int]] = []
     num_blocks = len(digests)
     for group, rule in enumerate(groups):
         blocks: list[int] = []
@@ -86,11 +86,13 @@ def find_prefix(
                     break
                 blocks.append(block)
             num_blocks = len(blocks)
-        found.append(blocks)
+        group_blocks.append(blocks)
     windows = [(group, rule) for group, rule in enumerate(groups) if rule.window]
-    before = -1
-    while windows and num_blocks != before:  # a prefix shortened for one group may then be incomplete in another
-        before = num_blocks
+    previous_num_blocks = -1
+    while (
+        windows and num_blocks != previous_num_blocks
+    ):  # a prefix shortened for one group may then be incomplete in another
+        previous_num_blocks = num_blocks
         for group, rule in windows:
             num_blocks = _longest_end(rule, group, digests[:num_blocks], block_size, get)
     if not num_blocks:
@@ -98,8 +100,8 @@ def find_prefix(
     num_null = tuple(rule.num_unread(num_blocks * block_size, block_size) for rule in groups)
     for group, _ in windows:
         needed = [get(group_digest(digest, group)) for digest in digests[num_null[group] : num_blocks]]
-        found[group] = [NULL_BLOCK] * num_null[group] + [block for block in needed if block is not None]
-    return PrefixMatch(num_blocks, tuple(blocks[:num_blocks] for blocks in found), num_null)
+        group_blocks[group] = [NULL_BLOCK] * num_null[group] + [block for block in needed if block is not None]
+    return PrefixMatch(num_blocks, tuple(blocks[:num_blocks] for blocks in group_blocks), num_null)
 
 
 def _longest_end(

@@ -38,9 +38,9 @@ class RankedQueue:
 
     def remove(self, request: Request) -> None:
         """Remove a request, which must be in the queue."""
-        place = bisect_left(self._requests, rank(request), key=rank)
-        assert self._requests[place] is request, f"request {request.number} is not where its rank puts it"
-        del self._requests[place]
+        index = bisect_left(self._requests, rank(request), key=rank)
+        assert self._requests[index] is request, f"request {request.number} is not where its rank puts it"
+        del self._requests[index]
 
     def pop_first(self) -> Request:
         return self._requests.pop(0)

@@ -177,8 +177,10 @@ class Request:
     @property
     def is_penalized(self) -> bool:
         """Whether sampling applies a penalty to tokens that the request already has."""
-        asked = self.sampling
-        return asked.repetition_penalty != 1.0 or asked.presence_penalty != 0.0 or asked.frequency_penalty != 0.0
+        sampling = self.sampling
+        return (
+            sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
+        )
 
     @property
     def is_finished(self) -> bool:

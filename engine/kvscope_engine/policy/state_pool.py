@@ -67,7 +67,7 @@ class StatePool:
         self._host_checkpoints: OrderedDict[bytes, int] = OrderedDict()
         """Checkpoints in host memory. The same prefix may have another one on the device."""
         self._copies: list[tuple[int, int]] = []
-        self._saving: dict[int, StateSave] = {}
+        self._pending_saves: dict[int, StateSave] = {}
         self.num_kept = 0
         self.num_restored = 0
         self.num_evicted = 0
@@ -114,7 +114,7 @@ class StatePool:
         `include_host`: include checkpoints in host memory.
         """
         counts = range(len(digests), 0, -1)
-        return (count for count in counts if self._is_kept(digests[count - 1], include_host=include_host))
+        return (count for count in counts if self._has_checkpoint(digests[count - 1], include_host=include_host))
 
     def load_seconds(self, digest: bytes) -> float:
         """Return the time to load the checkpoint of `digest` to the device, in seconds; 0 if it is on the device."""
@@ -130,18 +130,18 @@ class StatePool:
         if digest is None:
             self._assign(request, self._allocate_slot(request))
             return False
-        is_here = digest in self._checkpoints
-        kept = self._checkpoints if is_here else self._host_checkpoints
-        source = kept.pop(digest)  # so that its slot is not allocated below
+        is_on_device = digest in self._checkpoints
+        checkpoints = self._checkpoints if is_on_device else self._host_checkpoints
+        source = checkpoints.pop(digest)  # so that its slot is not allocated below
         self.num_restored += 1
-        if is_here and not self.num_available:
+        if is_on_device and not self.num_available:
             self._evict(digest, source, request)
             self._assign(request, source)
             return False
         self._copy(source, request)
-        kept[digest] = source
+        checkpoints[digest] = source
         self._record_hit(source)
-        return not is_here
+        return not is_on_device
 
     def fork(self, parent: Request, child: Request) -> None:
         assert child.state_slot < 0, f"request {child.number} has a state"
@@ -160,9 +160,9 @@ class StatePool:
 
     def swap_in(self, request: Request) -> None:
         """Load the state of a swapped-out request to the device, where a slot must be available (`num_available`)."""
-        saved, request.saved_state_slot = request.saved_state_slot, -1
-        self._copy(saved, request)
-        self._clear(saved)
+        host_slot, request.saved_state_slot = request.saved_state_slot, -1
+        self._copy(host_slot, request)
+        self._clear(host_slot)
 
     def row(self, slot: int) -> int:
         return self._pool.first_state + slot
@@ -170,8 +170,8 @@ class StatePool:
     def prefix(self, row: int) -> Prefix | None:
         """Return the prefix of the last block before a checkpoint, while the pool caches it; None for any other row."""
         slot, pool = row - self._pool.first_state, self._pool
-        kept = self._checkpoints if slot < self.num_slots else self._host_checkpoints
-        digest = next((digest for digest, at in kept.items() if at == slot), b"")
+        checkpoints = self._checkpoints if slot < self.num_slots else self._host_checkpoints
+        digest = next((digest for digest, checkpoint_slot in checkpoints.items() if checkpoint_slot == slot), b"")
         block = pool.index.get(digest) if pool.index is not None else None
         return None if block is None else pool.prefix(block)
 
@@ -200,7 +200,7 @@ class StatePool:
         for save in saves:
             request, slot = save.request, save.slot
             digest = self._digest(request, save.num_tokens)
-            del self._saving[slot]
+            del self._pending_saves[slot]
             if digest is None or digest in self._checkpoints:
                 self._free.append(slot)
             else:
@@ -219,8 +219,8 @@ class StatePool:
 
     def drop_uncommitted(self) -> None:
         """Free the slots reserved for checkpoints of a step that was never committed."""
-        self._free += self._saving
-        self._saving.clear()
+        self._free += self._pending_saves
+        self._pending_saves.clear()
 
     def reset(self) -> None:
         for slot in (*self._checkpoints.values(), *self._host_checkpoints.values()):
@@ -230,17 +230,22 @@ class StatePool:
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Raise AssertionError unless each slot is exactly one of: free, a request's, a checkpoint, being saved."""
-        told = {
+        slot_of_request = {
             request: slot for request in requests if (slot := max(request.state_slot, request.saved_state_slot)) >= 0
         }
-        assert all(min(request.state_slot, request.saved_state_slot) < 0 for request in told), (
+        assert all(min(request.state_slot, request.saved_state_slot) < 0 for request in slot_of_request), (
             "a state is in two places"
         )
-        assert all(request.state_slot < self.num_slots for request in told), "a request runs on a state in host memory"
-        held, kept = list(told.values()), [*self._checkpoints.items(), *self._host_checkpoints.items()]
+        assert all(request.state_slot < self.num_slots for request in slot_of_request), (
+            "a request runs on a state in host memory"
+        )
+        held, checkpoints = (
+            list(slot_of_request.values()),
+            [*self._checkpoints.items(), *self._host_checkpoints.items()],
+        )
         assert all(slot < self.num_slots for slot in self._checkpoints.values()), "a checkpoint is not on the device"
-        cached = [slot for _, slot in kept]
-        slots = [*self._free, *self._free_host, *held, *cached, *self._saving]
+        cached = [slot for _, slot in checkpoints]
+        slots = [*self._free, *self._free_host, *held, *cached, *self._pending_saves]
         num_all = self.num_slots + self.num_host_slots
         assert sorted(slots) == list(range(num_all)), f"slots of states do not add up: {sorted(slots)}"
         assert all(slot >= self.num_slots for slot in (*self._free_host, *self._host_checkpoints.values())), (
@@ -251,19 +256,19 @@ class StatePool:
         expected[held], expected[cached] = BlockState.ACTIVE, BlockState.CACHED
         assert (ledger.state == expected).all(), f"rows of states disagree: {ledger.state.tolist()} {expected.tolist()}"
         assert (ledger.ref_count == (expected == BlockState.ACTIVE)).all(), "a state is held otherwise than once"
-        assert ledger.owner[held].tolist() == [request.number for request in told], "a state is another's"
+        assert ledger.owner[held].tolist() == [request.number for request in slot_of_request], "a state is another's"
         assert (ledger.group == self.group).all(), "a state is of another KV group"
         assert (expected != BlockState.FREE)[ledger.filled > 0].all(), "a free slot has tokens"
-        hashes = {slot: published_hash(group_digest(digest, self.group)) for digest, slot in kept}
+        hashes = {slot: published_hash(group_digest(digest, self.group)) for digest, slot in checkpoints}
         assert hashes == {int(slot): int(ledger.hash[slot]) for slot in np.flatnonzero(ledger.hash)}, "hashes disagree"
-        for request, slot in told.items():
+        for request, slot in slot_of_request.items():
             assert request.state_tables == ([self.row(slot)],), "a table has another state"
             is_swapped = request.saved_state_slot >= 0
             assert is_swapped == bool(request.saved_tables), "blocks or the state alone are swapped out"
             tokens = request.num_saved_tokens if is_swapped else request.num_computed_tokens
             assert ledger.filled[slot] == min(tokens, self._max_tokens), "a state is of other tokens"
 
-    def _is_kept(self, digest: bytes, *, include_host: bool) -> bool:
+    def _has_checkpoint(self, digest: bytes, *, include_host: bool) -> bool:
         return digest in self._checkpoints or (include_host and digest in self._host_checkpoints)
 
     def _saves(self, scheduled: Iterable[Scheduled]) -> Iterator[StateSave]:
@@ -272,21 +277,21 @@ class StatePool:
             if self._digest(request, position) in self._checkpoints or not self.num_available:
                 continue
             save = StateSave(request, position, self._allocate_slot(request, highest=True))
-            self._saving[save.slot] = save
+            self._pending_saves[save.slot] = save
             yield save
 
     def _checkpoint_positions(self, item: Scheduled) -> list[int]:
         """Return the token counts after which to keep the state, the most useful first."""
         request, size, start = item.request, self.block_size, item.start
         end = start + item.num_tokens
-        turn = (request.num_prompt_tokens - 1) // size * size
-        every = range(start // self.interval * self.interval + self.interval, end + 1, self.interval)
-        wanted = dict.fromkeys((turn, request.diverged_at, *reversed(every)))
+        prompt_end = (request.num_prompt_tokens - 1) // size * size
+        at_intervals = range(start // self.interval * self.interval + self.interval, end + 1, self.interval)
+        wanted = dict.fromkeys((prompt_end, request.diverged_at, *reversed(at_intervals)))
         return [position for position in wanted if start < position <= end and position % size == 0]
 
     def _digest(self, request: Request, position: int) -> bytes | None:
-        number = position // self.block_size - 1
-        return request.block_digests[number] if 0 <= number < len(request.block_digests) else None
+        index = position // self.block_size - 1
+        return request.block_digests[index] if 0 <= index < len(request.block_digests) else None
 
     def _copy(self, source: int, request: Request) -> None:
         """Assign a new slot with a copy of the state in `source` to the request."""
@@ -332,10 +337,10 @@ class StatePool:
         if digest in self._host_checkpoints:
             self._host_checkpoints.move_to_end(digest)
         elif (target := self._allocate_host_slot()) is not None:
-            ledger, row, include_host = self._pool.ledger, self.row(slot), self.row(target)
+            ledger, row, host_row = self._pool.ledger, self.row(slot), self.row(target)
             self._write(target, BlockState.CACHED, int(ledger.owner[row]), int(ledger.filled[row]))
             for column in (ledger.hash, ledger.parent, ledger.prefix_hits, ledger.last_used_step):
-                column[include_host] = column[row]
+                column[host_row] = column[row]
             self._copy_to_host(slot, target)
             self._host_checkpoints[digest] = target
             self.num_offloaded += 1

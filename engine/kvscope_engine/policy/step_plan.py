@@ -116,7 +116,7 @@ def to_run_again(plan: StepPlan) -> StepPlan:
 
 def keep_items(plan: StepPlan, result: StepResult, is_kept: Sequence[bool]) -> tuple[StepPlan, StepResult]:
     """Return plan and result with only the entries marked in `is_kept`, as if the others had not run."""
-    kept = [index for index, keeps in enumerate(is_kept) if keeps]
+    kept = [index for index, is_item_kept in enumerate(is_kept) if is_item_kept]
     if len(kept) == len(plan.scheduled):
         return plan, result
     num_single_token = sum(index < plan.num_single_token for index in kept)
@@ -125,7 +125,7 @@ def keep_items(plan: StepPlan, result: StepResult, is_kept: Sequence[bool]) -> t
     shares = None if result.block_shares is None else result.block_shares[:, decodes]
     skips = None if result.block_skips is None else result.block_skips[decodes]
     sums = tuple(result.logit_sums[index] for index in kept) if result.logit_sums else ()
-    how = (result.graph_size, result.wait_ns, skips, result.launches, result.graph_tokens, sums)
+    step_fields = (result.graph_size, result.wait_ns, skips, result.launches, result.graph_tokens, sums)
     requests = {plan.scheduled[index].request for index in kept}
     return (
         replace(
@@ -134,7 +134,7 @@ def keep_items(plan: StepPlan, result: StepResult, is_kept: Sequence[bool]) -> t
             num_single_token=num_single_token,
             state_saves=tuple(save for save in plan.state_saves if save.request in requests),
         ),
-        StepResult(tuple(result.token_ids[index] for index in kept), logprobs, result.forward_ns, shares, *how),
+        StepResult(tuple(result.token_ids[index] for index in kept), logprobs, result.forward_ns, shares, *step_fields),
     )
 
 
@@ -144,10 +144,10 @@ def keep_emitted(plan: StepPlan, result: StepResult, num_emitted: Sequence[int])
     Rejected drafts, and drafts after the end of the output, count as not run.
     """
     scheduled = tuple(
-        item._replace(num_tokens=said) if item.drafts else item
-        for item, said in zip(plan.scheduled, num_emitted, strict=True)
+        item._replace(num_tokens=count) if item.drafts else item
+        for item, count in zip(plan.scheduled, num_emitted, strict=True)
     )
-    token_ids = tuple(ids[:said] for ids, said in zip(result.token_ids, num_emitted, strict=True))
+    token_ids = tuple(ids[:count] for ids, count in zip(result.token_ids, num_emitted, strict=True))
     return replace(plan, scheduled=scheduled), replace(result, token_ids=token_ids)
 
 

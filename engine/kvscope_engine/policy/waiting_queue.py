@@ -51,7 +51,7 @@ class WaitingQueue:
         self._usage: dict[str | _Batch, RunningUsage] = {}
         self.num_preemptible_clients = 0
         """Number of clients with at least two running requests."""
-        self._charged: dict[int, int] = {}
+        self._tokens_at_admission: dict[int, int] = {}
         """Number of tokens of each running request at its admission, by request number."""
 
     def __len__(self) -> int:
@@ -82,11 +82,11 @@ class WaitingQueue:
 
     def record_start(self, request: Request) -> None:
         """Record that a request runs. Its tokens count towards its client and batch until `record_stop`."""
-        self._charged[request.number] = request.num_tokens
-        self._charge(batch_of(request), 1, request.num_tokens)
+        self._tokens_at_admission[request.number] = request.num_tokens
+        self._add_usage(batch_of(request), 1, request.num_tokens)
 
     def record_stop(self, request: Request) -> None:
-        self._charge(batch_of(request), -1, -self._charged.pop(request.number))
+        self._add_usage(batch_of(request), -1, -self._tokens_at_admission.pop(request.number))
 
     def client_usage(self, request: Request) -> RunningUsage:
         """Return the totals of the running requests of `request`'s client. Callers must not modify them."""
@@ -96,15 +96,15 @@ class WaitingQueue:
         """Return the totals of the running requests of `request`'s batch. Callers must not modify them."""
         return self._usage.get(batch_of(request), RunningUsage())
 
-    def _charge(self, batch: _Batch, num_requests: int, num_tokens: int) -> None:
-        of_client, of_batch = (self._usage.setdefault(holder, RunningUsage()) for holder in (batch[0], batch))
-        self.num_preemptible_clients -= of_client.num_requests > 1
-        of_client.num_preemptible_batches -= of_batch.num_requests > 1
-        for usage in (of_client, of_batch):
+    def _add_usage(self, batch: _Batch, num_requests: int, num_tokens: int) -> None:
+        client_usage, batch_usage = (self._usage.setdefault(holder, RunningUsage()) for holder in (batch[0], batch))
+        self.num_preemptible_clients -= client_usage.num_requests > 1
+        client_usage.num_preemptible_batches -= batch_usage.num_requests > 1
+        for usage in (client_usage, batch_usage):
             usage.num_requests += num_requests
             usage.num_tokens += num_tokens
-        of_client.num_preemptible_batches += of_batch.num_requests > 1
-        self.num_preemptible_clients += of_client.num_requests > 1
+        client_usage.num_preemptible_batches += batch_usage.num_requests > 1
+        self.num_preemptible_clients += client_usage.num_requests > 1
         for holder in (batch[0], batch):
             if not self._usage[holder].num_requests:
                 del self._usage[holder]
@@ -130,8 +130,8 @@ class WaitingQueue:
 
     def _key(self, holder: str | _Batch, first: Request) -> tuple[int, int, int, int]:
         usage = self._usage.get(holder)
-        below, arrival_ns, number = rank(first)
-        return below, 0 if usage is None else usage.num_tokens, arrival_ns, number
+        negative_priority, arrival_ns, number = rank(first)
+        return negative_priority, 0 if usage is None else usage.num_tokens, arrival_ns, number
 
 
 def batch_of(request: Request) -> _Batch:

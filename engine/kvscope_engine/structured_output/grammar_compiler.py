@@ -42,7 +42,7 @@ def compile_grammar(compiler: Any, spec: Structured) -> Any:
     warnings: list[str] = []
     try:
         with _capturing_warnings(warnings):
-            compiled = _compile(compiler, spec)
+            grammar = _compile(compiler, spec)
     except (RuntimeError, ValueError, TypeError) as error:
         if OUT_OF_MEMORY in str(error):
             raise MemoryError from None
@@ -50,7 +50,7 @@ def compile_grammar(compiler: Any, spec: Structured) -> Any:
     for warning in warnings:
         if not warning.startswith(_IGNORED_WARNINGS):
             raise BadInput(f"{spec.kind} is not accepted, a part would not be enforced: {warning:.300}")
-    return compiled
+    return grammar
 
 
 @contextmanager
@@ -96,9 +96,9 @@ def _check(spec: Structured) -> None:
         raise BadInput(f"{spec.kind}={spec.text!r:.60} is not accepted: it is no JSON ({error})") from None
     if spec.kind == "json_schema" and not isinstance(schema, dict | bool):
         raise BadInput(f"json_schema={spec.text!r:.60} is not accepted: an object or a boolean is one")
-    found = unenforced(schema) if spec.kind == "json_schema" else unenforced_in_tag(schema)
-    if found:
-        raise BadInput(f"{spec.kind} is not accepted: {found}")
+    fault = unenforced(schema) if spec.kind == "json_schema" else unenforced_in_tag(schema)
+    if fault:
+        raise BadInput(f"{spec.kind} is not accepted: {fault}")
 
 
 def _literal(text: str) -> str:

@@ -18,10 +18,10 @@ from kvscope_telemetry.errors import KvscopeError
 class Grammar:
     """An accepted grammar. Its process ends when the last reference to this object is dropped."""
 
-    def __init__(self, process: GrammarProcess, proof: TrialResult, ends: Collection[int]) -> None:
+    def __init__(self, process: GrammarProcess, trial_result: TrialResult, ends: Collection[int]) -> None:
         self.process = process
         self.ends = ends
-        self.first_mask = np.frombuffer(proof.mask, np.int32)
+        self.first_mask = np.frombuffer(trial_result.mask, np.int32)
         self.num_bytes = process.own_bytes
         """Memory of the process in bytes, when it was last measured."""
         weakref.finalize(self, process.kill)

@@ -82,15 +82,15 @@ def send_long(line: socket.socket, data: bytes) -> None:
 
 def receive_long(line: socket.socket) -> bytes:
     """Wait for a message of `send_long` and return it. Raises EOFError if the other side closed the connection."""
-    num_bytes = int.from_bytes(_packet(line), "little")
+    num_bytes = int.from_bytes(_receive_packet(line), "little")
     parts: list[bytes] = []
     while num_bytes > 0:
-        parts.append(_packet(line))
+        parts.append(_receive_packet(line))
         num_bytes -= len(parts[-1])
     return b"".join(parts)
 
 
-def _packet(line: socket.socket) -> bytes:
+def _receive_packet(line: socket.socket) -> bytes:
     data = line.recv(PACKET_BYTES)
     if not data:
         raise EOFError("the other side closed the connection")

@@ -60,13 +60,13 @@ class ForkServerProcess:
     def __init__(self) -> None:
         if importlib.util.find_spec("xgrammar") is None:
             raise KvscopeError("xgrammar is not installed here")
-        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        words = [sys.executable, "-m", "kvscope_engine.structured_output.fork_server", str(theirs.fileno())]
+        self._line, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "kvscope_engine.structured_output.fork_server", str(child_socket.fileno())]
         environment = os.environ | {"MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        with theirs:
+        with child_socket:
             try:
                 self._process = subprocess.Popen(
-                    words, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL
+                    command, pass_fds=[child_socket.fileno()], env=environment, stdin=subprocess.DEVNULL
                 )
             except OSError as error:
                 self._line.close()
@@ -95,28 +95,28 @@ class ForkServerProcess:
 
         The process is in the set `busy` while an answer is pending or dropped completions must be sent to it.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        own_socket, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with child_socket:
             try:
-                socket.send_fds(self._line, [grammar_messages.FORK], [theirs.fileno()])
+                socket.send_fds(self._line, [grammar_messages.FORK], [child_socket.fileno()])
             except OSError as error:
-                ours.close()
+                own_socket.close()
                 raise KvscopeError(f"the fork server of grammars has ended: {error}") from error
         descriptors: list[int] = []
         try:
-            ours.settimeout(START_S)
-            data, descriptors, _, _ = socket.recv_fds(ours, 4, 2)
+            own_socket.settimeout(START_S)
+            data, descriptors, _, _ = socket.recv_fds(own_socket, 4, 2)
             if len(descriptors) != 2:
                 raise EOFError("it stopped immediately" if not data else "no file can be opened any more")
-            ours.settimeout(None)
+            own_socket.settimeout(None)
             masks = grammar_messages.map_masks(descriptors[1])
             os.close(descriptors.pop())
         except (OSError, EOFError) as error:
-            ours.close()
+            own_socket.close()
             for descriptor in descriptors:
                 os.close(descriptor)
             raise KvscopeError(f"a grammar's process does not start: {error}") from error
-        return GrammarProcess(ours, int.from_bytes(data, "little"), descriptors[0], masks, busy)
+        return GrammarProcess(own_socket, int.from_bytes(data, "little"), descriptors[0], masks, busy)
 
     def kill(self) -> None:
         """Kill the process without waiting for its end. May be called on any thread."""

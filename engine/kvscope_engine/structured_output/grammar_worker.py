@@ -166,15 +166,15 @@ def _longest_token_s(grammar: _WorkerGrammar, seed: int) -> float:
 
     The walk ends if a token is too slow.
     """
-    matcher, drawn, longest_s, started_s = grammar.matcher(), random.Random(seed), 0.0, time.thread_time()
+    matcher, rng, longest_s, started_s = grammar.matcher(), random.Random(seed), 0.0, time.thread_time()
     for _ in range(MAX_WALK_TOKENS):
-        started = time.thread_time()
+        token_started_s = time.thread_time()
         allowed = np.flatnonzero(np.unpackbits(grammar.mask(matcher).view(np.uint8), bitorder="little"))
-        if not len(allowed) or not matcher.accept_token(int(allowed[drawn.randrange(len(allowed))])):
+        if not len(allowed) or not matcher.accept_token(int(allowed[rng.randrange(len(allowed))])):
             break
-        now = time.thread_time()
-        longest_s = max(longest_s, now - started)
-        if longest_s > MAX_MASK_S or now - started_s > MAX_TRIAL_S or matcher.is_terminated():
+        now_s = time.thread_time()
+        longest_s = max(longest_s, now_s - token_started_s)
+        if longest_s > MAX_MASK_S or now_s - started_s > MAX_TRIAL_S or matcher.is_terminated():
             break
     return longest_s
 
@@ -184,8 +184,8 @@ def _serve(line: socket.socket, grammar: _WorkerGrammar) -> None:
     while data := line.recv(grammar_messages.PACKET_BYTES):
         answers, longest_ns, sent_ns = bytearray(), 0, time.thread_time_ns()
         started_ns, any_dropped = sent_ns, False
-        for what, row, number, token in grammar_messages.REQUEST.iter_unpack(data):
-            if what == grammar_messages.DROP:
+        for request_kind, row, number, token in grammar_messages.REQUEST.iter_unpack(data):
+            if request_kind == grammar_messages.DROP:
                 any_dropped |= matchers.pop(number, None) is not None
                 continue
             matcher = matchers.get(number)

@@ -146,12 +146,12 @@ class StructuredOutputManager:
         """
         deadline_s = time.monotonic() + MAX_STEP_WAIT_S
         while self._busy:
-            heard = [process.receive() for process in list(self._busy)]
+            received = [process.receive() for process in list(self._busy)]
             awaited = [process for process in list(self._busy) if is_idle or process.is_waited_for]
-            left_s = deadline_s - time.monotonic()
-            if not awaited or left_s <= 0 or (is_idle and any(heard)):
+            remaining_s = deadline_s - time.monotonic()
+            if not awaited or remaining_s <= 0 or (is_idle and any(received)):
                 return
-            wait_for_any(awaited, left_s)
+            wait_for_any(awaited, remaining_s)
 
     def close(self) -> None:
         self._is_closed = True

@@ -86,7 +86,7 @@ def address_space(
     group_bytes = sum(pages) * page_bytes
     num_groups = num_blocks * sum(block_bytes) // group_bytes
     if not num_groups:
-        raise BadInput(_too_small(num_blocks, sum(block_bytes), group_bytes, sum(pages)))
+        raise BadInput(_too_small_message(num_blocks, sum(block_bytes), group_bytes, sum(pages)))
     alignment = lcm(*(page_bytes // gcd(page_bytes, size) for size in block_bytes))
     slot_blocks = -(-num_blocks_for(max_model_len, block_size) // alignment) * alignment
     space = AddressSpace(min(max_num_seqs, num_groups), slot_blocks, num_groups, group_blocks, pages)
@@ -107,7 +107,7 @@ def page_range(first_block: int, num_blocks: int, block_bytes: int, page_bytes: 
     return range(-(-start // page_bytes), -(-stop // page_bytes))
 
 
-def _too_small(num_blocks: int, block_bytes: int, group_bytes: int, num_pages: int) -> str:
+def _too_small_message(num_blocks: int, block_bytes: int, group_bytes: int, num_pages: int) -> str:
     return (
         f"a pool of {num_blocks} blocks ({num_blocks * block_bytes / MIB:.2f} MiB) is too small for"
         f" allocator='virtual': a request takes at least {num_pages} pages, {group_bytes / MIB:.2f} MiB in all"

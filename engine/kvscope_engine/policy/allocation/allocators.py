@@ -83,9 +83,9 @@ def make_allocation(
         return VirtualAllocation(pool, mapper or NoMapper())
     if not isinstance(pool, RunPool):
         return PagedAllocation(pool)
-    allocation = RunAllocation(_rule(name, max_model_len), pool, max_model_len=max_model_len)
+    allocation = RunAllocation(_reservation_rule(name, max_model_len), pool, max_model_len=max_model_len)
     if name == "contiguous" and max_model_len > allocation.max_request_tokens:
-        raise BadInput(_too_long(pool, max_model_len, allocation.max_request_tokens))
+        raise BadInput(_too_long_message(pool, max_model_len, allocation.max_request_tokens))
     return allocation
 
 
@@ -101,13 +101,13 @@ def fitting_model_len(name: str, num_blocks: int, block_size: int, max_model_len
     return min(max_model_len, RunPool(num_blocks, block_size).longest_run * block_size)
 
 
-def _rule(name: str, max_model_len: int) -> ReservationRule:
+def _reservation_rule(name: str, max_model_len: int) -> ReservationRule:
     if name == "contiguous":
         return ReserveMaximum(max_model_len)
     return ReservePowerOfTwo() if name == "buddy" else ReserveExactly()
 
 
-def _too_long(pool: BlockPool, max_model_len: int, accepted: int) -> str:
+def _too_long_message(pool: BlockPool, max_model_len: int, accepted: int) -> str:
     needed = num_blocks_for(max_model_len, pool.block_size)
     return (
         f"max_model_len={max_model_len} is not accepted with allocator='contiguous': {needed} blocks in a row, rounded"

@@ -77,13 +77,13 @@ def kv_use(pool: BlockPool, requests: Iterable[Request]) -> KVUse:
     ledger, size = pool.ledger.part(0, pool.num_blocks), pool.block_size
     used = int(ledger.filled[ledger.state == BlockState.ACTIVE].sum())
     reserved, superfluous, has_reservations = _reservations(requests)
-    rest = pool.num_active * size - used - reserved - superfluous
+    remaining = pool.num_active * size - used - reserved - superfluous
     return KVUse(
         num_slots=pool.num_usable * size,
         num_used=used,
         num_reserved=reserved,
-        num_internal=superfluous if has_reservations else rest,
-        num_rounding=rest if has_reservations else 0,
+        num_internal=superfluous if has_reservations else remaining,
+        num_rounding=remaining if has_reservations else 0,
         num_cached=pool.num_cached * size,
         num_external=pool.num_free * size,
         largest_free_run=_longest_run(ledger.state == BlockState.FREE) * size,
@@ -111,7 +111,7 @@ def _reservations(requests: Iterable[Request]) -> tuple[int, int, bool]:
     """Return the empty reserved slots that will be used, those that will not, and whether any request has a
     reservation.
     """
-    to_come = never = 0
+    usable = superfluous = 0
     has_any = False
     for request in requests:
         computed = request.num_computed_tokens
@@ -119,9 +119,9 @@ def _reservations(requests: Iterable[Request]) -> tuple[int, int, bool]:
             has_any = True
             limit = max(request.num_reserved_tokens, computed)  # a last block may be used beyond the reservation
             final = limit if request.expected_tokens is None else min(limit, request.expected_tokens)
-            to_come += max(0, final - computed)
-            never += limit - max(final, computed)
-    return to_come, never, has_any
+            usable += max(0, final - computed)
+            superfluous += limit - max(final, computed)
+    return usable, superfluous, has_any
 
 
 def _longest_run(mask: npt.NDArray[np.bool_]) -> int:

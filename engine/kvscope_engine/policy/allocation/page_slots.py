@@ -63,8 +63,8 @@ class PageSlots:
         free = np.flatnonzero(~self._is_used)
         assert len(free), "every slot is taken"
         mapped = self._mapped[free]
-        enough = mapped >= num_groups
-        best = np.where(enough, mapped, np.iinfo(np.int64).max).argmin() if enough.any() else mapped.argmax()
+        is_enough = mapped >= num_groups
+        best = np.where(is_enough, mapped, np.iinfo(np.int64).max).argmin() if is_enough.any() else mapped.argmax()
         slot = int(free[best])
         self._is_used[slot] = True
         self._num_used += 1
@@ -92,12 +92,12 @@ class PageSlots:
 
         Slots without a request come first, in descending order. At least `num_groups` mapped groups must be unneeded.
         """
-        over = np.maximum(self._mapped - self._needed, 0)
-        order = np.flatnonzero(over)[::-1]
+        unneeded = np.maximum(self._mapped - self._needed, 0)
+        order = np.flatnonzero(unneeded)[::-1]
         for slot in (*order[~self._is_used[order]].tolist(), *order[self._is_used[order]].tolist()):
             if num_groups <= 0:
                 return
-            count = min(num_groups, int(over[slot]))
+            count = min(num_groups, int(unneeded[slot]))
             num_groups -= count
             yield slot, self.mapped(slot) - count
         assert num_groups <= 0, f"{num_groups} groups more were to be taken away than are mapped and not needed"
@@ -108,11 +108,11 @@ class PageSlots:
         assert self._num_mapped == self._mapped.sum() <= space.num_groups, "more groups are mapped than there are"
         assert self._num_needed == self._needed.sum(), "the groups needed are miscounted"
         assert self._num_used == self._is_used.sum(), "the slots taken are miscounted"
-        _none("has fewer groups mapped than needed", self._mapped < self._needed)
-        _none("has no request and needs groups", ~self._is_used & (self._needed > 0))
-        _none("has more groups than blocks for them", self._mapped > space.num_groups_for(space.slot_blocks))
+        _assert_no_slot("has fewer groups mapped than needed", self._mapped < self._needed)
+        _assert_no_slot("has no request and needs groups", ~self._is_used & (self._needed > 0))
+        _assert_no_slot("has more groups than blocks for them", self._mapped > space.num_groups_for(space.slot_blocks))
 
 
-def _none(what: str, wrong: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
-    slots = np.flatnonzero(wrong)
-    assert not len(slots), f"slot {slots[0]} {what} ({len(slots)} slots, first: {slots[:8].tolist()})"
+def _assert_no_slot(fault: str, is_wrong: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
+    slots = np.flatnonzero(is_wrong)
+    assert not len(slots), f"slot {slots[0]} {fault} ({len(slots)} slots, first: {slots[:8].tolist()})"

@@ -92,10 +92,10 @@ class BuddyList(AllMapped):
         """
         assert length & (length - 1) == 0 < length <= self.longest, f"no run of {length} blocks is free"
         order = length.bit_length() - 1
-        found = next(higher for higher in range(order, len(self._starts)) if self._starts[higher])
-        start = self._starts[found].popitem()[0]
-        for half in reversed(range(order, found)):
-            self._starts[half][start + (1 << half)] = None
+        source_order = next(higher for higher in range(order, len(self._starts)) if self._starts[higher])
+        start = self._starts[source_order].popitem()[0]
+        for half_order in reversed(range(order, source_order)):
+            self._starts[half_order][start + (1 << half_order)] = None
         self._count -= length
         return start
 

@@ -84,7 +84,7 @@ class VirtualAllocation(TableAllocation):
         add.
         """
         slot, pages = self._slots.get(request.number), self._pages
-        groups = pages.num_available + (pages.needed(slot) if slot is not None else -self._spare)
+        groups = pages.num_available + (pages.needed(slot) if slot is not None else -self._num_spare_groups)
         if slot is None and pages.num_used == self._space.num_slots:
             return 0
         backed = min(self._space.num_backed(max(0, groups)), self._space.slot_blocks)
@@ -97,7 +97,7 @@ class VirtualAllocation(TableAllocation):
             known = num_blocks_for(request.num_tokens, self._pool.block_size)
             slot = self._slots[request.number] = self._pages.allocate_slot(self._space.num_groups_for(known))
         held = len(request.block_table)
-        self._back(slot, self._space.num_groups_for(held + count))
+        self._ensure_mapped(slot, self._space.num_groups_for(held + count))
         first = slot * self._space.slot_blocks + held
         return self._pool.allocate_mapped(first, count, request.number)
 
@@ -121,13 +121,13 @@ class VirtualAllocation(TableAllocation):
         return tables
 
     @property
-    def _spare(self) -> int:
+    def _num_spare_groups(self) -> int:
         """Number of groups that must stay available when a request starts, so that it is not preempted immediately; 0
         if no request runs.
         """
         return max(1, self._space.num_groups // SPARE_SHARE) if self._slots else 0
 
-    def _back(self, slot: int, num_groups: int) -> None:
+    def _ensure_mapped(self, slot: int, num_groups: int) -> None:
         """Map memory behind the first `num_groups` groups of the slot, unmapping other slots' surplus if too few groups
         are free.
         """
@@ -136,30 +136,30 @@ class VirtualAllocation(TableAllocation):
         missing = num_groups - pages.mapped(slot)
         if missing <= 0:
             return
-        for other, kept in list(pages.surplus(missing - pages.num_free)):
-            self._unmap(other, kept)
+        for other_slot, num_remaining in list(pages.surplus(missing - pages.num_free)):
+            self._unmap(other_slot, num_remaining)
         self._map(slot, num_groups)
 
     def _map(self, slot: int, num_groups: int) -> None:
-        first, count = self._rows(slot, self._pages.mapped(slot), num_groups)
+        first, count = self._row_span(slot, self._pages.mapped(slot), num_groups)
         if count:  # 0 if the slot's last block lies within the groups mapped before
             self._mapper.map(first, count)
             self._pool.map_rows(first, count)
         self._pages.set_mapped(slot, num_groups)
 
     def _unmap(self, slot: int, num_groups: int) -> None:
-        first, count = self._rows(slot, num_groups, self._pages.mapped(slot))
+        first, count = self._row_span(slot, num_groups, self._pages.mapped(slot))
         if count:
             self._mapper.unmap(first, count)
             self._pool.unmap_rows(first, count)
         self._pages.set_mapped(slot, num_groups)
 
-    def _rows(self, slot: int, low: int, high: int) -> tuple[int, int]:
-        """Return the first row that groups `low` to `high` (exclusive) of the slot back, and the number of rows."""
-        start, stop = self._backed(low), self._backed(high)
+    def _row_span(self, slot: int, start_group: int, stop_group: int) -> tuple[int, int]:
+        """Return the first row, and the number of rows, that the slot's groups from `start_group` to `stop_group` back."""
+        start, stop = self._num_backed(start_group), self._num_backed(stop_group)
         return slot * self._space.slot_blocks + start, stop - start
 
-    def _backed(self, num_groups: int) -> int:
+    def _num_backed(self, num_groups: int) -> int:
         return min(self._space.num_backed(num_groups), self._space.slot_blocks)
 
     def _check_request(self, request: Request) -> None:
@@ -175,7 +175,7 @@ class VirtualAllocation(TableAllocation):
     def _check_rows(self) -> None:
         """Raise AssertionError unless exactly the rows that the mapped groups back have memory."""
         space, state = self._space, self._pool.ledger.state
-        backed = np.array([self._backed(self._pages.mapped(slot)) for slot in range(space.num_slots)])
+        backed = np.array([self._num_backed(self._pages.mapped(slot)) for slot in range(space.num_slots)])
         is_mapped = (state != BlockState.UNMAPPED).reshape(space.num_slots, space.slot_blocks)
         wrong = np.flatnonzero(is_mapped != (np.arange(space.slot_blocks) < backed[:, None]))
         assert not len(wrong), f"block {wrong[0]} has memory and no page, or a page and no memory ({len(wrong)} blocks)"

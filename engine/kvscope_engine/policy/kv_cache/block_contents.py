@@ -25,7 +25,7 @@ def block_content(
     owner, filled = int(pool.ledger.owner[block]), int(pool.ledger.filled[block])
     prefix = prefix_of(block)
     if prefix is not None:
-        notes = _separators(prefix.adapter, prefix.salt)
+        notes = _cache_separators(prefix.adapter, prefix.salt)
         return BlockContent(block=block, number=owner, start=prefix.start, token_ids=prefix.token_ids, notes=notes)
     is_state = block >= pool.first_state
     holder = requests.get(owner) if is_state else _holder(block, owner, requests)
@@ -38,11 +38,11 @@ def block_content(
     else:
         start = holder.kv_tables[int(pool.ledger.group[block])].index(block) * pool.block_size
     tokens = tuple(holder.tokens(start, start + filled))
-    notes = _separators("" if holder.adapter is None else holder.adapter.name, "" if start else holder.cache_salt)
+    notes = _cache_separators("" if holder.adapter is None else holder.adapter.name, "" if start else holder.cache_salt)
     return BlockContent(block=block, number=holder.number, start=start, token_ids=tokens, notes=notes)
 
 
-def _separators(adapter: str, salt: str) -> tuple[tuple[str, str], ...]:
+def _cache_separators(adapter: str, salt: str) -> tuple[tuple[str, str], ...]:
     """Return (name, value) of the adapter and the cache salt, if any, which separate equal texts in the prefix
     cache.
     """

@@ -197,10 +197,10 @@ class BlockPool:
         ledger.ref_count[ids] = counts
         ledger.last_used_step[ids] = step
         self.changed_rows.add(ids)
-        unheld = ids[counts == 0]
-        hashed = ledger.hash[unheld] != 0
-        self._retire(unheld[hashed])
-        self._clear(unheld[~hashed])
+        unreferenced = ids[counts == 0]
+        is_hashed = ledger.hash[unreferenced] != 0
+        self._mark_cached(unreferenced[is_hashed])
+        self._clear(unreferenced[~is_hashed])
 
     def record_write(self, blocks: Sequence[int], filled: Sequence[int], owners: Sequence[int], step: int) -> None:
         """Record that request `owners[i]` wrote to `blocks[i]`, which now has `filled[i]` used token slots."""
@@ -288,7 +288,7 @@ class BlockPool:
         """Drop the prefixes of evictable, distinct `blocks`, which become free."""
         for block in blocks:
             self._eviction_order.remove(block)
-        self._lose_prefixes(list(blocks))
+        self._drop_prefixes(list(blocks))
         self._clear(np.array(blocks, np.int64))
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
@@ -339,7 +339,7 @@ class BlockPool:
         self.ledger.hash[ids] = 0
         self.ledger.parent[ids] = 0
 
-    def _retire(self, ids: Ids) -> None:
+    def _mark_cached(self, ids: Ids) -> None:
         """Mark unheld, hashed blocks as cached; the first of `ids` is evicted first."""
         self.ledger.state[ids] = BlockState.CACHED
         self._eviction_order.add(ids)
@@ -347,10 +347,10 @@ class BlockPool:
     def _evict(self, count: int) -> list[int]:
         assert count <= len(self._eviction_order), f"{count} blocks to evict, {len(self._eviction_order)} cached"
         blocks = self._eviction_order.pop(count)
-        self._lose_prefixes(blocks)
+        self._drop_prefixes(blocks)
         return blocks
 
-    def _lose_prefixes(self, blocks: list[int]) -> None:
+    def _drop_prefixes(self, blocks: list[int]) -> None:
         """Drop or offload the prefixes of cached blocks that are no longer in the eviction order."""
         assert self.index is not None, "a block is cached without a prefix index"
         prefixes = [self.index.remove(block) for block in blocks]
@@ -365,5 +365,5 @@ class BlockPool:
     def _offload(self, blocks: list[int], prefixes: list[Prefix]) -> list[Prefix]:
         """Offload evicted blocks to the lower tier. Returns the prefixes that are lost."""
         assert self.lower_tier is not None, "there is no lower tier"
-        kept = self.lower_tier.offload(blocks, prefixes)
-        return [prefix for prefix, is_kept in zip(prefixes, kept, strict=True) if not is_kept]
+        are_kept = self.lower_tier.offload(blocks, prefixes)
+        return [prefix for prefix, is_kept in zip(prefixes, are_kept, strict=True) if not is_kept]

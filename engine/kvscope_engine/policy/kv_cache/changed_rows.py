@@ -29,9 +29,9 @@ class ChangedRows:
 
     def add(self, rows: npt.NDArray[np.int64]) -> None:
         """Mark rows, shape `(n,)` without duplicates, as changed."""
-        fresh = rows[~self._flags_array[rows]]
-        self._flags_array[fresh] = True
-        self._ids += fresh.tolist()
+        new_rows = rows[~self._flags_array[rows]]
+        self._flags_array[new_rows] = True
+        self._ids += new_rows.tolist()
 
     def drain(self) -> npt.NDArray[np.uint32]:
         """Return the changed rows, sorted, and clear the set."""

@@ -25,7 +25,7 @@ class EvictionOrder:
     See docs/internals/decisions/0023-eviction-order-is-a-counter.md.
     """
 
-    __slots__ = ("_changed", "_column", "_next", "_numbers", "_pinned_cached", "idle", "pinned")
+    __slots__ = ("_changed", "_column", "_next_number", "_numbers", "_pinned_cached", "idle", "pinned")
 
     def __init__(self, column: npt.NDArray[np.uint32], changed: ChangedRows) -> None:
         self.pinned: set[int] = set()
@@ -36,7 +36,7 @@ class EvictionOrder:
         self._column = column
         self._numbers = column.data  # the same memory, faster for one row
         self._changed = changed
-        self._next = 1
+        self._next_number = 1
 
     def __len__(self) -> int:
         return len(self.idle)
@@ -61,13 +61,13 @@ class EvictionOrder:
             self._pinned_cached.update(dict.fromkeys(row for row in rows if row in self.pinned))
             rows = [row for row in rows if row not in self.pinned]
             ids = np.array(rows, np.int64)
-        number = self._next_numbers(len(rows))
+        number = self._reserve_numbers(len(rows))
         self._column[ids] = np.arange(number, number + len(rows), dtype=np.uint32)
         self.idle.update(dict.fromkeys(rows))
 
     def add_one(self, row: int) -> None:
         """Append one row, which must not be pinned."""
-        self._numbers[row] = self._next_numbers(1)
+        self._numbers[row] = self._reserve_numbers(1)
         self.idle[row] = None
 
     def remove(self, row: int) -> None:
@@ -80,7 +80,7 @@ class EvictionOrder:
 
     def refresh(self, row: int) -> None:
         """Make an evictable row the last to be evicted, because it was used."""
-        self._numbers[row] = self._next_numbers(1)
+        self._numbers[row] = self._reserve_numbers(1)
         self.idle.move_to_end(row)
         self._changed.add_one(row)
 
@@ -126,13 +126,13 @@ class EvictionOrder:
         in_order = numbered[np.argsort(self._column[numbered])].tolist()
         assert in_order == list(self.idle), f"the ledger's order of eviction is {in_order}, not {list(self.idle)}"
 
-    def _next_numbers(self, count: int) -> int:
+    def _reserve_numbers(self, count: int) -> int:
         """Return the first of `count` unused numbers. When they run out, evictable rows are numbered from 1 again."""
-        if self._next + count > MAX_EVICTION_ORDER:
+        if self._next_number + count > MAX_EVICTION_ORDER:
             rows = np.fromiter(self.idle, np.int64, len(self.idle))
             self._column[rows] = np.arange(1, len(rows) + 1, dtype=np.uint32)
             self._changed.add(rows)
-            self._next = len(rows) + 1
-        first = self._next
-        self._next += count
+            self._next_number = len(rows) + 1
+        first = self._next_number
+        self._next_number += count
         return first

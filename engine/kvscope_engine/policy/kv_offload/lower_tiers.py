@@ -52,7 +52,7 @@ class LowerTiers:
         has_disk = pool.num_disk > 0
         self._num_bounce = num_bounce(pool.num_host) if has_disk else 0
         pool.lower_tier = self
-        self._enter_recovered(mover.recovered())
+        self._add_recovered(mover.recovered())
 
     def find(self, digest: bytes) -> int | None:
         """Return the row of the highest tier that holds the prefix with `digest`, or None."""
@@ -68,11 +68,13 @@ class LowerTiers:
         Returns, for each prefix, whether it can still be found.
         """
         missing = [i for i, prefix in enumerate(prefixes) if not self._refresh_if_on_host(prefix)]
-        at_once = max(1, self.host.count - self._num_bounce)
-        for low in range(0, len(missing), at_once):  # earlier parts are moved on to disk to make space for later ones
-            part = missing[low : low + at_once]
-            chosen = part[len(part) - self._free_host_slots(len(part)) :]
-            self._save([blocks[i] for i in chosen], [prefixes[i] for i in chosen])
+        batch_size = max(1, self.host.count - self._num_bounce)
+        for low in range(
+            0, len(missing), batch_size
+        ):  # earlier parts are moved on to disk to make space for later ones
+            part = missing[low : low + batch_size]
+            to_save = part[len(part) - self._free_host_slots(len(part)) :]
+            self._save([blocks[i] for i in to_save], [prefixes[i] for i in to_save])
         return [self.find(prefix.digest) is not None for prefix in prefixes]
 
     def swap_out(
@@ -84,22 +86,24 @@ class LowerTiers:
         block; `prefixes` has the prefix of each full block, and None for partial ones. For a prefix that is in host
         memory already, a reference to its row is added and nothing is copied.
         """
-        known = [None if prefix is None else self.host.find(prefix.digest) for prefix in prefixes]
-        held = [row for row in known if row is not None]
-        self.host.acquire(held)
-        missing = [i for i, row in enumerate(known) if row is None]
+        host_rows = [None if prefix is None else self.host.find(prefix.digest) for prefix in prefixes]
+        acquired = [row for row in host_rows if row is not None]
+        self.host.acquire(acquired)
+        missing = [i for i, row in enumerate(host_rows) if row is None]
         if self._free_host_slots(len(missing), demote=True) < len(missing):
-            self.host.release(held)
+            self.host.release(acquired)
             return None
         rows = self.host.allocate(len(missing), [request.number] * len(missing))
-        missed = [blocks[i] for i in missing]
-        self._mover.save(missed, self.host.slots(rows))
-        self.host.fill(rows, [filled[i] for i in missing], [prefixes[i] for i in missing], self._groups_of(missed))
+        blocks_to_save = [blocks[i] for i in missing]
+        self._mover.save(blocks_to_save, self.host.slots(rows))
+        self.host.fill(
+            rows, [filled[i] for i in missing], [prefixes[i] for i in missing], self._groups_of(blocks_to_save)
+        )
         self._pool.moves.saved(rows)
         self._totals.swapped_blocks += len(rows)
-        fresh = iter(rows)
+        new_rows = iter(rows)
         self._swapped[request.number] = request
-        return [next(fresh) if row is None else row for row in known]
+        return [next(new_rows) if row is None else row for row in host_rows]
 
     def acquire(self, rows: Sequence[int]) -> None:
         """Add a reference to rows that will be loaded, so that they are not evicted."""
@@ -126,8 +130,8 @@ class LowerTiers:
         self._mover.load(self.host.slots([rows[i] for i in on_host]), [blocks[i] for i in on_host])
         is_read = [True] * len(rows)
         on_disk = [i for i, row in enumerate(rows) if row in self.disk]
-        is_ok = self._load_from_disk([rows[i] for i in on_disk], [blocks[i] for i in on_disk])
-        for i, is_good in zip(on_disk, is_ok, strict=True):
+        is_read_from_disk = self._load_from_disk([rows[i] for i in on_disk], [blocks[i] for i in on_disk])
+        for i, is_good in zip(on_disk, is_read_from_disk, strict=True):
             is_read[i] = is_good
         self._pool.moves.loaded([block for block, is_whole in zip(blocks, is_read, strict=True) if is_whole])
         self._totals.loaded_blocks += sum(is_read)
@@ -220,7 +224,7 @@ class LowerTiers:
         Returns the number of slots freed.
         """
         oldest = self.host.oldest(count)
-        self._to_disk(oldest)
+        self._copy_to_disk(oldest)
         self._drop_prefixes(self.host, oldest)
         return len(oldest)
 
@@ -235,25 +239,25 @@ class LowerTiers:
         index = self._pool.index
         return (index is None or index.get(prefix.digest) is None) and self.find(prefix.digest) is None
 
-    def _to_disk(self, rows: list[int]) -> None:
+    def _copy_to_disk(self, rows: list[int]) -> None:
         """Copy host rows that have a prefix to disk, unless the disk has it already.
 
         If the drive is slow, only as many are copied as it accepts without waiting: cached blocks never wait for the
         disk (docs/internals/decisions/0021-cached-blocks-never-wait-for-the-disk.md).
         """
         missing = [row for row in rows if not self._refresh_if_on_disk(row)]
-        at_once = len(missing) if self._waits_for_disk else min(len(missing), self._mover.num_offloadable)
-        num_free = self._free_disk_slots(at_once)
+        max_copied = len(missing) if self._waits_for_disk else min(len(missing), self._mover.num_offloadable)
+        num_free = self._free_disk_slots(max_copied)
         targets = self._write_to_disk(missing[len(missing) - num_free :])
         self.disk.release([target for target in targets if target is not None])
 
     def _refresh_if_on_disk(self, row: int) -> bool:
         """Whether the disk holds the prefix of a host row; marks it as just used."""
         prefix = self.host.prefix(row)
-        there = None if prefix is None else self.disk.find(prefix.digest)
-        if there is not None:
-            self.disk.refresh(there)
-        return there is not None
+        disk_row = None if prefix is None else self.disk.find(prefix.digest)
+        if disk_row is not None:
+            self.disk.refresh(disk_row)
+        return disk_row is not None
 
     def _write_to_disk(self, rows: list[int]) -> list[int | None]:
         """Copy host rows to free slots on disk, with one reference each.
@@ -265,13 +269,13 @@ class LowerTiers:
         owners = [int(owner) for owner in self._pool.ledger.owner[rows]]
         targets = self.disk.allocate(len(rows), owners)
         prefixes = [self.host.prefix(row) for row in rows]
-        is_ok = self._mover.offload(self.host.slots(rows), self.disk.slots(targets), prefixes)
+        are_written = self._mover.offload(self.host.slots(rows), self.disk.slots(targets), prefixes)
         filled = [self.filled(row) for row in rows]
-        found = [prefix if ok else None for prefix, ok in zip(prefixes, is_ok, strict=True)]
-        self.disk.fill(targets, filled, found, self._groups_of(rows))
-        self.disk.release([target for target, ok in zip(targets, is_ok, strict=True) if not ok])
-        self._pool.moves.saved([target for target, ok in zip(targets, is_ok, strict=True) if ok])
-        return [target if ok else None for target, ok in zip(targets, is_ok, strict=True)]
+        written_prefixes = [prefix if ok else None for prefix, ok in zip(prefixes, are_written, strict=True)]
+        self.disk.fill(targets, filled, written_prefixes, self._groups_of(rows))
+        self.disk.release([target for target, ok in zip(targets, are_written, strict=True) if not ok])
+        self._pool.moves.saved([target for target, ok in zip(targets, are_written, strict=True) if ok])
+        return [target if ok else None for target, ok in zip(targets, are_written, strict=True)]
 
     def _free_disk_slots(self, count: int) -> int:
         if not self._mover.has_disk or not count:
@@ -300,22 +304,22 @@ class LowerTiers:
         is_read: list[bool] = []
         while len(is_read) < len(rows):
             low = len(is_read)
-            bounce = self.host.allocate(min(len(rows) - low, self.host.num_free), NO_OWNER)
-            assert bounce, "no host place is free for blocks on their way up"
-            part = rows[low : low + len(bounce)]
-            is_ok = self._mover.load_from_disk(self.disk.slots(part), self.host.slots(bounce))
-            up = [i for i, ok in enumerate(is_ok) if ok]
-            self._mover.load(self.host.slots([bounce[i] for i in up]), [blocks[low + i] for i in up])
-            self.host.release(bounce)
-            self._drop_unreadable([row for row, ok in zip(part, is_ok, strict=True) if not ok])
-            is_read += is_ok
+            bounce_rows = self.host.allocate(min(len(rows) - low, self.host.num_free), NO_OWNER)
+            assert bounce_rows, "no host place is free for blocks on their way up"
+            batch_rows = rows[low : low + len(bounce_rows)]
+            are_read = self._mover.load_from_disk(self.disk.slots(batch_rows), self.host.slots(bounce_rows))
+            readable = [i for i, ok in enumerate(are_read) if ok]
+            self._mover.load(self.host.slots([bounce_rows[i] for i in readable]), [blocks[low + i] for i in readable])
+            self.host.release(bounce_rows)
+            self._drop_unreadable([row for row, ok in zip(batch_rows, are_read, strict=True) if not ok])
+            is_read += are_read
         return is_read
 
     def _drop_unreadable(self, rows: list[int]) -> None:
         self._totals.lost_blocks += len(rows)
         self._drop_prefixes(self.disk, rows)
 
-    def _enter_recovered(self, recovered: Sequence[tuple[int, Prefix]]) -> None:
+    def _add_recovered(self, recovered: Sequence[tuple[int, Prefix]]) -> None:
         """Add the slots, possibly very many, whose content a disk file kept from a previous run."""
         rows, prefixes = [self.disk.first + slot for slot, _ in recovered], [prefix for _, prefix in recovered]
         self.disk.adopt(rows)

@@ -156,13 +156,13 @@ class TierSlots:
         tier.
         """
         ledger = self._pool.ledger.part(self.first, self.first + self.count)
-        held = np.zeros(self.count, np.int64)
+        num_references = np.zeros(self.count, np.int64)
         for table in tables:
-            mine = [row - self.first for row in table if row in self]
-            assert len(set(mine)) == len(mine), f"a place is held twice by one table: {mine}"
-            held[mine] += 1
-        assert (held == ledger.ref_count).all(), (
-            f"references of places disagree: {np.flatnonzero(held != ledger.ref_count)}"
+            own_slots = [row - self.first for row in table if row in self]
+            assert len(set(own_slots)) == len(own_slots), f"a place is held twice by one table: {own_slots}"
+            num_references[own_slots] += 1
+        assert (num_references == ledger.ref_count).all(), (
+            f"references of places disagree: {np.flatnonzero(num_references != ledger.ref_count)}"
         )
         expected = np.full(self.count, BlockState.ACTIVE, np.uint8)
         expected[[row - self.first for row in self._free]] = BlockState.FREE

@@ -57,9 +57,9 @@ class PrefixHistory:
         """Record that no tier has blocks with these prefixes any more."""
         for prefix in prefixes:
             self._evicted[prefix.digest] = step
-            _drop(self._following, prefix.follows, prefix.digest)
+            _remove_digest(self._following, prefix.follows, prefix.digest)
             if not prefix.parent:
-                _drop(self._first, prefix.tokens, prefix.digest)
+                _remove_digest(self._first, prefix.tokens, prefix.digest)
             if len(self._evicted) > MAX_GHOSTS:
                 self._drop_oldest()
 
@@ -73,14 +73,14 @@ class PrefixHistory:
         evicted_at = self._evicted.get(prefix.digest)
         if evicted_at is not None:
             return Miss("evicted", prefix.start, evicted_at)
-        elsewhere = None if prefix.parent else self._first.get(prefix.tokens)
-        if elsewhere and prefix.digest not in elsewhere:  # it may be cached in a tier where loading does not pay off
-            return Miss("salt" if prefix.adapter_key in elsewhere.values() else "adapter")
+        variants = None if prefix.parent else self._first.get(prefix.tokens)
+        if variants and prefix.digest not in variants:  # it may be cached in a tier where loading does not pay off
+            return Miss("salt" if prefix.adapter_key in variants.values() else "adapter")
         siblings = self._following.get(prefix.follows)
         if siblings:
             nearest = islice(reversed(siblings.values()), MAX_SIBLINGS)  # only the newest: there may be very many
-            same = max(_num_same(prefix.tokens, other) for other in nearest)
-            return Miss("differs", prefix.start + same)
+            num_same = max(_num_equal_tokens(prefix.tokens, other) for other in nearest)
+            return Miss("differs", prefix.start + num_same)
         return Miss("unseen", prefix.start) if prefix.start else Miss("new")
 
     def _drop_oldest(self) -> None:
@@ -88,16 +88,16 @@ class PrefixHistory:
             del self._evicted[digest]
 
 
-def _drop(known: dict[bytes, dict[bytes, bytes]], key: bytes, digest: bytes) -> None:
+def _remove_digest(digests_by_key: dict[bytes, dict[bytes, bytes]], key: bytes, digest: bytes) -> None:
     """Remove a digest under `key`, and the key with its last digest."""
-    digests = known.get(key)
+    digests = digests_by_key.get(key)
     if digests is not None:
         digests.pop(digest, None)
         if not digests:
-            del known[key]
+            del digests_by_key[key]
 
 
-def _num_same(tokens: bytes, other: bytes) -> int:
+def _num_equal_tokens(tokens: bytes, other: bytes) -> int:
     """Return the number of leading tokens (int32, packed) that are equal."""
     for low in range(0, min(len(tokens), len(other)), 4):
         if tokens[low : low + 4] != other[low : low + 4]:

@@ -21,7 +21,7 @@ import msgspec
 
 SALT_BYTES: Final = 32
 DIGEST_BYTES: Final = hashlib.sha256().digest_size
-_KEYED: Final = b"\xff"
+_ADAPTER_KEY_TAG: Final = b"\xff"
 """First byte before an adapter's key. No salt starts with this byte, since it is not valid in UTF-8."""
 
 
@@ -138,21 +138,23 @@ class PrefixIndex:
             f"the prefix index has {len(self._block_of)} digests for {len(self._prefix_of)} blocks"
         )
         for block, prefix in self._prefix_of.items():
-            held = self._block_of.get(prefix.digest)
-            assert held == block, f"the digest of block {block} leads to block {held} in the prefix index"
+            indexed_block = self._block_of.get(prefix.digest)
+            assert indexed_block == block, (
+                f"the digest of block {block} leads to block {indexed_block} in the prefix index"
+            )
         return list(self._prefix_of.items())
 
 
 def first_extra(salt: str, adapter_key: bytes) -> bytes:
     """Return the extra of a text's first block; empty without adapter and salt."""
-    return (_KEYED + adapter_key if adapter_key else b"") + salt.encode()
+    return (_ADAPTER_KEY_TAG + adapter_key if adapter_key else b"") + salt.encode()
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
     """Return token ids as little-endian int32."""
-    return _layout(len(token_ids)).pack(*token_ids)
+    return _tokens_struct(len(token_ids)).pack(*token_ids)
 
 
 @lru_cache(maxsize=64)
-def _layout(count: int) -> struct.Struct:
+def _tokens_struct(count: int) -> struct.Struct:
     return struct.Struct(f"<{count}i")

@@ -122,10 +122,10 @@ class BlockTables:
 
         Returns False, and does nothing, if nothing is computed, there is no lower tier, or it has no space.
         """
-        size, tokens = self._pool.block_size, request.num_computed_tokens
-        if self._tiers is None or not tokens:
+        size, num_tokens = self._pool.block_size, request.num_computed_tokens
+        if self._tiers is None or not num_tokens:
             return False
-        num_full, num_filled = tokens // size, num_blocks_for(tokens, size)
+        num_full, num_filled = num_tokens // size, num_blocks_for(num_tokens, size)
         entries = [
             (group, index)
             for group, num_null in enumerate(request.num_null_blocks)
@@ -136,14 +136,14 @@ class BlockTables:
             prefix_at(self._pool, request, index, group) if index < num_full else None for group, index in entries
         ]
         rows = self._tiers.swap_out(
-            request, blocks, prefixes, [min(size, tokens - index * size) for _, index in entries]
+            request, blocks, prefixes, [min(size, num_tokens - index * size) for _, index in entries]
         )
         if rows is None:
             return False
         request.saved_tables = tuple([NULL_BLOCK] * num_filled for _ in request.block_tables)
         for (group, index), row in zip(entries, rows, strict=True):
             request.saved_tables[group][index] = row
-        request.num_saved_tokens = tokens
+        request.num_saved_tokens = num_tokens
         self.release(request, step, keep_saved=True)
         return True
 
@@ -211,18 +211,18 @@ class BlockTables:
         rows = [tables[group][index] for group, index in entries]
         self._tiers.acquire(rows)
         pool.hit(found.hits, step)
-        own = [
-            self._unless_source(block, builder)
+        new_blocks = [
+            self._avoid_copy_source(block, builder)
             for group, table in enumerate(tables)
             for block in self._allocation.allocate(request, sum(row >= pool.num_blocks for row in table), group)
         ]
-        whole = self._tiers.load(rows, own)
-        lost = [index for (_, index), is_whole in zip(entries, whole, strict=True) if not is_whole]
+        are_read = self._tiers.load(rows, new_blocks)
+        lost = [index for (_, index), is_whole in zip(entries, are_read, strict=True) if not is_whole]
         end = len(tables[0]) if not lost else 0 if self._windows else min(lost)
-        for (group, index), block in zip(entries, own, strict=True):
+        for (group, index), block in zip(entries, new_blocks, strict=True):
             tables[group][index] = block
-        kept = [(row, block) for (_, index), row, block in zip(entries, rows, own, strict=True) if index < end]
-        self._write_loaded(request, kept, step)
+        loaded = [(row, block) for (_, index), row, block in zip(entries, rows, new_blocks, strict=True) if index < end]
+        self._write_loaded(request, loaded, step)
         self._tiers.release(rows)
         for table, num_null in zip(tables, found.num_null_blocks, strict=True):
             pool.release(table[max(end, num_null) :], step)
@@ -278,30 +278,30 @@ class BlockTables:
         index = request.num_computed_tokens // self._pool.block_size
         for group in groups:
             shared = request.block_tables[group][index]
-            (own,) = self._allocation.allocate(request, 1, group)
-            own = self._unless_source(own, builder)
+            (new_block,) = self._allocation.allocate(request, 1, group)
+            new_block = self._avoid_copy_source(new_block, builder)
             self._pool.release([shared], step)
-            request.block_tables[group][index] = own
-            builder.copy(request, shared, own)
-            self._pool.moves.copied([own])
+            request.block_tables[group][index] = new_block
+            builder.copy(request, shared, new_block)
+            self._pool.moves.copied([new_block])
             builder.num_copied += 1
             self._changes.record_table(request, index, group)
         return len(groups)
 
-    def _unless_source(self, block: int, builder: PlanBuilder) -> int:
+    def _avoid_copy_source(self, block: int, builder: PlanBuilder) -> int:
         """Return `block`, just allocated as the target of a copy or a load, or another block if this step copies from
         it.
 
         Copies are unordered, and run after loads. `block` was released in this step, so the request that copies from it
         can keep it instead, and its copy target becomes available.
         """
-        undone = builder.undo_copy_from(block)
-        if undone is None:
+        cancelled_copy = builder.undo_copy_from(block)
+        if cancelled_copy is None:
             return block
-        keeper, target = undone
-        group = next(group for group, table in enumerate(keeper.block_tables) if target in table)
-        index = keeper.block_tables[group].index(target)
-        keeper.block_tables[group][index] = block
+        copying_request, target = cancelled_copy
+        group = next(group for group, table in enumerate(copying_request.block_tables) if target in table)
+        index = copying_request.block_tables[group].index(target)
+        copying_request.block_tables[group][index] = block
         self._pool.exchange_owners(block, target)
-        self._changes.record_table(keeper, index, group)
+        self._changes.record_table(copying_request, index, group)
         return target

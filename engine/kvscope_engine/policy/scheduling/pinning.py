@@ -51,13 +51,16 @@ def _num_missing(pool: BlockPool, needs: BlockNeeds, request: Request, pinned: S
     """
     if not pinned:
         return 0
-    own = 0
+    num_own = 0
     for group in (group for group, rule in enumerate(pool.groups) if not rule.window):
         for digest in usable_digests(pool, request):
             block = pool.index.get(group_digest(digest, group)) if pool.index is not None else None
             if block not in pinned:
                 break
-            own += 1
+            num_own += 1
     return pins.num_missing(
-        num_needed=needs.max_blocks_of_request(request), num_own=own, num_usable=pool.num_usable, num_pinned=len(pinned)
+        num_needed=needs.max_blocks_of_request(request),
+        num_own=num_own,
+        num_usable=pool.num_usable,
+        num_pinned=len(pinned),
     )

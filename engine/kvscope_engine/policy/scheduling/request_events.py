@@ -84,7 +84,7 @@ def preempted(
     victim: Request, needy: Request, needed: int, available: int, record: PreemptionRecord, now_ns: int
 ) -> Event:
     """Return the event of a preemption because `needy` needed `needed` blocks and only `available` were available."""
-    choice, choice_number = _choice(victim, needy)
+    choice, choice_number = _victim_choice(victim, needy)
     data = EventData(
         kind="preempted", num_needed=needed, num_available=available, choice=choice, choice_number=choice_number
     )
@@ -117,8 +117,8 @@ def _preemption_event(
         why,
         is_swapped=record.is_swapped,
         num_states=int(record.has_state),
-        swap_ns=_ns(record.swap_seconds),
-        recompute_ns=_ns(record.recompute_seconds),
+        swap_ns=_nanoseconds(record.swap_seconds),
+        recompute_ns=_nanoseconds(record.recompute_seconds),
     )
     return with_cause(
         Event(
@@ -209,7 +209,7 @@ def cache_reset(count: int, now_ns: int) -> Event:
     return Event(kind="note", time_ns=now_ns, cause=emptied_text("the prefix cache", count), num_blocks=count)
 
 
-def _choice(victim: Request, needy: Request) -> tuple[str, int]:
+def _victim_choice(victim: Request, needy: Request) -> tuple[str, int]:
     if victim is needy:
         return "itself", 0
     if victim.priority < needy.priority:
@@ -221,5 +221,5 @@ def _choice(victim: Request, needy: Request) -> tuple[str, int]:
     return "newest", 0
 
 
-def _ns(seconds: float | None) -> int:
+def _nanoseconds(seconds: float | None) -> int:
     return -1 if seconds is None else round(seconds * 1e9)

@@ -301,7 +301,7 @@ class Scheduler:
         if self._waiting_forks:
             for item in plan.scheduled:
                 if item.request.num_computed_tokens >= item.request.num_prompt_tokens:
-                    self._fork_held(item.request, now_ns)
+                    self._fork_waiting_children(item.request, now_ns)
         if self.tables.has_windows:
             for item in plan.scheduled:
                 if item.request.state is RequestState.RUNNING:
@@ -575,7 +575,7 @@ class Scheduler:
         parent = self._requests.get(child.parent)
         return parent is not None and parent.num_computed_tokens < parent.num_prompt_tokens and not self._reserves
 
-    def _fork_held(self, parent: Request, now_ns: int) -> None:
+    def _fork_waiting_children(self, parent: Request, now_ns: int) -> None:
         """Enqueue and try to fork all requests that waited for the parent's prompt, which is now computed."""
         for child in self._waiting_forks.pop_children(parent):
             self._set_waits_for(child, WaitsFor.UNKNOWN)
