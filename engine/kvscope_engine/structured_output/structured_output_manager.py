@@ -113,7 +113,7 @@ class StructuredOutputManager:
         _check_text(spec)
         fork_server = self._ready_fork_server(spec)
         if not self.is_compiled(spec):
-            self._measure()
+            self._measure_memory()
         with self._lock:
             grammar = self._in_use.get(spec)
             if grammar is not None and not grammar.process.failure:
@@ -251,7 +251,7 @@ class StructuredOutputManager:
             reason = f"grammars in use take {MAX_BYTES >> 20} MiB already, and {spec.kind} is another one"
             raise BadInput(f"the engine is behind: {reason}")
 
-    def _measure(self) -> None:
+    def _measure_memory(self) -> None:
         """Measure the memory of all grammar processes, which grows with use."""
         with self._lock:
             grammars = list(self._in_use.values())
@@ -321,8 +321,8 @@ def _check_text(spec: Structured) -> None:
 
 def _json_depth(text: str) -> int:
     """Return the nesting depth of objects and arrays in a JSON text, in one pass and without recursion."""
-    depth = deepest = 0
+    depth = max_depth = 0
     for bracket in _BRACKET.findall(_STRING.sub("", text)):
         depth += 1 if bracket in "[{" else -1
-        deepest = max(deepest, depth)
-    return deepest
+        max_depth = max(max_depth, depth)
+    return max_depth

@@ -29,7 +29,7 @@ def vocabulary_of(tokenizer: Tokenizer, num_logits: int, ends: Collection[int]) 
     for token, token_id in tokenizer.vocabulary.items():
         if token_id < num_logits and token_id not in special:
             encoded[token_id] = token
-    return Vocabulary(_kind(tokenizer), encoded, sorted(token for token in ends if token < num_logits))
+    return Vocabulary(_vocab_type(tokenizer), encoded, sorted(token for token in ends if token < num_logits))
 
 
 def tokenizer_info(vocabulary: Vocabulary) -> Any:
@@ -51,7 +51,7 @@ def json_tokens(info: Any, num_logits: int) -> NDArray[np.int32]:
     return np.packbits(allowed, bitorder="little").view(np.int32)
 
 
-def _kind(tokenizer: Tokenizer) -> str:
+def _vocab_type(tokenizer: Tokenizer) -> str:
     """Return the name of the tokens' encoding in XGrammar's `VocabType`. The encodings write " a" as "Ġa", "▁a", or "
     a".
     """

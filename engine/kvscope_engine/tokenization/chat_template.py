@@ -18,7 +18,7 @@ from typing import Any, Final
 from kvscope_telemetry.errors import BadInput
 
 MAX_TEMPLATE_S: Final = 2.0
-_FILE: Final = "<template>"
+_TEMPLATE_FILE_NAME: Final = "<template>"
 """File name that Jinja assigns to the compiled code of a template."""
 
 
@@ -41,7 +41,7 @@ def _limited_time(max_s: float) -> Iterator[None]:
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         if time.thread_time() > end_s:
             raise BadInput(f"it takes more than {max_s:g} s: shorter conversations and fewer tools are accepted")
-        return trace if frame.f_code.co_filename == _FILE else None
+        return trace if frame.f_code.co_filename == _TEMPLATE_FILE_NAME else None
 
     before = sys.gettrace()
     sys.settrace(trace)

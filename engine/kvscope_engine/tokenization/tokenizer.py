@@ -114,7 +114,7 @@ class Tokenizer:
             raise BadInput("messages is empty: at least one message is accepted")
         try:
             variables = {
-                "messages": list(self.as_read(map(_turn, messages))),
+                "messages": list(self.as_read(map(_as_turn, messages))),
                 "tools": tools,
                 "documents": None,
                 "add_generation_prompt": add_generation_prompt,
@@ -129,13 +129,13 @@ class Tokenizer:
 
         Templates of some vision models read only lists of parts.
         """
-        return map(_in_parts, turns) if self._reads_parts_alone else turns
+        return map(_as_parts, turns) if self._reads_only_parts else turns
 
     @cached_property
-    def _reads_parts_alone(self) -> bool:
-        return not self._writes(_PROBE) and self._writes([{"type": "text", "text": _PROBE}])
+    def _reads_only_parts(self) -> bool:
+        return not self._writes_content(_PROBE) and self._writes_content([{"type": "text", "text": _PROBE}])
 
-    def _writes(self, content: Any) -> bool:
+    def _writes_content(self, content: Any) -> bool:
         turns = [{"role": "user", "content": content}]
         try:
             variables = {"messages": turns, "tools": None, "documents": None}
@@ -207,12 +207,12 @@ class Tokenizer:
         return None if token is None else self.vocabulary.get(token)
 
 
-def _in_parts(turn: dict[str, Any]) -> dict[str, Any]:
+def _as_parts(turn: dict[str, Any]) -> dict[str, Any]:
     content = turn.get("content")
     return turn | {"content": [{"type": "text", "text": content}]} if isinstance(content, str) else turn
 
 
-def _turn(message: ChatMessage | Mapping[str, str]) -> dict[str, Any]:
+def _as_turn(message: ChatMessage | Mapping[str, str]) -> dict[str, Any]:
     if isinstance(message, ChatMessage):
         return as_template_reads(message)
     return {key: valid_text(value) for key, value in message.items()}
@@ -227,7 +227,7 @@ def as_template_reads(message: ChatMessage) -> dict[str, Any]:
     """
     turn: dict[str, Any] = {"role": message.role, "content": valid_text(message.content)}
     if message.tool_calls:
-        turn["tool_calls"] = [_call(call) for call in message.tool_calls]
+        turn["tool_calls"] = [_as_tool_call(call) for call in message.tool_calls]
     for name in ("tool_call_id", "name"):
         if value := getattr(message, name):
             turn[name] = valid_text(value)
@@ -243,7 +243,7 @@ def valid_text(text: str) -> str:
     return text
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
+def _as_tool_call(call: ToolCall) -> dict[str, Any]:
     try:
         arguments = msgspec.json.decode(call.arguments or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -264,9 +264,9 @@ class IncrementalDecoder:
         self._decode = decode
         self._ids: list[int] = list(context[-WINDOW // 2 :])
         text = decode(self._ids) if self._ids else ""
-        self._told = len(text.rstrip(REPLACEMENT))
+        self._num_returned = len(text.rstrip(REPLACEMENT))
         """Number of characters of the window's text that have been returned."""
-        self._cut = len(self._ids) if self._told == len(text) else 0
+        self._cut_index = len(self._ids) if self._num_returned == len(text) else 0
         """Index in the window from which its tokens start at a whole character, so that the tokens before it can be
         dropped; 0 if no index is known.
         """
@@ -276,31 +276,31 @@ class IncrementalDecoder:
         self._ids.append(token_id)
         text = self._decode(self._ids)
         if not text.endswith(REPLACEMENT):
-            piece, self._told = text[self._told :], len(text)
+            piece, self._num_returned = text[self._num_returned :], len(text)
             self._slide()
             return piece
         return self.flush() if len(self._ids) >= MAX_WINDOW else ""
 
     def flush(self) -> str:
         """Return the remaining text at the end of the answer, with replacement characters for incomplete characters."""
-        piece = self._decode(self._ids)[self._told :] if self._ids else ""
-        self._ids, self._told, self._cut = [], 0, 0
+        piece = self._decode(self._ids)[self._num_returned :] if self._ids else ""
+        self._ids, self._num_returned, self._cut_index = [], 0, 0
         return piece
 
     def _slide(self) -> None:
         """Move the window after a whole character: remember its end as the next cut, or drop the tokens before the last
         cut.
         """
-        if not self._cut:
+        if not self._cut_index:
             if len(self._ids) >= WINDOW // 2:
-                self._cut = len(self._ids)
+                self._cut_index = len(self._ids)
             return
         if len(self._ids) < WINDOW:
             return
-        context = self._ids[self._cut :]
+        context = self._ids[self._cut_index :]
         text = self._decode(context)
         if text and not text.endswith(REPLACEMENT):
-            self._ids, self._told, self._cut = context, len(text), 0
+            self._ids, self._num_returned, self._cut_index = context, len(text), 0
 
 
 class Detokenizer:
@@ -323,33 +323,33 @@ class Detokenizer:
         """
         if self.stopped:
             return ""
-        return self._take(self._decoder.add_token(token_id), may_stop)
+        return self._release_text(self._decoder.add_token(token_id), may_stop)
 
     def flush(self) -> str:
         """Return the remaining text at the end of the answer; empty after a stop string."""
         if self.stopped:
             return ""
-        piece = self._take(self._decoder.flush(), may_stop=True)
-        rest, self._held = piece + self._held, ""
-        return rest
+        piece = self._release_text(self._decoder.flush(), may_stop=True)
+        remaining, self._held = piece + self._held, ""
+        return remaining
 
-    def _take(self, piece: str, may_stop: bool) -> str:
+    def _release_text(self, piece: str, may_stop: bool) -> str:
         if not self._stop or not may_stop:
             piece, self._held = self._held + piece, ""
             return piece
         text = self._held + piece
-        found = _first_stop(text, self._stop)
-        if found is not None:
+        stop_start = _first_stop(text, self._stop)
+        if stop_start is not None:
             self.stopped, self._held = True, ""
-            return text[:found]
-        told = len(text) - _held_length(text, self._stop)
-        self._held = text[told:]
-        return text[:told]
+            return text[:stop_start]
+        num_released = len(text) - _held_length(text, self._stop)
+        self._held = text[num_released:]
+        return text[:num_released]
 
 
 def _first_stop(text: str, stop: Sequence[str]) -> int | None:
-    places = [place for place in (text.find(string) for string in stop) if place >= 0]
-    return min(places, default=None)
+    positions = [position for position in (text.find(string) for string in stop) if position >= 0]
+    return min(positions, default=None)
 
 
 def _held_length(text: str, stop: Sequence[str]) -> int:
@@ -358,10 +358,10 @@ def _held_length(text: str, stop: Sequence[str]) -> int:
 
 def _overlap(text: str, string: str) -> int:
     """Return the length of the longest suffix of `text` that is a proper prefix of `string`."""
-    place = text.find(string[0], max(0, len(text) - len(string) + 1))
-    while place >= 0 and not string.startswith(text[place:]):
-        place = text.find(string[0], place + 1)
-    return len(text) - place if place >= 0 else 0
+    start = text.find(string[0], max(0, len(text) - len(string) + 1))
+    while start >= 0 and not string.startswith(text[start:]):
+        start = text.find(string[0], start + 1)
+    return len(text) - start if start >= 0 else 0
 
 
 # Codecs: a `tokenizers` file, or a Python class of transformers.

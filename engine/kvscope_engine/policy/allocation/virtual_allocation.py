@@ -155,7 +155,9 @@ class VirtualAllocation(TableAllocation):
         self._pages.set_mapped(slot, num_groups)
 
     def _row_span(self, slot: int, start_group: int, stop_group: int) -> tuple[int, int]:
-        """Return the first row, and the number of rows, that the slot's groups from `start_group` to `stop_group` back."""
+        """Return the first row, and the number of rows, that the slot's groups from `start_group` to `stop_group`
+        back.
+        """
         start, stop = self._num_backed(start_group), self._num_backed(stop_group)
         return slot * self._space.slot_blocks + start, stop - start
 
