@@ -32,7 +32,7 @@ from kvscope_app.session.session import Session
 from kvscope_app.session_window import Openers, SessionWindow
 from kvscope_app.setting_names import window_group
 from kvscope_app.settings.layout_value import WindowLayout, read_layout
-from kvscope_app.ui.theming.apply_theme import forget_rules
+from kvscope_app.ui.theming.apply_theme import clear_style_cache
 from kvscope_app.ui.theming.theme_manager import ThemeManager
 from kvscope_app.window import dock_state
 from kvscope_app.window.dock_layouts.arrangement import KNOWN_NAMES
@@ -420,7 +420,7 @@ class _ExposeProbe(QObject):
 # called on the GUI thread, between two turns of the event loop.
 def release_caches(app: QApplication) -> None:
     """Clear the caches for the widgets of a closed window."""
-    forget_rules(app)
+    clear_style_cache(app)
     QPixmapCache.clear()  # icon pixmaps, up to 10 MiB, whether they are still in use or not
     spare_the_collector()
     _trim()

@@ -190,7 +190,7 @@ def test_window_closed_while_views_load_stops_loading_and_leaks_nothing(desktop,
 
 def test_closed_window_leaves_no_style_rules_and_no_cached_pixmaps(desktop, recording, qtbot, monkeypatch):
     forgotten = []
-    monkeypatch.setattr("kvscope_app.desktop.forget_rules", forgotten.append)
+    monkeypatch.setattr("kvscope_app.desktop.clear_style_cache", forgotten.append)
     desktop.open_recording(Recording.open(recording))
     drawing = QPixmap(64, 64)
     QPixmapCache.insert("of a window", drawing)

@@ -16,6 +16,7 @@ from PySide6.QtWidgets import (
     QAbstractButton,
     QApplication,
     QComboBox,
+    QMenu,
     QWidget,
 )
 
@@ -61,6 +62,8 @@ class ActionSpec:
     yields: bool = False
     """Whether a focused button or combo box takes precedence for its keys (`_PLATFORM_KEYS`)."""
     tip: str = ""
+    starts_section: bool = False
+    """Whether its menu has a separator above the action."""
     within: str = ""
     """Name of the dock that must have the focus for its shortcuts; empty: anywhere in the window."""
     question: Callable[[], str] | None = None
@@ -147,6 +150,13 @@ class Actions(QObject):
 
     def in_group(self, group: str) -> list[ActionSpec]:
         return [spec for spec in self if spec.group == group]
+
+    def fill(self, menu: QMenu, group: str) -> None:
+        """Add the actions of `group` to `menu`, with a separator above each one that starts a section."""
+        for spec in self.in_group(group):
+            if spec.starts_section and not menu.isEmpty():
+                menu.addSeparator()
+            menu.addAction(self[spec.name])
 
     def commands(self) -> list[Command]:
         return [

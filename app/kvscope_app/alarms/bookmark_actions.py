@@ -37,7 +37,15 @@ _ABOVE_BAR: Final = 48
 def bookmark_actions(window: SessionWindow, alarms: AlarmEvaluator) -> list[ActionSpec]:
     jump, loop = partial(seek_bookmark, window), window.session.timeline.loop
     return [
-        ActionSpec("bookmark", "Bookmark this moment", TIME, partial(bookmark_here, window), ("Ctrl+B",), "bookmark"),
+        ActionSpec(
+            "bookmark",
+            "Bookmark this moment",
+            TIME,
+            partial(bookmark_here, window),
+            ("Ctrl+B",),
+            "bookmark",
+            starts_section=True,
+        ),
         ActionSpec("bookmark_before", "Previous bookmark", TIME, partial(jump, forward=False), ("Alt+,",)),
         ActionSpec("bookmark_next", "Next bookmark", TIME, partial(jump, forward=True), ("Alt+.",)),
         ActionSpec(
@@ -47,7 +55,14 @@ def bookmark_actions(window: SessionWindow, alarms: AlarmEvaluator) -> list[Acti
             partial(restore_bookmark, window),
             enabled=lambda: window.session.bookmarks.can_undo,
         ),
-        ActionSpec("loop_begin", "Set loop start", TIME, partial(set_loop, window, is_begin=True), ("Ctrl+[",)),
+        ActionSpec(
+            "loop_begin",
+            "Set loop start",
+            TIME,
+            partial(set_loop, window, is_begin=True),
+            ("Ctrl+[",),
+            starts_section=True,
+        ),
         ActionSpec("loop_end", "Set loop end", TIME, partial(set_loop, window, is_begin=False), ("Ctrl+]",)),
         ActionSpec(
             "loop_clear",
@@ -58,7 +73,9 @@ def bookmark_actions(window: SessionWindow, alarms: AlarmEvaluator) -> list[Acti
             enabled=lambda: (loop.begin_ns, loop.end_ns) != (None, None),
         ),
         ActionSpec("copy_moment", "Copy link to this moment", TIME, partial(copy_moment, window)),
-        ActionSpec("alarm_rules", "Alarms…", TIME, partial(edit_rules, window, alarms), icon="warning"),
+        ActionSpec(
+            "alarm_rules", "Alarms…", TIME, partial(edit_rules, window, alarms), icon="warning", starts_section=True
+        ),
     ]
 
 

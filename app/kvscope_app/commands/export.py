@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvscope_app.commands.progress import ProgressBar
-from kvscope_app.media_export.media_names import STILLS, VIDEOS, is_picture
+from kvscope_app.media_export.media_names import STILL_SUFFIXES, VIDEO_SUFFIXES, is_picture
 from kvscope_app.media_export.picture_options import add_picture_options, picture_spec
 from kvscope_app.option_values import add_goals, moment
 from kvscope_telemetry.errors import BadInput
@@ -61,7 +61,7 @@ def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
 
 def export(args: argparse.Namespace) -> int:
     """Write the file and print its name and size. Raises BadInput for a name with an unknown extension."""
-    endings = (*(suffix for form in FORMATS for suffix in form.suffixes), *STILLS, *VIDEOS)
+    endings = (*(suffix for form in FORMATS for suffix in form.suffixes), *STILL_SUFFIXES, *VIDEO_SUFFIXES)
     if args.to is None and args.out.suffix.lower() not in endings:
         raise BadInput(f"{str(args.out)!r} is not accepted: choose one of {', '.join(endings)}, or a format with --to")
     return _export_picture(args) if is_picture(args.out, args.to) else _export_data(args)

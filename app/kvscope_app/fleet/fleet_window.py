@@ -38,7 +38,7 @@ from kvscope_app.fleet.map_picture import SIZE, map_pixmap
 from kvscope_app.session.state_text import STATE_COLORS
 from kvscope_app.ui.number_text import NOTHING, count, plural, seconds
 from kvscope_app.ui.plain_text import plain_tip
-from kvscope_app.ui.table_text import chosen_rows
+from kvscope_app.ui.table_text import selected_rows
 from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.ui.theming.theme_manager import ThemeManager
 from kvscope_app.ui.widget_factories import empty_state, label, tool_button
@@ -342,7 +342,7 @@ class FleetTable(OpenableTable):
     @property
     def chosen(self) -> list[FleetRow]:
         """The selected engines, in the order shown."""
-        return [self.proxy.row_at(position) for position in chosen_rows(self)]
+        return [self.proxy.row_at(position) for position in selected_rows(self)]
 
     def show_rows(self, rows: tuple[FleetRow, ...], *, sorts: bool) -> None:
         """Show `rows`, reordered if `sorts`. The selection stays."""

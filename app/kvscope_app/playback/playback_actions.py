@@ -102,13 +102,13 @@ def playback_actions(timeline: Timeline, jumps: EventJumps) -> list[ActionSpec]:
             enabled=lambda: shared_zoom.can_go_forward,
             tip="Redo the zoom that you undid",
         ),
-        past("back", f"Back {wide}", partial(by, -BACK_S), ("Ctrl+Left",)),
+        past("back", f"Back {wide}", partial(by, -BACK_S), ("Ctrl+Left",), starts_section=True),
         past("forward", f"Forward {wide}", partial(by, BACK_S), ("Ctrl+Right",)),
         past("back_little", f"Back {narrow}", partial(by, -STEP_S), ("Ctrl+Shift+Left",)),
         past("forward_little", f"Forward {narrow}", partial(by, STEP_S), ("Ctrl+Shift+Right",)),
         past("frame_back", "Previous frame", partial(timeline.step_frames, -1), (",",), "frame-back"),
         past("frame_forward", "Next frame", partial(timeline.step_frames, 1), (".",), "frame-forward"),
-        past("event_before", "Previous event", partial(jumps.go, forward=False), ("Ctrl+,",)),
+        past("event_before", "Previous event", partial(jumps.go, forward=False), ("Ctrl+,",), starts_section=True),
         past("event_next", "Next event", partial(jumps.go, forward=True), ("Ctrl+.",)),
         past(
             "event_side",
@@ -117,7 +117,7 @@ def playback_actions(timeline: Timeline, jumps: EventJumps) -> list[ActionSpec]:
             ("B",),
             tip="The state before the current event; again: the state after it",
         ),
-        past("slower", "Slower", partial(change_speed, timeline, -1), ("[",)),
+        past("slower", "Slower", partial(change_speed, timeline, -1), ("[",), starts_section=True),
         past("faster", "Faster", partial(change_speed, timeline, 1), ("]",)),
     ]
 

@@ -54,6 +54,7 @@ def recording_actions(window: SessionWindow, group: str) -> list[ActionSpec]:
             ("Ctrl+R",),
             "record",
             checkable=True,
+            starts_section=True,
             tip="Record to a file, or stop recording",
             checked=lambda: session.recorder is not None,
             text_now=lambda: "Start recording…" if session.recorder is None else "Stop recording",

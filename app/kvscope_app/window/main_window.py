@@ -28,7 +28,7 @@ from kvscope_app.setting_names import window_group
 from kvscope_app.ui.confirmation import confirm
 from kvscope_app.ui.theme import Theme
 from kvscope_app.ui.theming.theme_manager import ThemeManager
-from kvscope_app.ui.window_size import default_size
+from kvscope_app.ui.window_size import resize_to_default
 from kvscope_app.views.docks import DOCKS
 from kvscope_app.views.visibility import is_on_screen
 from kvscope_app.window import dock_state
@@ -92,7 +92,7 @@ class MainWindow(WindowBody):
         self.playback = self._build_playback()
         self.paused_bar = self._build_paused_bar()
         for strip in (self.banner, self.alarm_strip, self.paused_bar):
-            strip.heir = self.page_map.canvas
+            strip.focus_heir = self.page_map.canvas
         self._corner = self._build_corner()
         self.status_bar = StatusBar(session, self, is_own=supervisor is not None)
         self.setStatusBar(self.status_bar)
@@ -228,7 +228,7 @@ class MainWindow(WindowBody):
 
     def _restore_layout(self) -> tuple[bool, bool]:
         """Return whether a saved layout was restored, and whether a geometry is saved."""
-        default_size(self)
+        resize_to_default(self)
         self.reset_layout()
         self._lengths.restore(self.settings, self._group)
         return dock_state.restore(self, self.settings, self._group), dock_state.has_geometry(self.settings, self._group)

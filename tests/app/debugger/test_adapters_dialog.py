@@ -70,13 +70,13 @@ def test_adapter_is_loaded_under_the_folder_name_or_a_given_name(adapters, qtbot
 def test_unload_button_sends_the_command_and_rows_follow_the_engine(adapters):
     adapters.be("sql", "python")
     dialog = adapters.open()
-    assert [button.accessibleName() for button in dialog.unloads] == ["Unload sql", "Unload python"]
-    dialog.unloads[1].click()
+    assert [button.accessibleName() for button in dialog.unload_buttons] == ["Unload sql", "Unload python"]
+    dialog.unload_buttons[1].click()
     assert [each.name for each in adapters.asked] == ["python"]
     adapters.be("sql")
-    assert [button.accessibleName() for button in dialog.unloads] == ["Unload sql"]
+    assert [button.accessibleName() for button in dialog.unload_buttons] == ["Unload sql"]
     adapters.be()
-    assert dialog.unloads == []
+    assert dialog.unload_buttons == []
 
 
 def test_loaded_adapters_are_listed_when_loading_is_not_allowed(adapters):
@@ -84,8 +84,8 @@ def test_loaded_adapters_are_listed_when_loading_is_not_allowed(adapters):
     dialog = adapters.open()
     dialog.path.setText("/srv/java")
     assert not dialog.load.isEnabled()
-    assert not dialog.unloads[0].isEnabled()
-    assert dialog.unloads[0].toolTip() == NOT_ALLOWED
+    assert not dialog.unload_buttons[0].isEnabled()
+    assert dialog.unload_buttons[0].toolTip() == NOT_ALLOWED
     assert dialog.answer.text() == NOT_ALLOWED
 
 

@@ -26,10 +26,10 @@ def test_fitting_label_shows_the_longest_text_that_fits(qtbot):
     assert label.toolTip() == long
     label.resize(3, 20)
     assert label.text() == ""
-    label.set_lengths("x")
+    label.set_variants("x")
     assert label.text() == label.longest == "x"
     label.resize(metrics.horizontalAdvance(long) + 1, 20)
-    label.set_lengths(long, short)
+    label.set_variants(long, short)
     label.grab()  # forces a paint
     assert label.text() == long
     assert label.toolTip() == ""
@@ -50,7 +50,7 @@ def column(qtbot):
     rows = QVBoxLayout(window)
     for widget in (strip, following, heir):
         rows.addWidget(widget)
-    strip.heir = heir
+    strip.focus_heir = heir
     with qtbot.waitExposed(window):
         window.show()
     window.activateWindow()

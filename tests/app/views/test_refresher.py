@@ -143,7 +143,7 @@ def test_single_frame_is_shown_by_in_step_views_at_the_same_time(
     """A heartbeat just before the frame must not keep an in-step view one frame behind the map."""
     host, refresher, (fast, other, _) = host_refresher_views
     counted = CountingView(session, host, 5.0)
-    counted.in_step = True
+    counted.follows_page_map = True
     host.layout().addWidget(counted)
     refresher.add_view(counted)
     shown = {}

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import (
     QStyleOptionViewItem,
 )
 
-from kvscope_app.ui.table_text import as_tsv, chosen_rows
+from kvscope_app.ui.table_text import as_tsv, selected_rows
 from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.requests.request_model import (
@@ -137,7 +137,7 @@ class RequestTable(RowTable):
             QGuiApplication.clipboard().setText(self._requests.request_id_at(row))
 
     def _copy_row(self) -> None:
-        if rows := chosen_rows(self):
+        if rows := selected_rows(self):
             QGuiApplication.clipboard().setText(as_tsv(self, rows))
 
     def _copy_json(self) -> None:

@@ -14,7 +14,7 @@ OURS: Final = "kvscope"
 
 def text(report: dict[str, Any]) -> str:
     lines = ["\r\033[K" if sys.stderr.isatty() else "", headline(report), ""]
-    lines.append(table(HEADER, [cells(row) for row in report["rows"]], words=(0, 1, 2)))
+    lines.append(table(HEADER, [cells(row) for row in report["rows"]], left_aligned=(0, 1, 2)))
     lines += ["", *absences(report["absent"])]
     if report["stopped"]:
         lines.append(f"stopped, since the device takes no more after {report['stopped']}")

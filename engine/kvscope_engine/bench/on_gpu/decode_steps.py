@@ -68,7 +68,7 @@ def decode_steps_text(report: dict[str, Any]) -> str:
     lines.append(f"steps that decode, context {report['context']}")
     order = {(row["batch"], row["sampling"]): None for row in report["steps"]}
     rows = [_row(report, row) for key in order for row in report["steps"] if (row["batch"], row["sampling"]) == key]
-    lines.append(table(HEADER, rows, words=(0, 1, 2)))
+    lines.append(table(HEADER, rows, left_aligned=(0, 1, 2)))
     if any(map(_is_cut, report["steps"])):
         lines.append("fewer at once than the batch: the KV memory has no room for all of its requests")
     return "\n".join(lines)

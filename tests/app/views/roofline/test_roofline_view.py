@@ -119,7 +119,7 @@ def test_clicked_step_is_shown_in_all_views(show_roofline, recording_with_work, 
         return view.text_label.text().startswith("Step ")
 
     qtbot.waitUntil(is_available, timeout=WAIT_MS)  # steps around it may be read again
-    assert view.canvas.selected == view.points.of_step(session.mirror.epoch, step) is not None
+    assert view.canvas.selected == view.points.index_of_step(session.mirror.epoch, step) is not None
     assert "of memory bandwidth" in view.text_label.text()
 
     def facts():

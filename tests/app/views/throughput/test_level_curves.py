@@ -9,7 +9,7 @@ import numpy as np
 
 from kvscope_app.session.history import HistoryWindow
 from kvscope_app.views.throughput import throughput_view as view_module
-from kvscope_app.views.throughput.panels import is_level
+from kvscope_app.views.throughput.panels import is_constant
 
 
 def history_window(**columns):
@@ -19,22 +19,22 @@ def history_window(**columns):
 
 def test_changing_curve_is_not_level():
     zeros, unknown = np.zeros(100), np.full(100, np.nan)
-    assert is_level(history_window(a=zeros, b=unknown, c=zeros + 7))
+    assert is_constant(history_window(a=zeros, b=unknown, c=zeros + 7))
     step = zeros.copy()
     step[50:] = 1
-    assert not is_level(history_window(a=zeros, b=step))
+    assert not is_constant(history_window(a=zeros, b=step))
     begun = unknown.copy()
     begun[30:] = 0
-    assert not is_level(history_window(a=begun))
+    assert not is_constant(history_window(a=begun))
 
 
 def test_missing_values_in_the_newest_second_do_not_matter():
     late = np.zeros(100)
     late[-7:] = np.nan
-    assert is_level(history_window(a=late))
+    assert is_constant(history_window(a=late))
     late[-30:] = np.nan
-    assert not is_level(history_window(a=late))
-    assert not is_level(history_window(a=np.zeros(5)))
+    assert not is_constant(history_window(a=late))
+    assert not is_constant(history_window(a=np.zeros(5)))
 
 
 def test_level_curves_are_redrawn_less_often(engine, session, view, monkeypatch):
@@ -46,7 +46,7 @@ def test_level_curves_are_redrawn_less_often(engine, session, view, monkeypatch)
     monkeypatch.setattr(view.charts, "_draw_panels", lambda names, span: (drawn.append(names), draw(names, span)))
 
     def times_in_a_minute(*, level):
-        monkeypatch.setattr(view_module, "is_level", lambda _: level)
+        monkeypatch.setattr(view_module, "is_constant", lambda _: level)
         view.charts.refresh_all()
         drawn.clear()
         for _ in range(30):
@@ -61,13 +61,13 @@ def test_level_curves_are_redrawn_less_often(engine, session, view, monkeypatch)
 def test_level_curves_are_redrawn_when_the_mouse_enters(session, view, monkeypatch):
     drawn, draw_all = [], view.charts.refresh_all
     monkeypatch.setattr(view.charts, "refresh_all", lambda: drawn.append(1))
-    monkeypatch.setattr(view_module, "is_level", lambda _: True)
+    monkeypatch.setattr(view_module, "is_constant", lambda _: True)
     draw_all()
     view.charts.show_values_at(1.0)
     view.charts.show_values_at(2.0)
     assert len(drawn) == 1, "redrawn when the mouse enters, not on each move"
     view.charts.show_values_at(None)
-    monkeypatch.setattr(view_module, "is_level", lambda _: False)
+    monkeypatch.setattr(view_module, "is_constant", lambda _: False)
     draw_all()
     view.charts.show_values_at(1.0)
     assert len(drawn) == 1

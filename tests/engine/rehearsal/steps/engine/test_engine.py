@@ -396,9 +396,9 @@ def test_memory_taken_by_other_programs_reduces_steps_and_graphs_but_loses_no_re
     start_engine: Any, lanes: Any, fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Everything is restored afterwards, with a notice for each change."""
-    monkeypatch.setattr(memory_guard, "POLL_S", 0.0)
+    monkeypatch.setattr(memory_guard, "POLL_INTERVAL_S", 0.0)
     monkeypatch.setattr(memory_watch, "RAISE_AFTER_S", 0.0)
-    monkeypatch.setattr(memory_guard, "_in_a_thread", lambda work: work())
+    monkeypatch.setattr(memory_guard, "_run_in_thread", lambda work: work())
     monkeypatch.setattr(capture_failures, "FIRST_PAUSE_S", 0.0)
     engine = start_engine(
         num_gpu_blocks_override=None, max_num_seqs=8, max_num_batched_tokens=64, gpu_memory_utilization=0.2
