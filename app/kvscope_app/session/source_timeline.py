@@ -405,7 +405,7 @@ class Viewpoint:
             self._backfill_stops()
 
     def _backfill_stops(self) -> None:
-        """Add the pauses before a seek from the overview, because delta keyframes do not contain them."""
+        """Add the pauses before a seek from the overview, because delta checkpoints do not contain them."""
         hello, now_ns = self.mirror.hello, self.mirror.time_ns
         if hello is None:
             return
