@@ -44,9 +44,7 @@ class SessionWindow(QMainWindow):
     """Window that shows one session. A subclass fills `docks` and `views`."""
 
     closing = Signal(object)
-    """Emitted with the closing window."""
     docks: Mapping[str, QDockWidget]
-    """Docks by the name of their view."""
     views: Mapping[str, View]
 
     def __init__(self, session: Session, themes: ThemeManager, settings: QSettings, openers: Openers) -> None:

@@ -94,14 +94,12 @@ class SourceTimeline(QObject):
 
     @property
     def mirror(self) -> Mirror:
-        """State to show: the current one, the frozen one when paused, or that at the cursor."""
         if self.cursor.ready_viewpoint is not None:
             return self.cursor.ready_viewpoint.mirror
         return self.end.mirror if self.cursor.frozen is None else self.cursor.frozen
 
     @property
     def history(self) -> History:
-        """Recent history up to the shown time."""
         return (self.cursor.ready_viewpoint or self.end).history
 
     @property
@@ -433,7 +431,6 @@ class Cursor:
         self._target_event: tuple[TimedEvent, bool] | None = None
         """Event to seek to, and whether to the frame before it; None: seek to a time."""
         self.plays_when_open = False
-        """Whether to start playing once the recording is open."""
         self.target_seq: int | None = None
         """`Frame.seq` to step to once the recording is open; None: no step is pending."""
         self._overview = overview
@@ -530,7 +527,6 @@ class Cursor:
         return source.failure
 
     def step_to_target(self) -> None:
-        """Step to the pending target frame once there is a state."""
         if (
             self.target_seq is not None
             and self.viewpoint is not None

@@ -22,8 +22,6 @@ _STOP_EVENT_KINDS: Final = ("engine_paused", "engine_resumed", "single_step")
 
 
 class StopBand(NamedTuple):
-    """Band of a stop, with times in seconds on the chart's axis."""
-
     first_s: float
     last_s: float
     reason: str

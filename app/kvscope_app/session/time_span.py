@@ -27,7 +27,6 @@ class TimeSpan:
         return (time_ns - self.begin_ns) / self.length_ns
 
     def time_at(self, share: float) -> int:
-        """Return the time at a relative position (see `share_at`)."""
         return self.begin_ns + round(share * self.length_ns)
 
     def zoomed(self, factor: float, at_share: float, whole: TimeSpan) -> TimeSpan:

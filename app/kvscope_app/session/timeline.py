@@ -46,8 +46,7 @@ class Timeline(Protocol):
         """Fixed time from which positions are counted; None if there is no history."""
 
     @property
-    def cursor_ns(self) -> int:
-        """Time of the shown state."""
+    def cursor_ns(self) -> int: ...
 
     @property
     def is_paused(self) -> bool:
@@ -102,8 +101,7 @@ class Timeline(Protocol):
     def pause(self) -> None:
         """Stop at the shown time. Updates of a live engine are still received."""
 
-    def play(self) -> None:
-        """Continue from the shown time."""
+    def play(self) -> None: ...
 
     def set_speed(self, factor: float) -> None:
         """Set the playback speed. Raises BadInput for a speed that is not supported."""
@@ -167,7 +165,6 @@ class Loop(QObject):
         return was_set
 
     def play(self) -> None:
-        """Play from the start of the loop if the start is set."""
         if self.begin_ns is not None:
             self._timeline.go_to(self.begin_ns)
             self._timeline.play()

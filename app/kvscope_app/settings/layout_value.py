@@ -46,7 +46,6 @@ class LayoutPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.tabs[0] if self.tabs else self.parts[0].first
 
     def leaves(self) -> Iterator[LayoutPart]:
-        """Yield the tab groups."""
         if self.tabs:
             yield self
         for part in self.parts:
@@ -54,8 +53,6 @@ class LayoutPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class KnownNames(NamedTuple):
-    """Names that a layout may contain."""
-
     views: tuple[str, ...]
     color_modes: tuple[str, ...]
 
@@ -85,7 +82,6 @@ class WindowLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def areas(self) -> dict[str, LayoutPart]:
-        """Areas with at least one view."""
         return {name: part for name in AREAS if (part := getattr(self, name)) is not None}
 
     def view_names(self) -> list[str]:

@@ -30,7 +30,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     shortcuts: dict[str, tuple[str, ...]] = {}
     """Changed shortcuts by action name, as portable text. An empty tuple means no shortcut."""
     layouts: dict[str, WindowLayout] = {}
-    """Layouts by the names that the user gave them."""
     timeline_minutes: Annotated[int, msgspec.Meta(ge=MINUTES[0], le=MINUTES[2])] = MINUTES[1]
     """Maximum length of the history that a live session stores on disk."""
     timeline_megabytes: Annotated[int, msgspec.Meta(ge=MEGABYTES[0], le=MEGABYTES[2])] = MEGABYTES[1]

@@ -77,7 +77,6 @@ class DockedViews(QObject):
         return bool(self._unloaded)
 
     def add_view(self, name: str, view: View) -> None:
-        """Register a view, which may be outside the docks."""
         self.views[name] = view
         label_boxes(view)
         view.restore_settings(self._settings)

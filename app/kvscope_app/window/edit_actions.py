@@ -16,7 +16,6 @@ from kvscope_app.window.window_body import WindowBody
 
 EDIT: Final = "Edit"
 MAX_ROWS: Final = 200_000
-"""Maximum number of copied rows. Larger tables should be exported instead."""
 _NOTICE_MS: Final = 4000
 
 

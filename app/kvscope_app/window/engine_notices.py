@@ -48,7 +48,6 @@ class EngineNotices(QObject):
             window.welcome.show_waiting(activity, session.source.name)
 
     def detach(self) -> None:
-        """Disconnect from the supervisor. Called when the window closes."""
         if self._supervisor is not None:
             self._supervisor.detach()
 

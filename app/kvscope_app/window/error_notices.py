@@ -115,7 +115,6 @@ class InternalErrors(QObject):
 
     @property
     def errors(self) -> list[InternalError]:
-        """Distinct errors, oldest first."""
         with self._lock:
             return list(self._errors.values())
 
@@ -162,7 +161,6 @@ class InternalErrors(QObject):
 
     @property
     def report(self) -> str:
-        """Report that the user can send to the developers."""
         parts = [
             f"kvscope {version('kvscope')}, {versions_text()}",
             f"Display: {QGuiApplication.platformName()}, machine: {platform.machine()}",
@@ -241,7 +239,6 @@ class ErrorNotices(QObject):
         """None before the first error, and after the strip's window was closed."""
         self._themes = themes
         self._reported_errors: set[str] = set()
-        """Tracebacks of the errors that were shown before."""
         self._retry_timer = QTimer(self, singleShot=True, interval=_RETRY_MS)
         self._retry_timer.timeout.connect(self._show)
         errors.reported.connect(self._show)

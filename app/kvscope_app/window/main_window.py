@@ -96,7 +96,10 @@ class MainWindow(WindowBody):
         self.status_bar.recording_clicked.connect(lambda: recording_menu(self).popup(QCursor.pos()))
         self.docked.add_view("page_map", self.page_map)
         self._accepts_prompts, self._is_console_auto_closed = True, False
-        """Whether the engine accepts prompts, if known. Whether the window rather than the user closed the console."""
+        """`_accepts_prompts`: whether the engine accepts prompts, True while unknown.
+
+        `_is_console_auto_closed`: whether the window rather than the user closed the console.
+        """
         self._has_own_layout, self.has_saved_geometry = self._restore_layout()
         self._connect_refreshes()
         self._theme_parts(themes.theme)
@@ -194,9 +197,6 @@ class MainWindow(WindowBody):
             console.hide()
         elif self._is_console_auto_closed:
             self._is_console_auto_closed = False
-            """`_accepts_prompts`: whether the engine accepts prompts, True while unknown. `_is_console_auto_closed`:
-            whether the window rather than the user closed the console.
-            """
             console.show()
 
     def _on_link(self) -> None:
@@ -269,7 +269,6 @@ class MainWindow(WindowBody):
         self.refresher.touch_all()
 
     def _theme_parts(self, theme: Theme) -> None:
-        """Apply the theme to all parts except docks and views."""
         parts = (
             *(self.actions_by_name, self._menu_bar_corner, self.status_bar, self.banner, self.alarm_strip),
             *(self.welcome, self.playback, self.paused_bar),

@@ -23,8 +23,6 @@ _RIGHT_MARGIN: Final = 8
 
 
 class MenuBarCorner(QWidget):
-    """Label with the state, and a few buttons."""
-
     _bar: QMenuBar | None = None
     """Menu bar; a class attribute, because Qt asks for sizes before the constructor has finished."""
 
@@ -86,7 +84,6 @@ class MenuBarCorner(QWidget):
         self.refresh()
 
     def refresh(self) -> None:
-        """Show the state, and for a paused timeline the delay behind the present."""
         timeline = self._session.timeline
         if timeline.is_paused:
             word = "PLAYING" if timeline.is_playing else "PAUSED"

@@ -159,7 +159,6 @@ class StatusBar(QStatusBar):
         self._show_labels_that_fit()
 
     def show_linked(self, text: str) -> None:
-        """Show how this window's time is linked with other windows; empty: not linked."""
         if self._labels["linked"].text() != text:
             self._set_text("linked", text)
             self._show_labels_that_fit()

@@ -46,7 +46,6 @@ def save_widths(view: View, choices: SettingsStore) -> None:
 
 
 def choices_of(views: Mapping[str, View]) -> Choices:
-    """Return the present choices of these views, as stored in a layout."""
     with TemporaryDirectory(prefix="kvscope-") as folder:
         stored = QSettings(str(Path(folder) / "choices.ini"), QSettings.Format.IniFormat)
         for view in views.values():

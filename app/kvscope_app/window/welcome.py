@@ -47,7 +47,7 @@ _STAGES: Final = {
 _STEPS: Final = 1000
 _MAX_CARD_WIDTH: Final = 560
 _OUTER_MARGIN, _INNER_MARGIN = 24, 30
-"""Horizontal margins outside and inside of the card."""
+"""Horizontal margins outside and inside the card, in pixels."""
 
 
 class Welcome(QWidget):
@@ -88,7 +88,6 @@ class Welcome(QWidget):
         self._avoid_clipping()
 
     def show_ended(self, title: str, detail: str) -> None:
-        """Show a message without a progress bar."""
         self._show_choices(())
         self.title.setText(title)
         self._detail.setText(detail)

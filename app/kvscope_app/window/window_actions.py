@@ -101,7 +101,6 @@ def add_actions(window: WindowBody, actions: Actions, notices: EngineNotices) ->
 
 
 def build_menus(window: WindowBody, actions: Actions, layouts: NamedLayouts) -> None:
-    """Create the menus in the order of the action groups."""
     bar = window.menuBar()
     file = bar.addMenu("&File")
     actions.fill(file, FILE)

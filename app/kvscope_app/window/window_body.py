@@ -54,7 +54,7 @@ class WindowBody(SessionWindow):
         self.may_link, self.link_text = False, ""
         """`may_link`: whether another window exists to link times with.
 
-        `.link_text`: state of the link, empty if not linked.
+        `link_text`: state of the link, empty if not linked.
         """
         self.setWindowTitle("kvscope")
         self.debugger = Debugger(session, self)
@@ -119,17 +119,12 @@ class WindowBody(SessionWindow):
         self.docked.focus(name)
 
     def can_link(self, possible: bool) -> None:
-        """Set `may_link`."""
         self.may_link = possible
         self.link_changed.emit()
 
     def show_linked(self, text: str) -> None:
-        """Set `link_text`."""
         if text != self.link_text:
             self.link_text = text
-            """`may_link`: whether another window exists to link times with. `link_text`: state of the link, empty if
-            not linked.
-            """
             self.link_changed.emit()
 
     def _limit_min_size(self) -> None:

@@ -30,7 +30,6 @@ class WindowSlots:
         """File descriptor of the lock for each (kind, slot) of this process; None without a lock."""
 
     def acquire(self, kind: str) -> int:
-        """Acquire and return the first free slot."""
         for slot in itertools.count(1):
             if (kind, slot) in self._locks:
                 continue
@@ -60,7 +59,6 @@ class WindowSlots:
                 os.ftruncate(descriptor, 0)
 
     def release(self, kind: str, slot: int) -> None:
-        """Release the slot of a closed window."""
         self.finish_opening(kind, slot)
         descriptor = self._locks.pop((kind, slot), None)
         if descriptor is not None:

@@ -16,8 +16,6 @@ OWN_ENGINE: Final = "kvscope"
 
 @dataclass(frozen=True, slots=True)
 class TypedAddress:
-    """Contents of the dialog's fields, without surrounding spaces."""
-
     kind: str
     """One of `engine_kinds()`."""
     where: str

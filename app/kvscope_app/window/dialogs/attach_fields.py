@@ -18,8 +18,6 @@ _EXTERNAL_ENGINE_FIELDS: Final = ("api_key", "tls", "kv_events")
 
 
 class AttachFields:
-    """Widgets, laid out in `grid`."""
-
     def __init__(self) -> None:
         self.engine_kinds = SegmentedControl([engine_name(kind) for kind in engine_kinds()], "Kind of engine")
         self.saved_engines = QComboBox()
@@ -66,7 +64,6 @@ class AttachFields:
         return engine is not None and not engine.publishes_slots
 
     def show_kind(self, kind: str) -> None:
-        """Show only the fields that apply to `kind`."""
         self.kind = kind
         self.engine_kinds.set_current(engine_kinds().index(kind))
         is_own_engine = kind == OWN_ENGINE

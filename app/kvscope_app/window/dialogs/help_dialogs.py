@@ -21,7 +21,6 @@ from kvscope_app.ui.zoom import scaled
 
 
 def versions_text() -> str:
-    """Return the versions of Python, Qt and the system in one line."""
     return (
         f"Python {platform.python_version()}, Qt {qVersion()}, PySide6 {version('PySide6-Essentials')},"
         f" {platform.system()} {platform.release()}"

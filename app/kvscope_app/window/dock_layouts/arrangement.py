@@ -33,15 +33,12 @@ _SHARE_DECIMALS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class _Stack:
-    """Views in one tab group, and its rectangle in the window."""
-
     tabs: tuple[str, ...]
     front: str
     rect: QRect
 
 
 def layout_of(window: WindowBody) -> WindowLayout:
-    """Return the present arrangement of the docks and the choices in the views."""
     stacks = _tab_stacks(window)
     areas = {}
     for name, area in _AREAS.items():

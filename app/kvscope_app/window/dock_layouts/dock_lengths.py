@@ -27,7 +27,6 @@ class DockLengths(QObject):
     """Dock lengths of one window, recorded from the first `settled` of `undo` on."""
 
     edge_moved = Signal()
-    """Emitted after the user moved the edge of a dock."""
 
     def __init__(self, window: WindowBody, undo: LayoutUndo) -> None:
         super().__init__(window)

@@ -61,7 +61,6 @@ class ZoomedSizes(QObject):
         return width_is_forced and size.height() in (before.height(), min_size.height())
 
     def _on_zoom(self) -> None:
-        """Record the sizes before a zoom change."""
         if not self._window.isVisible():
             return
         current = self._current_sizes()
