@@ -96,10 +96,10 @@ def reply_with_texts(engine, session, poll, notes=None):
 
 
 def wait_and_reply_with_texts(view, engine, session, poll, qtbot, notes=None):
-    def asked():
+    def has_asked_for_texts():
         return any(isinstance(command, GetBlockText) for command in engine.source.sent)
 
-    qtbot.waitUntil(asked)
+    qtbot.waitUntil(has_asked_for_texts)
     return reply_with_texts(engine, session, poll, notes)
 
 
