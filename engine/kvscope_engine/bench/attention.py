@@ -1,10 +1,10 @@
 """Compare attention methods for long contexts, on the keys and values of a real model.
 
 The model reads a text (the story that comes with kvscope, repeated if it is too short). At each length, every method
-attends the same queries to the same keys and values of some of the layers. Reported are time (median; methods take
-turns), bytes stored and temporary bytes for each token of each request, and the error of the output relative to full
-attention. Then each method that needs no training reads the last tokens of the shortest text one by one, for its
-perplexity. Last, the engine's own operations decode the same tokens with `--sparse-decode` at several fractions:
+attends the same queries to the same keys and values of some of the layers. The table has time (median; the methods
+alternate), bytes stored and temporary bytes for each token of each request, and the error of the output relative to
+full attention. Then each method that needs no training reads the last tokens of the shortest text, one at a time, for
+its perplexity. Last, the engine's own operations decode the same tokens with `--sparse-decode` at several fractions:
 perplexity, the standard error of its change, and the divergence of the predictions from those of full attention.
 """
 
@@ -155,8 +155,10 @@ def _read(path: str) -> str:
 
 
 def _sparse_quality(loaded: LoadedModel, ids: list[int], num_scored: int, tell: Tell) -> list[SparseRow] | None:
-    """Measure sparse decode with fused layers, as the engine runs it; the model must not be used afterwards, because
-    fusing changes it. Returns None if no layer supports a selection of blocks.
+    """Measure sparse decode with fused layers, as the engine runs it. Returns None if no layer supports block
+    selection.
+
+    Fusing changes the model, so it must not be used afterwards.
     """
     from kvscope_engine.bench.laboratory.sparse_quality import sparse_quality
     from kvscope_engine.model.runner.sparse_layers import may_choose

@@ -1,8 +1,8 @@
 """Measure tokens per CPU-second of kvscope, of transformers (`generate`, and its continuous batching) and of llama.cpp.
 
-All use one thread and the default model, and run one after the other in each round. Reported are medians of the rounds;
-ratios are taken within a round. llama.cpp takes part if llama-cpp-python is installed. No prefixes are cached, so that
-all compute each prompt completely.
+All use one thread and the default model, and run one after the other in each round. The table has medians of the
+rounds; ratios are taken within a round. llama.cpp takes part if llama-cpp-python is installed. No prefixes are cached,
+so that each computes every prompt completely.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _text_ids(ours: Any) -> list[int]:
 
 
 def _peers(module: Any, wanted: Sequence[str]) -> tuple[list[Contender], dict[str, str]]:
-    """Return the contenders that can run here, and the reason for each one that cannot, by name."""
+    """Return the contenders that can run here, and by name the reason for each one that cannot."""
     from kvscope_engine.bench.contenders import llama_cpp
     from kvscope_engine.bench.contenders.transformers_continuous import TransformersContinuous
     from kvscope_engine.bench.contenders.transformers_generate import TransformersGenerate

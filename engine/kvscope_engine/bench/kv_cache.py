@@ -1,8 +1,8 @@
 """Measure what a quantized KV cache costs in quality, and what it saves in memory.
 
-For each --kv-cache-dtype: the perplexity of a text read token by token through the cache (about the first 2,500 tokens
-of Edith Wharton's story "The Verdict", Scribner's Magazine, June 1908, in the public domain); and how greedy answers of
-32 tokens to 20 prompts differ from those of `auto`.
+For each --kv-cache-dtype: the perplexity of a text read in chunks through the cache (about the first 2,500 tokens of
+Edith Wharton's story "The Verdict", Scribner's Magazine, June 1908, in the public domain); and how greedy answers of 32
+tokens to 20 prompts differ from those of `auto`.
 """
 
 from __future__ import annotations
@@ -55,14 +55,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_tokens(tokens: int | None) -> None:
-    """Raise BadInput for fewer than two tokens, which have no perplexity."""
+    """Raise BadInput for fewer than two tokens, for which perplexity is undefined."""
     if tokens is not None and tokens < 2:
         raise BadInput(f"--tokens {tokens} is not accepted: at least 2")
 
 
 def agreement(expected: Sequence[Sequence[int]], found: Sequence[Sequence[int]]) -> dict[str, float | int]:
-    """Return the number of answers that are equal to the end, and the share of tokens before each answer's first
-    difference.
+    """Compare answers token by token with the expected ones.
+
+    Returns the number of answers that are equal to the end, the number of all answers, and the share of expected tokens
+    before each answer's first difference.
     """
     equal = [_num_equal(one, other) for one, other in zip(expected, found, strict=True)]
     pairs = zip(equal, expected, found, strict=True)
@@ -101,8 +103,9 @@ def _perplexities(config: EngineConfig, max_tokens: int | None, tell: Tell) -> d
 
 
 def text_ids(loaded: LoadedModel, max_tokens: int | None) -> list[int]:
-    """Return the token ids of the sample text, at most `max_tokens` and the model's context length. Raises BadInput for
-    a model without a tokenizer.
+    """Return the token ids of the sample text, at most `max_tokens` and the model's context length.
+
+    Raises BadInput for a model without a tokenizer.
     """
     if loaded.tokenizer is None:
         raise BadInput(f"model {loaded.info.name!r} has no tokenizer: it cannot read text")
@@ -111,7 +114,7 @@ def text_ids(loaded: LoadedModel, max_tokens: int | None) -> list[int]:
 
 
 def _bytes_per_token(loaded: LoadedModel, name: str) -> int:
-    """Return the bytes per token of keys and values in all layers, scales included."""
+    """Return the bytes per token of keys, values and scales in all layers."""
     from kvscope_engine.model.kv_cache.kv_storage import block_bytes, storage_dtype
     from kvscope_engine.model.verification.hook_check import check_hook
 
@@ -119,7 +122,7 @@ def _bytes_per_token(loaded: LoadedModel, name: str) -> int:
 
 
 def _answers(config: EngineConfig, kv_cache_dtype: str, tell: Tell) -> list[tuple[int, ...]]:
-    """Return greedy answers from the engine, with all prompts in one batch."""
+    """Return the token ids of greedy answers, with all prompts in one batch."""
     from kvscope_engine.engine import Engine
 
     tell(f"{kv_cache_dtype}: answers {NUM_PROMPTS} prompts")
@@ -138,8 +141,9 @@ def _counter(tell: Tell, name: str, num_tokens: int) -> Callable[[int], None]:
 
 
 def progress_teller(args: argparse.Namespace) -> Tell:
-    """Return a function that prints progress on one line of the terminal; it does nothing with --json or without a
-    terminal.
+    """Return a function that prints progress on one line of the terminal.
+
+    The function does nothing with --json or without a terminal.
     """
     if args.json or not sys.stderr.isatty():
         return lambda line: None

@@ -23,7 +23,7 @@ class Contender(Protocol):
     name: str
 
     def run(self, workload: BenchWorkload) -> None:
-        """Generate exactly the tokens that the workload asks for."""
+        """Generate exactly as many tokens as the workload asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,9 @@ def rates(
     repeats: int,
     tell: Callable[[str], None],
 ) -> dict[str, list[Rate]]:
-    """Return the rate of each contender in each round, measured after one warm-up run each. Within a round, contenders
-    run one after the other.
+    """Return the rate of each contender in each round, measured after one warm-up run each.
+
+    Within a round, contenders run one after the other.
     """
     for contender in contenders:
         tell(f"{workload.name}: {contender.name} warms up")
@@ -80,7 +81,7 @@ def median_ratio(ours: Sequence[Rate], theirs: Sequence[Rate]) -> float:
 
 
 def timed(run: Callable[[], None], num_tokens: int) -> Rate:
-    """Run `run`, which generates `num_tokens` tokens, and return the rate."""
+    """Call `run`, which generates `num_tokens` tokens, and return the rate."""
     wall, cpu = time.perf_counter(), time.process_time()
     run()
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
@@ -93,8 +94,9 @@ def shortened(workload: BenchWorkload) -> BenchWorkload:
 
 
 def teller(is_quiet: bool) -> Callable[[str], None]:
-    """Return a function that prints progress on one line of the terminal; it does nothing if `is_quiet` or without a
-    terminal.
+    """Return a function that prints progress on one line of the terminal.
+
+    The function does nothing if `is_quiet` or without a terminal.
     """
     if is_quiet or not sys.stderr.isatty():
         return lambda line: None
@@ -102,5 +104,5 @@ def teller(is_quiet: bool) -> Callable[[str], None]:
 
 
 def telling_of(name: str, tell: Callable[[str], None]) -> Callable[[str], None]:
-    """Return a function that reports progress with `name` as a prefix."""
+    """Return a progress callback that adds `name` as a prefix."""
     return lambda line: tell(f"{name}: {line}")

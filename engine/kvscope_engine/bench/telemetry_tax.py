@@ -28,7 +28,7 @@ while True:
 
 @contextmanager
 def watched() -> Iterator[Callable[[TelemetryMessage], None]]:
-    """Yield the publish function of a private endpoint, with one subscriber attached in another process."""
+    """Yield the publish function of a private endpoint, to which a subscriber in another process is attached."""
     with tempfile.TemporaryDirectory(prefix="kvscope-bench-") as folder:
         endpoint = f"ipc://{folder}/engine/telemetry"
         sockets = ServerSockets(endpoint, on_command=_ignore, heartbeat=_no_heartbeat)
@@ -57,8 +57,9 @@ class _Switched:
 
 
 def telemetry_ratio(ours: Any, workload: BenchWorkload, repeats: int, tell: Callable[[str], None]) -> dict[str, float]:
-    """Return the ratio of tokens per CPU-second with telemetry to those without: median, lowest and highest. The
-    publisher's thread counts as CPU time.
+    """Return the ratio of tokens per CPU-second with telemetry to those without: median, lowest and highest.
+
+    CPU time includes that of the publisher's thread.
     """
     ratios: list[float] = []
     with watched() as publish:

@@ -15,7 +15,7 @@ SAMPLINGS: Final[dict[str, dict[str, Any]]] = {
     "greedy": {"temperature": 0.0},
     "top-p": {"temperature": 0.6, "top_p": 0.9, "top_k": 0},
 }
-"""Sampling parameters by name. top-p has the values recommended for Llama."""
+"""Sampling parameters by name. `top-p` has the values recommended for Llama."""
 
 
 def sample_text() -> str:
@@ -37,7 +37,7 @@ class BenchWorkload:
 
     @property
     def arrivals(self) -> tuple[int, ...]:
-        """Step before which each request arrives."""
+        """Number of the step before which each request arrives."""
         return tuple(index * self.steps_between for index in range(self.num_requests))
 
     @property
@@ -52,8 +52,9 @@ def equal(num_requests: int, text_ids: list[int]) -> BenchWorkload:
 
 
 def mixed(num_requests: int, text_ids: list[int]) -> BenchWorkload:
-    """Return prompts of 16 to 400 tokens with 8 to 256 tokens to generate, both uniformly distributed and identical in
-    each run.
+    """Return prompts of 16 to 400 tokens with 8 to 256 tokens to generate.
+
+    Both are uniformly distributed, and identical in each run.
     """
     rng = random.Random(MIXED_SEED)
     lengths = [rng.randint(16, 400) for _ in range(num_requests)]
@@ -71,5 +72,5 @@ def staggered(num_requests: int, text_ids: list[int]) -> BenchWorkload:
 
 
 def _cut(text_ids: list[int], start: int, length: int) -> tuple[int, ...]:
-    """Return `length` ids from `start`, continuing at the beginning after the end."""
+    """Return `length` ids from index `start` on, continuing at the beginning after the end."""
     return tuple(text_ids[(start + offset) % len(text_ids)] for offset in range(length))

@@ -1,4 +1,4 @@
-"""Our engine as a contender. Prefix caching is off, so that each run computes everything it asks for."""
+"""Our engine as a contender. Prefix caching is off, so that each run computes all of its prompts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def on_one_thread(model: str, dtype: str, quantization: str = "auto") -> EngineC
 
 
 class OurEngine:
-    """Runs workloads on the engine's step loop, and adds up the time spent in each part of a step."""
+    """Runs workloads with the engine's `step`, and adds up the time spent in each part of a step."""
 
     name = "kvscope"
 
@@ -40,7 +40,7 @@ class OurEngine:
         self.engine = Engine(config, publish=self._take)
 
     def publish_to(self, publish: Callable[[TelemetryMessage], None] | None) -> None:
-        """Also publish frames from now on to `publish`; None stops it."""
+        """Also publish telemetry messages to `publish` from then on; None stops it."""
         self._publish = publish
 
     def run(self, workload: BenchWorkload) -> None:
@@ -58,7 +58,7 @@ class OurEngine:
 
     @property
     def overhead_share(self) -> float:
-        """Share of the last run's step time outside the model's forward pass."""
+        """Share of the last run's step time spent outside the model's forward pass, from 0 to 1."""
         return 1.0 - self._forward_ns / self._step_ns
 
     def _take(self, message: TelemetryMessage) -> None:

@@ -22,7 +22,7 @@ _POLL_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """New tokens of each request, and the seconds from the first submission to the last completion."""
+    """New token ids of each request, and the seconds from the first submission to the last completion."""
 
     tokens: list[list[int]]
     seconds: float
@@ -37,9 +37,9 @@ class Generated:
 class TransformersContinuous:
     """Runs a transformers model with continuous batching and greedy sampling.
 
-    `batching` holds arguments of `ContinuousBatchingConfig`; {} means transformers' defaults for page size, batch
-    tokens and number of blocks (as many as fit the memory). None means small pages and batches, and enough blocks for
-    all requests.
+    `batching` are arguments of `ContinuousBatchingConfig`; {} means transformers' defaults for page size, batch tokens
+    and number of blocks (as many as fit the memory). None means small pages and batches, and enough blocks for all
+    requests.
     """
 
     name = "transformers, continuous"
@@ -52,14 +52,15 @@ class TransformersContinuous:
         self.generate(workload)
 
     def generate(self, workload: BenchWorkload) -> list[list[int]]:
-        """Return the new tokens of each request. Raises RuntimeError if transformers fails."""
+        """Return the new token ids of each request. Raises RuntimeError if transformers fails."""
         with self.session(workload) as session:
             return session.generate(workload).tokens
 
     @contextmanager
     def session(self, workload: BenchWorkload) -> Iterator[BatchingSession]:
-        """Yield a warmed-up session whose cache is sized for requests like those of `workload`. Requests still running
-        at the end are stopped.
+        """Yield a warmed-up session whose cache is sized for requests like those of `workload`.
+
+        Requests that still run at the end are stopped.
         """
         from transformers import GenerationConfig
         from transformers.generation.configuration_utils import ContinuousBatchingConfig
@@ -94,10 +95,10 @@ class BatchingSession:
             "max_batch_tokens": config.max_batch_tokens,
             "num_blocks": config.num_blocks,
         }
-        """Settings that transformers chose from the given configuration."""
+        """Settings that transformers derived from the given configuration."""
 
     def generate(self, workload: BenchWorkload, limit_s: float = math.inf) -> Generated:
-        """Run `workload`, or as much of it as is done after `limit_s`, in which case the session is stopped.
+        """Run `workload`. After `limit_s` seconds, stop the session and return the tokens generated so far.
 
         Raises RuntimeError if transformers fails.
         """
@@ -131,8 +132,9 @@ class BatchingSession:
         return found
 
     def _unfinished(self) -> dict[str, list[int]]:
-        """Return the tokens so far of unfinished requests: after a stop, they are reported as failed with their
-        tokens.
+        """Return the token ids that unfinished requests have after a stop, by request id.
+
+        transformers reports them as failed, with their tokens.
         """
         found: dict[str, list[int]] = {}
         while (result := self._manager.get_result(timeout=0.0)) is not None:

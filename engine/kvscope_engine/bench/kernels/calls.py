@@ -1,4 +1,4 @@
-"""Builds one call of each operation, on a block pool or on random tensors, to be timed. Does no timing."""
+"""Builds one call of each operation, on a block pool or on random tensors, for benchmarks. Does no timing."""
 
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -22,16 +22,18 @@ _CYCLE_BYTES: Final = 512 << 20  # several times any L2
 
 
 def pools_of(work: AttentionWorkload, device: str) -> list[Pool]:
-    """Return pools with the same workload: on a GPU at least two, and enough that reading all of them evicts the first
-    from L2; on a CPU one.
+    """Return pools with the same workload, one on a CPU and at least two on a GPU.
+
+    On a GPU there are enough pools that reading all of them evicts the first from L2.
     """
     count = 1 if device == "cpu" else max(2, -(-_CYCLE_BYTES // work.kv_bytes))
     return [make_pool(work, device) for _ in range(count)]
 
 
 def copies_of(num_bytes: int, device: str) -> int:
-    """Return the number of copies of a weight of `num_bytes` bytes: on a GPU at least two, and enough that reading all
-    of them evicts the first from L2; on a CPU one.
+    """Return the number of copies to make of a weight of `num_bytes` bytes: one on a CPU, at least two on a GPU.
+
+    On a GPU there are enough copies that reading all of them evicts the first from L2.
     """
     return 1 if device == "cpu" else max(2, -(-_CYCLE_BYTES // num_bytes))
 
@@ -50,13 +52,13 @@ def weight_products(shape: tuple[int, int], device: str) -> dict[str, GroupedPro
 
 
 def decode_call(ops: Ops, pool: Pool) -> Call:
-    """Return a call of decode attention, which writes and returns the pool's `out`."""
+    """Return a call of decode attention. The call writes and returns the pool's `out`."""
     plans = DecodePlans()  # filled by the first call, as by the first layer of a step
     return partial(ops.decode, pool.attention_args(pool.out), plans)
 
 
 def prefill_call(ops: Ops, pool: Pool) -> Call:
-    """Return a call of prefill attention, which writes and returns the pool's `out`."""
+    """Return a call of prefill attention. The call writes and returns the pool's `out`."""
     plans = DecodePlans()  # as in decode, if runs are split
     runs = QueryRuns(pool.query_start, pool.max_query_len, plans=plans)
     return partial(ops.prefill, pool.attention_args(pool.out), runs)
@@ -70,8 +72,9 @@ def write_call(ops: Ops, pool: Pool) -> Call:
 
 
 def layer_calls(ops: Ops, device: str, count: int, dtype: torch.dtype = torch.bfloat16) -> dict[str, tuple[Call, int]]:
-    """Return calls of the operations between a layer's products for `count` tokens, by name, with the bytes that each
-    has to read and write.
+    """Return calls of a layer's operations other than matrix products and attention, for `count` tokens, by name.
+
+    Each is paired with the number of bytes that it must read and write.
     """
     x, delta = torch.randn(count, 4096, device=device), torch.randn(count, 4096, device=device, dtype=dtype)
     weight, eps = torch.ones(4096, device=device), torch.tensor(1e-5, device=device)

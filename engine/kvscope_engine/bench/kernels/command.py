@@ -1,5 +1,6 @@
-"""Command line of `bench kernels`: options, and the run (measurement or tuning). Prints the result; independent of
-particular kernels.
+"""Command line of `bench kernels`: options, and the run (measurement or tuning).
+
+Prints the result. Independent of particular kernels.
 """
 
 from __future__ import annotations
@@ -61,8 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure or tune, and print the result. Returns the exit code: 1 if a contender left the device unusable,
-    else 0.
+    """Measure or tune, and print the result.
+
+    Returns the exit code: 1 if a contender left the device unusable, else 0.
     """
     if args.rounds < 1:
         raise BadInput(f"--rounds {args.rounds} is not accepted: 1 or more")
@@ -156,8 +158,9 @@ def _driver() -> str | None:
 
 
 def machine() -> dict[str, Any]:
-    """Return the date, devices, cores, load average and library versions, for the heading of each report. Queries NVML
-    for GPUs.
+    """Return the date, devices, cores, load average and library versions, for the heading of a report.
+
+    Queries NVML for GPUs.
     """
     gpus = [gpu.name for gpu in Gpus().sample() if gpu.name]
     return {

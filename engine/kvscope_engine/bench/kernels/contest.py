@@ -1,5 +1,6 @@
-"""Runs a contest: one operation in one case by several contenders, whose results are compared, and which are timed in
-the same rounds.
+"""Runs a contest: one operation in one case by several contenders.
+
+Their results are compared with ours, and those that agree are timed in the same rounds.
 """
 
 import statistics
@@ -23,11 +24,11 @@ Sampler = Callable[[], float]
 
 
 class Absent(Exception):
-    """Raised if a contender cannot take part; the message is the reason in a few words."""
+    """Raised if a contender cannot take part. The message is the reason in a few words."""
 
 
 class BrokenDevice(Exception):
-    """Raised if a contender left the device unusable for this process; the message is one line."""
+    """Raised if a contender left the device unusable for this process. The message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +36,17 @@ class CallCycle:
     """One contender: a cycle of the same call on different memory, so that no call finds its data in a cache."""
 
     calls: Sequence[Call]
-    """Calls of the cycle. Each returns its result, or None if the result is not to be compared."""
+    """Calls of the cycle. Each returns its result, or None if the result is not compared."""
     in_graph: bool = True
-    """Whether a CUDA graph can capture the calls; calls that read lengths on the host cannot be captured."""
+    """Whether a CUDA graph can capture the calls. Calls that read lengths on the host cannot be captured."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Contest:
-    """One operation in one case, with its contenders."""
-
     kernel: str
     case: str
     num_bytes: int
-    """Minimum bytes to read and write."""
+    """Minimum number of bytes to read and write per call."""
     flops: int = 0
     """FLOPs per call; 0 if negligible."""
     contenders: dict[str, CallCycle]
@@ -67,7 +66,7 @@ class ContenderResult:
     """`gb_per_s` divided by the rate of a plain read in the same rounds."""
     tflop_per_s: float | None
     ours_over_it: float
-    """Time divided by our time; above 1, ours is faster."""
+    """The contender's time divided by ours; above 1, ours is faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,10 @@ def measured(
     Contenders that fail, or compute a different result, are listed as absent with the reason.
 
     Args:
-        reading: How a plain read is timed, and the number of bytes that it reads.
+        contest: Operation, case and contenders.
+        make_sampler: Prepares a contender for timing.
+        reading: Sampler of a plain read, and the number of bytes that it reads.
+        rounds: Number of rounds; the median is reported.
         settle: Waits for the device, and raises errors of earlier work.
 
     Raises:
@@ -117,8 +119,9 @@ def first_line(error: Exception) -> str:
 
 
 def _survived(contest: Contest, name: str, error: Exception, settle: Callable[[], object]) -> str:
-    """Return why a contender failed, if the device still works. Raises the error itself for our own operation, and
-    BrokenDevice for a broken device.
+    """Return the reason why a contender failed, if the device still works.
+
+    Raises the error itself for our own operation, and BrokenDevice for a broken device.
     """
     try:
         settle()
@@ -132,7 +135,7 @@ def _survived(contest: Contest, name: str, error: Exception, settle: Callable[[]
 def _agreeing(
     contest: Contest, absent: dict[str, str], settle: Callable[[], object]
 ) -> Iterator[tuple[str, CallCycle]]:
-    """Yield the contenders whose result agrees with ours; add the reason for each other one to `absent`."""
+    """Yield the contenders whose result agrees with ours, and add the reasons for all others to `absent`."""
     expected: torch.Tensor | None = None
     for name, contender in contest.contenders.items():
         try:

@@ -111,7 +111,7 @@ Make = Callable[[Ops, str, torch.dtype], Iterator[Contest]]
 def decode(
     ops: Ops, device: str, dtype: torch.dtype, works: Sequence[AttentionWorkload] | None = None
 ) -> Iterator[Contest]:
-    """Decode attention: one new token per request."""
+    """Yield contests of decode attention, with one new token per request."""
     chosen = works or (CPU_DECODE if device == "cpu" else (*DECODE, *QUANTIZED, SKEWED))
     for work in (replace(each, dtype=dtype) for each in chosen):
         moved = work.kv_bytes + 2 * len(work.seq_lens) * work.num_heads * work.head_dim * dtype.itemsize
@@ -122,7 +122,7 @@ def decode(
 def prefill(
     ops: Ops, device: str, dtype: torch.dtype, works: Sequence[AttentionWorkload] | None = None
 ) -> Iterator[Contest]:
-    """Prefill attention: whole prompts, chunks of prompts, and short turns."""
+    """Yield contests of prefill attention: whole prompts, chunks of prompts, and short turns."""
     chosen = works or (CPU_PREFILL if device == "cpu" else (*PREFILL, *TURNS))
     for work in (replace(each, dtype=dtype) for each in chosen):
         moved = work.kv_bytes + 2 * work.num_queries * work.num_heads * work.head_dim * dtype.itemsize
@@ -134,7 +134,7 @@ def prefill(
 def write(
     ops: Ops, device: str, dtype: torch.dtype, works: Sequence[AttentionWorkload] | None = None
 ) -> Iterator[Contest]:
-    """Writes of keys and values to their blocks, quantized if the cache has 8 bits."""
+    """Yield contests of writing keys and values to their blocks, quantized if the cache has 8 bits."""
     for work in (replace(each, dtype=dtype) for each in works or (CPU_WRITE if device == "cpu" else WRITE)):
         pools = _pools(work, device)
         plain = replace(work, kv_dtype=None)
@@ -148,8 +148,9 @@ def write(
 
 
 def layer(ops: Ops, device: str, dtype: torch.dtype, counts: Sequence[int] | None = None) -> Iterator[Contest]:
-    """Operations between the matrix products of a layer with 4,096 hidden elements: normalization, rotary embedding
-    with KV write, gated activation.
+    """Yield contests of the operations between the matrix products of a layer with 4,096 hidden elements.
+
+    These are normalization, rotary embedding with KV write, and gated activation.
     """
     for count in counts or ((1, 16) if device == "cpu" else (1, 64, 8192)):
         ours, plain = (layer_calls(each, device, count, dtype) for each in (ops, torch_ops()))
@@ -167,7 +168,7 @@ def layer(ops: Ops, device: str, dtype: torch.dtype, counts: Sequence[int] | Non
 def experts(
     ops: Ops, device: str, dtype: torch.dtype, works: Sequence[ExpertsWorkload] | None = None
 ) -> Iterator[Contest]:
-    """Mixture-of-experts layer. The bytes are the weights of the active experts."""
+    """Yield contests of a mixture-of-experts layer. The bytes are the weights of the active experts."""
     for work in works or (CPU_EXPERTS if device == "cpu" else EXPERTS):
         arguments, num_bytes = expert_layer(device, work)
         contenders = {
@@ -186,7 +187,7 @@ def products(
     counts: Sequence[int] | None = None,
     shape: tuple[int, int] | None = None,
 ) -> Iterator[Contest]:
-    """Products with int4, int8 and fp8 weights, compared with torch's unquantized products."""
+    """Yield contests of products with int4, int8 and fp8 weights, compared with torch's unquantized products."""
     outputs, inputs = shape or ((1536, 576) if device == "cpu" else (4096, 14336))
     plain = torch.randn(outputs, inputs, device=device).to(dtype)
     others = [plain, *(plain.clone() for _ in range(1, copies_of(plain.nbytes, device)))]
@@ -206,7 +207,7 @@ def products(
 
 
 def copies(ops: Ops, device: str, dtype: torch.dtype, num_blocks: int | None = None) -> Iterator[Contest]:
-    """Block copies within the pool, for 32 layers in one call."""
+    """Yield a contest of block copies within the pool, for 32 layers in one call."""
     count = num_blocks or (8 if device == "cpu" else 256)
     storage = [torch.randn(2 * count, 2, 8, 16, 128, device=device).to(dtype) for _ in range(32)]
     rows = row_tensors(storage)
@@ -221,7 +222,7 @@ def copies(ops: Ops, device: str, dtype: torch.dtype, num_blocks: int | None = N
 
 
 def forms(ops: Ops, device: str, dtype: torch.dtype, vocabulary: int = 128256) -> Iterator[Contest]:
-    """Token masks of structured output, for 8 requests."""
+    """Yield a contest of applying token masks of structured output, for 8 requests."""
     logits = torch.randn(8, vocabulary, device=device)
     allowed = torch.randint(-(2**31), 2**31 - 1, (8, -(-vocabulary // 32)), device=device).to(torch.int32)
     rows = torch.arange(8, device=device)
@@ -236,7 +237,7 @@ def forms(ops: Ops, device: str, dtype: torch.dtype, vocabulary: int = 128256) -
 
 
 def draws(ops: Ops, device: str, dtype: torch.dtype, vocabulary: int = 128256) -> Iterator[Contest]:
-    """Top-p sampling of one token per request, from flat and from peaked logits."""
+    """Yield contests of top-p sampling of one token per request, from flat and from peaked logits."""
     for count, spread in ((1, 4.0), (64, 4.0), (64, 1.0)):
         logits = spread * torch.randn(count, vocabulary, device=device)
         options = torch.tensor([[1.0, 0.0, 0.9, 0.0]] * count, dtype=torch.float64, device=device)
@@ -254,7 +255,7 @@ def draws(ops: Ops, device: str, dtype: torch.dtype, vocabulary: int = 128256) -
 def heat(
     ops: Ops, device: str, dtype: torch.dtype, works: Sequence[AttentionWorkload] | None = None
 ) -> Iterator[Contest]:
-    """Decode attention that also returns the share of attention on each block (page heat)."""
+    """Yield contests of decode attention that also returns the share of attention on each block (page heat)."""
     for work in (replace(each, dtype=dtype) for each in works or (CPU_DECODE[2:3] if device == "cpu" else DECODE[3:4])):
         pools = _pools(work, device)
         contenders = {
@@ -308,7 +309,7 @@ def _attention(
 
 
 def _without_twins(contest: Contest, ops: Ops, field: str) -> Contest:
-    """Remove the reference from the contest if our implementation is the reference on this device."""
+    """Remove the torch reference from the contest if our implementation is the reference on this device."""
     if getattr(ops, field) is getattr(torch_ops(), field):
         del contest.contenders[REFERENCE]
         contest.absent[REFERENCE] = "is ours on this device"
@@ -316,8 +317,8 @@ def _without_twins(contest: Contest, ops: Ops, field: str) -> Contest:
 
 
 def _pools(work: AttentionWorkload, device: str) -> list[Pool]:
-    """Return the pools of a contest; on a CPU, several for small workloads, so that together they exceed its caches (at
-    most 16).
+    """Return the pools of a contest. On a CPU, small workloads get up to 16, so that together they exceed its
+    caches.
     """
     if device != "cpu":
         return pools_of(work, device)
@@ -331,16 +332,15 @@ def _shares_call(ops: Ops, pool: Pool) -> Call:
 
 
 def _repeats(device: str, count: int) -> int:
-    """Return how often a CUDA graph repeats a small kernel, because with a single call the launch of the graph itself
-    would be measured.
+    """Return how many times a CUDA graph repeats a call for `count` tokens.
+
+    With a single small call, the launch of the graph itself would be measured.
     """
     return 1 if device == "cpu" else max(1, min(32, 4096 // count))
 
 
 def _silent(call: Call) -> Call:
-    """Return `call` without its result. Results are compared for attention only; other operations return pairs or
-    rounded rows.
-    """
+    """Return a call that discards the result of `call`, so that results are not compared."""
 
     def run() -> None:
         call()

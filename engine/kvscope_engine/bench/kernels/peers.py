@@ -1,7 +1,7 @@
 """Attention of other libraries on the same queries, keys and values, for comparison with kvscope's kernels.
 
 Each function raises `Absent` if its library cannot run here, or an exception of the library. Libraries without paged
-attention get contiguous keys and values per request; that copy is made in advance and is not timed. Results have the
+attention get contiguous keys and values per request. These are copied in advance, which is not timed. Results have the
 shapes of kvscope's kernels.
 """
 
@@ -42,8 +42,8 @@ def sdpa(work: AttentionWorkload, pool: Pool) -> Call:
 
 
 def flex_attention(work: AttentionWorkload, pool: Pool) -> Call:
-    """Return a call of torch's flex_attention, compiled for the case; GPU only, because compilation on a CPU takes
-    longer than all the rest.
+    """Return a call of torch's flex_attention, compiled for the case. GPU only: compilation for a CPU takes too
+    long.
     """
     if pool.query.device.type != "cuda":
         raise Absent("compiled for a GPU only")
@@ -62,9 +62,7 @@ def flex_attention(work: AttentionWorkload, pool: Pool) -> Call:
 
 
 def flash_attn(work: AttentionWorkload, pool: Pool) -> Call:
-    """Return a call of FlashAttention-2 on contiguous keys and values; its pages would have to hold at least 256
-    tokens.
-    """
+    """Return a call of FlashAttention-2 on contiguous keys and values, because its pages have at least 256 tokens."""
     library = _library("flash_attn")
     keys, values = in_a_row(work, pool)
     if work.query_lens is None:
@@ -77,8 +75,8 @@ def flash_attn(work: AttentionWorkload, pool: Pool) -> Call:
 
 
 def flash_attn_paged(work: AttentionWorkload, pool: Pool) -> Call:
-    """Return a call of the FlashAttention version that accepts our block layout, like `--attention-backend`. Prefill
-    only.
+    """Return a prefill call of the FlashAttention version that accepts our block layout, as `--attention-backend` uses
+    it.
     """
     if work.query_lens is None:
         raise Absent("taken for prefill only")
@@ -98,7 +96,7 @@ def flash_attn_paged(work: AttentionWorkload, pool: Pool) -> Call:
 
 
 def flashinfer(work: AttentionWorkload, pool: Pool) -> Call:
-    """Return a call of FlashInfer on our block pool. Planning happens in advance, as an engine does once per step."""
+    """Return a call of FlashInfer on our block pool. Its planning, which an engine does once per step, is not timed."""
     library = _library("flashinfer")
     if work.kv_dtype is not None:
         raise Absent("has no scale for each token")
@@ -139,7 +137,10 @@ def peer_versions() -> dict[str, str]:
 
 
 def in_a_row(work: AttentionWorkload, pool: Pool) -> tuple[Tensor, Tensor]:
-    """Return keys and values of shape (requests, tokens, num_kv_heads, head_dim), copied out of their blocks."""
+    """Return keys and values of shape (requests, tokens, num_kv_heads, head_dim), copied out of their blocks.
+
+    Raises Absent for requests of different lengths and for 8-bit caches.
+    """
     if len(set(work.seq_lens)) > 1:
         raise Absent("requests of one length only")
     if work.kv_dtype is not None:

@@ -1,4 +1,4 @@
-"""Formats the result of `bench kernels` as a table for a terminal. Depends only on its JSON form."""
+"""Formats the result of `bench kernels` as a table for a terminal, from its JSON form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OURS: Final = "kvscope"
 
 def text(report: dict[str, Any]) -> str:
     lines = ["\r\033[K" if sys.stderr.isatty() else "", headline(report), ""]
-    lines.append(table(HEADER, [cells(row) for row in report["rows"]], words=(0, 1, 2)))
+    lines.append(table(HEADER, [cells(row) for row in report["rows"]], left_aligned=(0, 1, 2)))
     lines += ["", *absences(report["absent"])]
     if report["stopped"]:
         lines.append(f"stopped, since the device takes no more after {report['stopped']}")
@@ -49,7 +49,7 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 
 def absences(absent: list[dict[str, str]]) -> Iterator[str]:
-    """Yield one line per absent contender and reason, with the cases affected."""
+    """Yield one line per absent contender and reason, with the number of cases and the first one."""
     cases: dict[tuple[str, str], list[str]] = {}
     for each in absent:
         cases.setdefault((each["contender"], each["why"]), []).append(f"{each['kernel']} {each['case']}")

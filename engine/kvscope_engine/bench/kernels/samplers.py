@@ -11,7 +11,7 @@ from kvscope_kernels.graph_timing import capture, replay_s
 from kvscope_kernels.stream_read import stream_read, sums_for
 
 _LEAST_S = 2e-3
-"""Minimum duration of a sample in seconds, so that the clock's resolution does not matter."""
+"""Minimum duration of a sample in seconds, so that the resolution of the clock does not matter."""
 _READ_BYTES: Final = {"cpu": 64 << 20, "cuda": 512 << 20}
 
 
@@ -32,8 +32,9 @@ def reading_on(device: str) -> tuple[Sampler, int]:
 
 
 def _replayed_s(graph: torch.cuda.CUDAGraph, contender: CallCycle) -> float:
-    """Return the seconds per call. `contender` is a parameter to keep its tensors alive, because the graph uses their
-    memory.
+    """Return the seconds per call of the graph.
+
+    `contender` is a parameter to keep its tensors alive, because the graph uses their memory.
     """
     return replay_s(graph) / len(contender.calls)
 

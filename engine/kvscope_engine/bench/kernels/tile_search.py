@@ -1,5 +1,6 @@
-"""Searches tile sizes for attention kernels: candidates with a correct result are timed, and the fastest is kept if the
-gain is worth it.
+"""Searches tile sizes for attention kernels.
+
+Candidates with a correct result are timed, and the fastest is kept if the gain exceeds timing noise.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,16 +20,14 @@ from kvscope_kernels.launch import DotTiles, compute_capability, decode_tiles, n
 from kvscope_kernels.tuning.tile_table import DECODE, PREFILL, as_entry, forcing, table_key
 
 _WORTH: Final = 0.97
-"""Tiles are kept if their time is below this share of the time of the default tiles, so that the gain exceeds timing
-noise.
-"""
+"""Maximum time relative to the default tiles for new tiles to be kept, so that the gain exceeds timing noise."""
 _ROUNDS: Final = 5
 _THREE_PROGRAMS: Final = 168
 """Register limit per thread at which three programs of four warps fit on a multiprocessor; 64 x 32 tiles compile
 without spills.
 """
 _FINALISTS: Final = 3
-"""Number of the fastest candidates that are measured again in turns, in addition to the default tiles."""
+"""Number of the fastest candidates that are measured again in interleaved rounds, in addition to the default tiles."""
 _TOLERANCE: Final = 0.02
 
 
@@ -64,7 +63,7 @@ class TileSearchResult:
         return self.best_us < _WORTH * self.given_us
 
     def entry(self) -> dict[str, Any]:
-        """Return the table entry, with the times that led to the choice."""
+        """Return the entry of the tile table, with the times that led to the choice."""
         times = {"us": round(self.best_us, 2), "reckoned_us": round(self.given_us, 2)}
         return as_entry(self.best) | times
 
@@ -74,12 +73,12 @@ def kernel_of(work: AttentionWorkload) -> str:
 
 
 def is_cut(work: AttentionWorkload) -> bool:
-    """Whether the workload is a short run of tokens after a context, whose keys are split among programs."""
+    """Whether the workload is a short run of tokens after a context, so that its keys are split among programs."""
     return work.query_lens is not None and max(work.query_lens) < min(work.seq_lens)
 
 
 def reckoned(work: AttentionWorkload, device: torch.device) -> DotTiles:
-    """Return the default tiles, which launches use without a table."""
+    """Return the default tiles, which launches use without a tile table."""
     group, is_quantized = work.num_heads // work.num_kv_heads, work.kv_dtype is not None
     shape = work.head_dim, work.head_dim, group, work.dtype.itemsize
     if work.query_lens is None:
@@ -117,8 +116,10 @@ def search(
     make_sampler: Callable[[CallCycle], Sampler],
     tell: Callable[[int, int], None],
 ) -> TileSearchResult:
-    """Try every candidate on the pools. `tell` receives (number tried, total). Raises any exception of the default
-    tiles; failing candidates are skipped.
+    """Measure every candidate on the pools, and return the fastest that computes the correct result.
+
+    Raises any exception of the default tiles; other failing candidates are skipped. The last argument is a progress
+    callback with (number tried, total).
     """
     kernel, group = kernel_of(work), work.num_heads // work.num_kv_heads
     given = reckoned(work, pools[0].query.device)
@@ -159,8 +160,9 @@ def _result(call: Call) -> torch.Tensor:
 
 
 def _sample(kernel: str, tiles: DotTiles, sampler: Sampler) -> float:
-    """Run a sampler with `tiles` forced. With the host's clock, each call selects its tiles again, whereas a graph
-    contains them.
+    """Run a sampler with `tiles` forced.
+
+    Timed by the host's clock, each call selects its tiles again, whereas a CUDA graph contains them.
     """
     with forcing(kernel, tiles):
         return sampler()

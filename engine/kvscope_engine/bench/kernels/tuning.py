@@ -1,6 +1,4 @@
-"""Command `bench kernels --tune`: searches tiles for each shape, prints the results, and writes the table that engines
-read.
-"""
+"""Command `bench kernels --tune`: searches tiles for each shape, and writes the table that engines read."""
 
 from __future__ import annotations
 
@@ -72,7 +70,7 @@ def tune(
 
 
 def _left(elapsed: float, done: float, of: int) -> str:
-    """Describe the remaining time; empty until `_TELLING` of the first shape is done."""
+    """Return text with the estimated remaining time; empty while too little is done for an estimate."""
     return f", about {max(1, round(elapsed / done * (of - done) / 60))} min left" if done >= _TELLING else ""
 
 
@@ -105,7 +103,7 @@ def text(report: dict[str, Any], results: list[TileSearchResult], *, is_own: boo
 
 
 def own_name() -> str:
-    """Return the path at which engines look for the table."""
+    """Return the path from which engines read the table."""
     from kvscope_kernels.tuning.tile_table import own_table
 
     return str(own_table())

@@ -27,9 +27,7 @@ CHUNK_TOKENS: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class LayerSample:
-    """Sample of one layer: the text's keys and values, (T, Hkv, D) each, and the queries of its last tokens, (B,
-    H, D).
-    """
+    """Keys and values of a text in one layer, (T, Hkv, D) each, and the queries of its last tokens, (B, H, D)."""
 
     query: Tensor
     keys: Tensor
@@ -37,8 +35,9 @@ class LayerSample:
 
 
 class DenseContext(AttentionContext):
-    """Attention context that stores the keys and values of each layer contiguously, and attends causally. Single tokens
-    attend with `method` if it is given.
+    """Attention context that stores the keys and values of each layer contiguously, and attends causally.
+
+    Single tokens attend with `method` if it is given.
     """
 
     def __init__(self, method: Callable[[], AttentionMethod] | None = None) -> None:
@@ -48,8 +47,9 @@ class DenseContext(AttentionContext):
         self.queries: dict[int, Tensor] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        """Append keys and values, and attend: (T, H, D) each -> (T, H, D). Raises BadInput for windows, soft caps and
-        sinks.
+        """Append keys and values, and attend: (T, H, D) each -> (T, H, D).
+
+        Raises BadInput for windows, soft caps and sinks.
         """
         if options.sliding_window or options.softcap or options.sinks is not None:
             raise BadInput("the laboratory takes models with plain attention: no window, soft cap or sinks")
@@ -72,8 +72,9 @@ class DenseContext(AttentionContext):
 
 
 def read(loaded: LoadedModel, ids: Sequence[int], tell: Callable[[int], None]) -> DenseContext:
-    """Run the model over a text in chunks, and return the context with all keys and values. `tell` receives the number
-    of tokens done.
+    """Run the model over a text in chunks, and return the context with all keys and values.
+
+    The progress callback gets the number of tokens done.
     """
     context, forward = DenseContext(), Forward(loaded.module)
     tokens = torch.tensor(ids, device=loaded.device)
@@ -89,7 +90,7 @@ def read(loaded: LoadedModel, ids: Sequence[int], tell: Callable[[int], None]) -
 def samples(context: DenseContext, length: int, batch: int, num_layers: int) -> list[LayerSample]:
     """Return samples of evenly spaced layers, with the keys and values of the first `length` tokens.
 
-    The queries are always those of the last tokens read, whatever `length`, as if the text continued.
+    The queries are always those of the last tokens read, whatever `length` is, as if the text continued.
     """
     layers = sorted(context.held)
     picked = {layers[index * (len(layers) - 1) // max(1, num_layers - 1)] for index in range(num_layers)}
@@ -107,8 +108,9 @@ def perplexity_after(
     num_scored: int,
     method: Callable[[], AttentionMethod],
 ) -> float:
-    """Return the perplexity of the last `num_scored` tokens of a text, decoded one by one with `method` after full
-    attention for all tokens before them.
+    """Return the perplexity of the last `num_scored` tokens of a text, decoded one at a time with `method`.
+
+    The tokens before them were computed with full attention.
     """
     start = len(ids) - num_scored
     other, forward = context.restored(start, method), Forward(loaded.module)

@@ -1,6 +1,4 @@
-"""Cost of measuring the distribution of attention (`--page-heat`) during decode: measured steps compared with the steps
-between them.
-"""
+"""Measures the cost of `--page-heat` during decode, by comparing measured steps with the steps between them."""
 
 from __future__ import annotations
 
@@ -19,15 +17,15 @@ from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 from kvscope_telemetry.messages.wire import encode
 
 _EVERY: Final = 2
-"""Interval of measured steps: every second step, so that each has an unmeasured neighbor to compare with."""
+"""Interval of measured steps. With 2, each has an unmeasured neighbor to compare with."""
 _ROOM: Final = 2
 
 
 def heat_cost(config: EngineConfig, ids: list[int], batch: int, num_steps: int, every: int) -> dict[str, Any]:
-    """Decode `num_steps` tokens for `batch` requests with the prompt `ids`, and return median step times, frame
-    encoding included.
+    """Decode `num_steps` tokens for `batch` requests with the prompt `ids`, and return median step times in ms.
 
-    `cost_share` in the result is the share of decode time that measuring one step in `every` costs.
+    The times include the encoding of frames. `cost_share` in the result is the share of decode time that measuring one
+    step in `every` costs.
     """
     blocks = batch * (-(-(len(ids) + num_steps) // config.block_size) + _ROOM)
     config = replace(config, page_heat=_EVERY, num_gpu_blocks_override=blocks, enable_prefix_caching=False)
@@ -54,7 +52,7 @@ def heat_cost(config: EngineConfig, ids: list[int], batch: int, num_steps: int, 
 
 
 class NewestStep:
-    """Content of the latest frame: the number of decodes, and whether attention was measured in its step."""
+    """Data of the latest frame: the number of decodes, and whether attention was measured in its step."""
 
     def __init__(self) -> None:
         self.num_decodes, self.is_measured, self._step = 0, False, 0

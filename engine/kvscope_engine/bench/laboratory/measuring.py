@@ -30,7 +30,7 @@ class Measurement(TypedDict):
     """`kv_bytes` divided by batch size times length."""
     workspace_bytes_per_token: float
     error: float
-    """Root mean square difference from the output of full attention, relative to the root mean square of that
+    """Root mean square of the difference from the output of full attention, relative to the root mean square of that
     output.
     """
     perplexity: float | None
@@ -39,7 +39,7 @@ class Measurement(TypedDict):
 
 @torch.inference_mode()
 def measured(samples: Sequence[LayerSample], repeats: int, tell: Callable[[str], None]) -> list[Measurement]:
-    """Measure all methods in turns, so that other load on the machine affects all of them equally."""
+    """Measure all methods in interleaved rounds, so that other load on the machine affects all of them equally."""
     batch, length = len(samples[0].query), len(samples[0].keys)
     held = {name: [_held(make, sample) for sample in samples] for name, make in METHODS.items()}
     expected = [method.attend(sample.query) for method, sample in zip(held[FULL], samples, strict=True)]
@@ -71,7 +71,7 @@ def measured(samples: Sequence[LayerSample], repeats: int, tell: Callable[[str],
 
 
 def _held(make: Callable[[], AttentionMethod], sample: LayerSample) -> AttentionMethod:
-    """Return a method that holds a copy of the text's keys and values for each request of the batch."""
+    """Create a method that stores a copy of the text's keys and values for each request of the batch."""
     method, batch = make(), len(sample.query)
     method.hold(*(each[None].repeat(batch, 1, 1, 1) for each in (sample.keys, sample.values)))
     return method
@@ -97,7 +97,7 @@ def _error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
 
 
 def workspace_bytes(run: Callable[[], object]) -> int:
-    """Return the peak bytes of tensors that `run` creates, its result included, on any device.
+    """Return the peak bytes of the tensors that `run` creates, its result included, on any device.
 
     Memory that an operation uses internally is not counted.
     """

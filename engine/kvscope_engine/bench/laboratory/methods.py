@@ -1,8 +1,7 @@
-"""Attention methods under comparison: each stores the keys and values of one layer in its own way, and attends to
-them.
+"""Attention methods under comparison. Each stores the keys and values of one layer in its own way, and attends to them.
 
 Shapes: keys and values (B, T, Hkv, D); one query per request, (B, H, D); results have the shape of the queries. Methods
-are independent of the model. Except for the low-rank projection, all read the model's real keys without training.
+are independent of the model. All except the low-rank projection work on the model's real keys without training.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ BLOCK_SIZE: Final = 16
 
 class AttentionMethod(Protocol):
     def hold(self, keys: Tensor, values: Tensor) -> None:
-        """Store what the method needs of keys and values, (B, T, Hkv, D) each."""
+        """Store the parts of keys and values, (B, T, Hkv, D) each, that the method needs."""
 
     def attend(self, query: Tensor) -> Tensor:
         """Attend: (B, H, D) -> (B, H, D), with scores scaled by 1/sqrt(D)."""
@@ -48,8 +47,9 @@ class Contiguous:
 
 
 class Paged:
-    """Full attention on a pool of 16-slot blocks with the engine's own operation. Blocks are in order, or shuffled as
-    after hours of use.
+    """Full attention on a pool of 16-slot blocks with the engine's own operation.
+
+    Blocks are in order, or shuffled as after hours of use.
     """
 
     def __init__(self, *, is_shuffled: bool) -> None:
@@ -84,8 +84,9 @@ class Paged:
 
 
 class Window:
-    """Attention to the most recent tokens only (Longformer, Mistral); with `num_first`, also to the first tokens
-    (StreamingLLM).
+    """Attention to the most recent tokens only (Longformer, Mistral).
+
+    With `num_first`, also to the first tokens (StreamingLLM).
     """
 
     def __init__(self, fraction: float, num_first: int = 0) -> None:
@@ -108,7 +109,7 @@ class Window:
 
 
 def dense(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Attend with SDPA: (B, H, D) over (B, Hkv, T, D). The query heads of a KV head are the rows of one product."""
+    """Attend with SDPA: (B, H, D) over (B, Hkv, T, D) -> (B, H, D)."""
     batch, num_heads, dim = query.shape
     rows = query.view(batch, keys.shape[1], num_heads // keys.shape[1], dim)
     return scaled_dot_product_attention(rows, keys, values).reshape(batch, num_heads, dim)
@@ -131,8 +132,8 @@ METHODS: Final[dict[str, Callable[[], AttentionMethod]]] = {
     "LSH buckets": HashBuckets,
     "low rank 1/4": lambda: LowRank(0.25),
 }
-"""Methods by their name in the table."""
+"""Factories of the methods by their name in the table."""
 UNTRAINED: Final = frozenset({"low rank 1/4"})
-"""Methods that cannot replace attention without training; their perplexity is not measured."""
+"""Methods that cannot replace attention without training, so that their perplexity is not measured."""
 EXACT: Final = frozenset({FULL, "paged, in order", "paged, shuffled", "sparse 1"})
 """Methods that attend to every token."""

@@ -17,8 +17,6 @@ _LINE: Final = 20
 
 
 class BarPlot(NamedTuple):
-    """Definition of a bar plot, with one bar per method."""
-
     title: str
     value: Callable[[Measurement], float | None]
     text: Callable[[float], str]
@@ -56,7 +54,7 @@ def html(report: dict[str, Any]) -> str:
 
 
 def bars(figure: BarPlot, rows: Sequence[Measurement]) -> str:
-    """Return an SVG with a bar for each row that has the figure; empty if none has."""
+    """Return an SVG with a bar for each row that has a value; empty if none has."""
     values = [
         (row["method"], value) for row in rows if (value := figure.value(row)) is not None and math.isfinite(value)
     ]

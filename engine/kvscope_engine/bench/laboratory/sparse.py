@@ -1,7 +1,7 @@
 """Sparse attention: reads only the blocks estimated to receive most of the attention (Quest, arXiv 2406.10774).
 
-Blocks are ranked in one level or in two, like `--sparse-decode` of the engine. Stored in addition to the keys: the
-smallest and the largest key of each block, head and dimension.
+Blocks are ranked in one level or in two, as the engine does with `--sparse-decode`. In addition to the keys, the
+smallest and the largest key of each block, head and dimension are stored.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ MIN_BLOCKS: Final = 3
 """Minimum number of blocks: the first, the newest, and one that is selected."""
 GROUP_BLOCKS: Final = 8
 GROUP_SLACK: Final = 2
-"""In two levels, the number of candidate blocks as a multiple of the blocks wanted."""
+"""Number of candidate blocks in two-level ranking, as a multiple of the blocks to select."""
 
 
 class Sparse:
-    """Selects the top fraction of blocks per request and KV head. The first and the newest block are always
-    included.
+    """Selects the top `fraction` of the blocks per request and KV head, always including the first and the newest
+    block.
     """
 
     def __init__(self, fraction: float) -> None:
@@ -42,7 +42,7 @@ class Sparse:
         return self._read(rows, self._choose(rows)).reshape(query.shape)
 
     def _choose(self, rows: Tensor) -> Tensor:
-        """Return the selected blocks, (B, Hkv, k): one selection for the query heads that share keys."""
+        """Return the selected blocks, (B, Hkv, k): one selection for all query heads that share keys."""
         shares = _shares(rows, self._low, self._high)
         shares[..., 0] = shares[..., -1] = math.inf
         return shares.topk(self._num_wanted, -1).indices
@@ -98,9 +98,7 @@ class Hierarchical(Sparse):
 
 # Other rankings of the same blocks, to show how much the ranking matters.
 class LargestBound(Sparse):
-    """Ranking of Quest: the upper bound of the scores that a key of the block can have with any of the heads that share
-    it.
-    """
+    """Quest's ranking: upper bound of the scores of the block's keys, maximum over the query heads that share them."""
 
     def _choose(self, rows: Tensor) -> Tensor:
         up, down = rows.clamp(min=0), rows.clamp(max=0)
@@ -110,7 +108,7 @@ class LargestBound(Sparse):
 
 
 class Oracle(Sparse):
-    """Ideal ranking by the actual attention on each block; it reads every key to compute it."""
+    """Ideal ranking by the actual attention on each block, for which it reads every key."""
 
     def _choose(self, rows: Tensor) -> Tensor:
         keys = self._blocks[0].flatten(2, 3)[:, :, : self._length]  # (B, Hkv, T, D)
@@ -122,8 +120,9 @@ class Oracle(Sparse):
 
 
 def _in_blocks(tensor: Tensor, *, pad_last: bool = False) -> Tensor:
-    """Reshape (B, T, Hkv, D) to (B, Hkv, n, 16, D). The last block is padded with zeros, or with its last token if
-    `pad_last`.
+    """Reshape (B, T, Hkv, D) to (B, Hkv, n, 16, D).
+
+    The last block is padded with zeros, or with its last token if `pad_last`.
     """
     missing = -tensor.shape[1] % BLOCK_SIZE
     if missing and pad_last:
@@ -135,8 +134,9 @@ def _in_blocks(tensor: Tensor, *, pad_last: bool = False) -> Tensor:
 
 
 def _shares(rows: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Estimate each block's share of attention: (B, Hkv, group, D) and (B, Hkv, n, D) -> (B, Hkv, n). Same as the
-    engine's `block_scores`, but not as a logarithm.
+    """Estimate each block's share of attention: (B, Hkv, group, D) and (B, Hkv, n, D) -> (B, Hkv, n).
+
+    Equals the engine's `block_scores`, which returns logarithms.
     """
     up, down, far = rows.clamp(min=0), rows.clamp(max=0), 1.0 - NEAR
     estimates = (NEAR * up + far * down) @ high.mT + (far * up + NEAR * down) @ low.mT

@@ -1,7 +1,7 @@
 """Effect of `--sparse-decode` on a model: perplexity and time of decode steps at several fractions of the blocks.
 
 Uses the engine's blocks, bounds and operations, with one request. All but the last tokens of a text are prefilled; the
-last ones are decoded one by one, once per fraction, over the same blocks.
+last ones are decoded one at a time, once per fraction, over the same blocks.
 """
 
 from __future__ import annotations
@@ -78,9 +78,8 @@ class _Answers:
     log_probs: torch.Tensor
     """Log-probabilities, (n, vocabulary) float32, on the host."""
     surprises: torch.Tensor
-    """Negative log-probability of the token that follows, (n,) float64."""
+    """Negative log-probability of the actual next token, (n,) float64."""
     step_s: float
-    """Median step time in seconds."""
 
 
 def _row(fraction: float, num_attended_blocks: int, answers: _Answers, full: _Answers) -> SparseRow:
@@ -98,7 +97,7 @@ def _row(fraction: float, num_attended_blocks: int, answers: _Answers, full: _An
 
 
 class _Reading:
-    """A text and its contiguous blocks, so that a token's position is its slot."""
+    """A text and its contiguous blocks, in which a token's slot equals its position."""
 
     def __init__(self, loaded: LoadedModel, storage: KVStorage, ids: torch.Tensor) -> None:
         self.ops: Ops = ops_for(loaded.device.type)

@@ -1,5 +1,5 @@
-"""Two attention methods that require a model trained with them, run on one that was not, to show what the training is
-needed for.
+"""Two attention methods that require a model trained with them, applied to one that was not, to show the effect of
+training.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ NUM_NEWEST: Final = 16
 
 
 class HashBuckets:
-    """Attends to tokens whose keys share the query's bucket in one of 4 rounds of LSH by random rotations (Reformer,
-    arXiv 2001.04451), and to the newest 16. There are 32 buckets per round, so that about an eighth of the tokens is
-    read.
+    """Attends to tokens whose keys share the query's bucket in one of 4 rounds of LSH, and to the newest 16 tokens.
+
+    LSH uses random rotations (Reformer, arXiv 2001.04451). There are 32 buckets per round, so about an eighth of the
+    tokens is read.
     """
 
     def hold(self, keys: Tensor, values: Tensor) -> None:
@@ -36,9 +37,7 @@ class HashBuckets:
         return scaled_dot_product_attention(rows, self._keys, self._values, attn_mask=seen).reshape(query.shape)
 
     def _hash(self, vectors: Tensor) -> Tensor:
-        """Return each vector's bucket, (rounds, B, Hkv, n): the nearest of the directions along both signs of each
-        axis.
-        """
+        """Return each vector's bucket, (rounds, B, Hkv, n): the nearest of the rotated axes, in either direction."""
         sides = torch.einsum("bhnd,rdk->rbhnk", vectors, self._rotations)
         return torch.cat((sides, -sides), -1).argmax(-1)
 
@@ -48,8 +47,9 @@ class HashBuckets:
 
 
 class LowRank:
-    """Projects keys and values along the tokens to a fraction of their number (Linformer, arXiv 2006.04768), with a
-    random matrix where a trained model has a learned one.
+    """Projects keys and values along the tokens to `fraction` of their number (Linformer, arXiv 2006.04768).
+
+    The projection is a random matrix, where a trained model has a learned one.
     """
 
     def __init__(self, fraction: float) -> None:

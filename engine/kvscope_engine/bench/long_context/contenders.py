@@ -1,5 +1,6 @@
-"""Our engine, transformers and llama.cpp decoding after long contexts. Each fills its contexts in the fastest way it
-has, to keep the benchmark short.
+"""Our engine, transformers and llama.cpp decoding after long contexts.
+
+Each fills its contexts in its fastest way, to keep the benchmark short.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def long_contenders(batch: LongBatch, dtype: str, module: Any) -> list[LongConte
 
 
 class OurLongContexts:
-    """Our engine without prefix caching: the context of each request is computed and stored separately."""
+    """Our engine without prefix caching, so that the context of each request is computed and stored separately."""
 
     name = "kvscope"
 
@@ -96,7 +97,6 @@ class LlamaCppLongContexts:
         self._model = LlamaCpp(gguf, batch.num_requests, batch.num_requests * batch.length, is_unified=False)
 
     def fill(self, prompt: Sequence[int]) -> None:
-        """Prefill the first sequence in full batches, and copy it to the others."""
         last = len(prompt) - 1
         entries = [(token, position, 0, position == last) for position, token in enumerate(prompt)]
         said: list[int] = []

@@ -14,12 +14,12 @@ MAX_ROUNDS: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class LongBatch:
-    """Shape of a batch of requests with equally long contexts that decode together."""
+    """Size of a batch of requests with equally long contexts that decode together."""
 
     num_requests: int = 8
     context_tokens: int = 4096
     round_tokens: int = 16
-    """Tokens generated per request in one round."""
+    """Number of tokens generated per request in one round."""
 
     @property
     def name(self) -> str:
@@ -27,7 +27,7 @@ class LongBatch:
 
     @property
     def length(self) -> int:
-        """Maximum tokens of a request after all rounds, with a margin."""
+        """Maximum number of tokens of a request after all rounds, with a margin."""
         return self.context_tokens + self.round_tokens * (MAX_ROUNDS + 2)
 
 
@@ -49,8 +49,9 @@ def long_rates(
     repeats: int,
     tell: Callable[[str], None],
 ) -> dict[str, list[Rate]]:
-    """Return the decode rate of each contender in each round. Filling is not measured. Within a round, contenders run
-    one after the other.
+    """Return the decode rate of each contender in each round, without the time to fill the contexts.
+
+    Within a round, contenders run one after the other.
     """
     prompt = [text_ids[place % len(text_ids)] for place in range(batch.context_tokens)]
     for contender in contenders:

@@ -22,7 +22,7 @@ def read_gb_per_s(device: str) -> float | None:
 
 
 class GpuClocks:
-    """Clocks of the GPU that torch computes on. Unknown on a CPU and where NVML does not report them."""
+    """Clocks of the GPU that torch computes on. Unknown on a CPU and if NVML does not report them."""
 
     def __init__(self, device: str) -> None:
         self._uuid = "" if device == "cpu" else _uuid()

@@ -1,8 +1,7 @@
-"""Decode steps of a whole batch: with CUDA graphs, without, with other engine options, and by transformers'
-`generate`.
+"""Decode steps of a whole batch: with and without CUDA graphs, with other options, and by transformers' `generate`.
 
-Each is compared with the time that reading the required bytes once takes (weights, and the batch's keys and values), at
-the speed of a plain read measured in the same run, and at the data sheet's bandwidth.
+Each is compared with the time of reading the required bytes once (weights, and the batch's keys and values), at the
+speed of a plain read measured in the same run, and at the data sheet's bandwidth.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 
 WARM_STEPS: Final = 4
 HOSTS: Final = ("eager", "transformers")
-"""Kinds of rows in which the host launches each kernel, so that they measure the host on most machines."""
+"""Kinds of rows in which the host launches each kernel, so that on most machines the host's speed is measured."""
 TAIL: Final = 99
 """Percentile of step times in the report."""
 
@@ -41,7 +40,7 @@ def decode_steps(
     tell: Callable[[str], None],
     report: dict[str, Any],
 ) -> None:
-    """Add to `report` the start of each engine, and a row for each of its batches and samplings."""
+    """Add the start time and memory of each engine to `report`, and a row for each of its batches and samplings."""
     report |= {"engines": {}, "steps": []}
     for kind, options in engines.items():
         tell(f"{kind}: starts")
@@ -69,7 +68,7 @@ def decode_steps_text(report: dict[str, Any]) -> str:
     lines.append(f"steps that decode, context {report['context']}")
     order = {(row["batch"], row["sampling"]): None for row in report["steps"]}
     rows = [_row(report, row) for key in order for row in report["steps"] if (row["batch"], row["sampling"]) == key]
-    lines.append(table(HEADER, rows, words=(0, 1, 2)))
+    lines.append(table(HEADER, rows, left_aligned=(0, 1, 2)))
     if any(map(_is_cut, report["steps"])):
         lines.append("fewer at once than the batch: the KV memory has no room for all of its requests")
     return "\n".join(lines)
@@ -93,8 +92,8 @@ HEADER: Final = (
 
 
 def samplings(args: argparse.Namespace, batch: int, batches: list[int]) -> list[str]:
-    """Return the samplings to measure for a batch: those requested, else greedy, and also top-p for the largest
-    batch.
+    """Return the samplings to measure for a batch: those requested, else greedy, and for the largest batch also
+    top-p.
     """
     if args.sampling:
         return list(dict.fromkeys(args.sampling))
@@ -102,8 +101,9 @@ def samplings(args: argparse.Namespace, batch: int, batches: list[int]) -> list[
 
 
 def room(args: argparse.Namespace, batches: list[int], num_steps: int, tokens_a_step: int = 1) -> int:
-    """Return the `max_model_len` needed for `num_steps` steps of the largest batch. Requests that are prefilled first
-    decode while the others are prefilled.
+    """Return the `max_model_len` needed for `num_steps` steps of the largest batch.
+
+    It includes the tokens that requests generate while others are still being prefilled.
     """
     return int(args.context + tokens_a_step * (num_steps + 64 + max(batches) * args.context // 1024))
 
@@ -118,8 +118,9 @@ def tokens_a_step(options: Mapping[str, Any]) -> int:
 def decoding(
     engine: Engine, batch: int, args: argparse.Namespace, max_model_len: int, sampled: str = "greedy"
 ) -> Iterator[float]:
-    """Run a batch of different prompts of --context tokens until all requests decode. Yields the seconds of the
-    prefill.
+    """Run a batch of different prompts of --context tokens until all requests decode.
+
+    Yields the seconds of the prefill. The requests are aborted at the end.
     """
     room_left = max_model_len - args.context
     sampling = SamplingParams(max_tokens=room_left, ignore_eos=True, **SAMPLINGS[sampled])
@@ -190,8 +191,11 @@ def _engine(
 
 
 def _measured(engine: Engine, frames: list[Frame], num_steps: int) -> dict[str, float]:
-    """Measure `num_steps` steps. Returns the median number of requests that got a token (below the batch size if the KV
-    cache is too small), times in ms, tokens per second, and the median bytes that a step had to read.
+    """Measure `num_steps` steps. Returns median times in ms, tokens per second, and the median bytes that a step had to
+    read.
+
+    `requests` in the result is the median number of requests that got a token: below the batch size if the KV cache is
+    too small.
     """
     frames.clear()
     overlap_ns, overlapped = engine.overlaps.overlap_ns, engine.overlaps.overlapped
@@ -228,8 +232,9 @@ def _measured(engine: Engine, frames: list[Frame], num_steps: int) -> dict[str, 
 def _transformers(
     args: argparse.Namespace, setting: Setting, batches: list[int], tell: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Return the milliseconds per decoded token of each batch, as the difference of a long and a short run, which
-    cancels the prompt.
+    """Return the milliseconds per decoded token of each batch.
+
+    They are computed from the difference of a long and a short run, which cancels the prompt.
     """
     import torch
 
@@ -288,5 +293,5 @@ def _is_cut(step: dict[str, Any]) -> bool:
 
 
 def _share(step: dict[str, Any], gb_per_s: float | None) -> str:
-    """Return the share of the step time that a single read at `gb_per_s` takes; empty if the speed is unknown."""
+    """Return the time of a single read at `gb_per_s` as a share of the step time; empty if the speed is unknown."""
     return "" if gb_per_s is None else f"{step['read_once_bytes'] / gb_per_s / 1e6 / step['step_ms']:.0%}"

@@ -1,8 +1,8 @@
 """Concurrent requests of mixed lengths, by our engine and by transformers' continuous batching.
 
-They run one after the other, each with the device to itself, and after a warm-up with different prompts of the same
-lengths. Ours also warms up each batch size that has a CUDA graph, so that no graph is captured during the measurement.
-On a GPU, transformers chooses its pages, blocks and batches; if that fails, it gets values that fit the workload.
+They run one after the other, each alone on the device, and after a warm-up with different prompts of the same lengths.
+Ours also warms up each batch size that has a CUDA graph, so that no graph is captured during the measurement. On a GPU,
+transformers chooses its pages, blocks and batches; if that fails, it gets values that fit the workload.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SMALLER_BATCH_TOKENS: Final = 2048
 PAGE_SIZE: Final = 256
 """Default page size of transformers."""
 WARM_TOKENS: Final = 8
-"""Output tokens per warm-up request: more steps than it takes until a batch's graph is captured."""
+"""Output tokens per warm-up request: more steps than are needed until a batch's graph is captured."""
 LATENCIES: Final = {
     "ttft_p50_ms": "first token p50, ms",
     "ttft_p99_ms": "p99",
@@ -41,7 +41,7 @@ LATENCIES: Final = {
 
 
 class _TooSlow(Exception):
-    """Raised if there is nothing to measure within the time limit; another attempt would take as long."""
+    """Raised if no token was generated within the time limit, so that another attempt would take as long."""
 
 
 def requests(
@@ -52,7 +52,9 @@ def requests(
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
     """Measure our engine, our engine with the options of each of `engines`, and transformers, one after the other.
-    transformers is stopped after `limit_s` and its tokens so far count; if it fails, the report has the reason.
+
+    transformers is stopped after `limit_s` seconds, and its tokens so far count. If it fails, the report has the
+    reason.
     """
     workload, ours = _ours(setting, {}, count, tell)
     empty()
@@ -129,8 +131,9 @@ def _ours(
 
 
 def _latencies(frames: list[Frame]) -> dict[str, float]:
-    """Return percentiles in ms under the keys of `LATENCIES`. Inter-token latencies are missing if no request has a
-    second token.
+    """Return percentiles in ms under the keys of `LATENCIES`.
+
+    Inter-token latencies are missing if no request has a second token.
     """
     first, between = (
         np.frombuffer(b"".join(getattr(frame, name) for frame in frames), "<u8") / 1e6
@@ -159,7 +162,7 @@ def _warm_up(workload: BenchWorkload) -> BenchWorkload:
 def _theirs(
     setting: Setting, workload: BenchWorkload, limit_s: float, tell: Callable[[str], None]
 ) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return transformers' results, or None, and the reasons why attempts failed."""
+    """Return transformers' results, or None if all attempts failed, and the reasons of failed attempts."""
     tries: list[dict[str, int] | None] = [None]
     if setting.device == "cuda":
         tries = [{}, {"max_batch_tokens": SMALLER_BATCH_TOKENS, "num_blocks": _num_blocks(workload)}]

@@ -38,9 +38,7 @@ class Setting:
     """
 
     def engine_config(self, **options: Any) -> EngineConfig:
-        """Return an engine configuration with bfloat16 and without prefix caching (each run computes everything),
-        unless `options` say otherwise.
-        """
+        """Return an engine configuration with bfloat16 and without prefix caching, unless `options` say otherwise."""
         own: dict[str, Any] = {
             "model": self.model,
             "device": self.device,
@@ -71,8 +69,10 @@ class Setting:
 
 @contextmanager
 def setting_of(args: argparse.Namespace, longest: int) -> Iterator[Setting]:
-    """Yield the setting that the options select. Without --model, the model has random weights, and at least `longest`
-    positions, because position limits mean nothing without training.
+    """Yield the setting that the command-line options select.
+
+    Without --model, the model has random weights and at least `longest` positions, because position limits mean nothing
+    without training.
     """
     share = _share(args)
     if args.model:

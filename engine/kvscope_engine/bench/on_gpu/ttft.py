@@ -1,6 +1,6 @@
 """Time to first token of one request, for several numbers of new tokens after several numbers of cached tokens.
 
-The cached tokens are computed once by an earlier request whose blocks are in the prefix cache. Each measurement has a
+The cached tokens are computed once by an earlier request, whose blocks stay in the prefix cache. Each measurement has a
 different suffix, and the engine's counters verify that only the suffix is computed. Warm-up runs compile kernels and
 capture graphs first.
 """

@@ -1,4 +1,4 @@
-"""Log of which blocks changed owners or tiers since the last frame.
+"""Log of blocks that were evicted, copied, saved or loaded since the last frame.
 
 Bounded; the code that drives a scheduler drains it after each step.
 """
@@ -12,11 +12,11 @@ from typing import Final
 from kvscope_telemetry.messages.telemetry import Moves
 
 MAX_IDS: Final = 1 << 16
-"""Maximum number of ids of each kind per frame: more than a user can see, and a bound if the log is not drained."""
+"""Maximum number of ids of each kind per frame: more than a user can see. Bounds the log if it is not drained."""
 
 
 class MoveLog:
-    """Ids of the ledger's rows, with the meaning of `messages.telemetry.Moves`."""
+    """Ids of ledger rows, with the meaning of `messages.telemetry.Moves`."""
 
     __slots__ = ("_copied", "_evicted", "_loaded", "_saved")
 
@@ -39,7 +39,7 @@ class MoveLog:
         _extend(self._saved, rows)
 
     def loaded(self, rows: Sequence[int]) -> None:
-        """Record rows that were read back from a tier below."""
+        """Record rows that were loaded from a tier below."""
         _extend(self._loaded, rows)
 
     def drain(self) -> Moves:
