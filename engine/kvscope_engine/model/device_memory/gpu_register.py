@@ -49,7 +49,7 @@ class GpuRegister:
         end of the process.
         """
         self.end_turn()
-        if not _is_private_folder(self._folder, make=True):
+        if not _is_private_folder(self._folder, create=True):
             return True
         deadline_s = time.monotonic() + max_wait_s
         turns = [
