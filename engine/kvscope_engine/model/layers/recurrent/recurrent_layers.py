@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from typing import Any, Final, Protocol
 
@@ -607,6 +608,7 @@ _CALLERS_BY_CLASS: Final[dict[str, StateCaller]] = {
 }
 
 
+@cache  # as for `uses_interface`: reading source code takes long
 def _caller_of(kind: Any) -> StateCaller | None:
     """Return the `StateCaller` for modules of class `kind`, or None if they have no known state."""
     if kind.__name__ in _CALLERS_BY_CLASS:
