@@ -9,7 +9,7 @@ import pytest
 from tests.simulated_engine.engine import SimulatedEngine
 from tests.simulated_engine.server import SimulatedServer
 
-from kvscope_app.session.block_texts.session_texts import NOT_IN_RECORDING, NOT_RECORDED, asked_of
+from kvscope_app.session.block_texts.session_texts import NOT_IN_RECORDING, NOT_RECORDED, lookup_of
 from kvscope_app.session.recording.disk_history import DiskHistory
 from kvscope_app.session.recording.recorded_texts import RecordedTexts
 from kvscope_app.session.recording.rings import make_ring
@@ -226,7 +226,7 @@ def test_recording_without_texts_is_reported_in_all_views(open_playback, show_vi
     assert shown_facts(inspector)["Text"] == NOT_IN_RECORDING
     finder.find("words")
     assert finder.texts.note == NOT_IN_RECORDING
-    assert session.texts.why_not(asked_of(session.mirror, table[0])) == NOT_IN_RECORDING
+    assert session.texts.why_not(lookup_of(session.mirror, table[0])) == NOT_IN_RECORDING
     finder.deleteLater()
 
 
@@ -270,13 +270,13 @@ def test_live_engine_provides_texts_also_while_paused(live_session, qtbot):
     qtbot.waitUntil(lambda: full().size > 0, timeout=WAIT_MS)
 
     def tells():
-        asked = asked_of(live_session.mirror, int(full()[0]))
+        asked = lookup_of(live_session.mirror, int(full()[0]))
         live_session.texts.request("test", [asked])
         return live_session.texts.get(asked) is not None
 
     qtbot.waitUntil(tells, timeout=WAIT_MS)
     live_session.timeline.pause()
-    known = [asked_of(live_session.mirror, row) for row in range(live_session.mirror.num_rows)]
+    known = [lookup_of(live_session.mirror, row) for row in range(live_session.mirror.num_rows)]
     assert any(live_session.texts.get(asked) is not None for asked in known)
     gone = type(known[0])(live_session.mirror.epoch, 3, 999_999, 16, 0x123456789)  # a block that never existed
     assert live_session.texts.why_not(gone) == NOT_RECORDED
