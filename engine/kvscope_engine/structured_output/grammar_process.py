@@ -270,7 +270,9 @@ class GrammarProcess:
         (longest_ns,) = grammar_messages.ANSWERS_HEADER.unpack_from(data)
         self._is_slow = longest_ns > MAX_STEP_WAIT_S * 1e9
         self._since_ns, self._since_cpu_ns = time.monotonic_ns(), self._cpu_ns()
-        for number, state in grammar_messages.ANSWER.iter_unpack(memoryview(data)[grammar_messages.ANSWERS_HEADER.size :]):
+        for number, state in grammar_messages.ANSWER.iter_unpack(
+            memoryview(data)[grammar_messages.ANSWERS_HEADER.size :]
+        ):
             self._num_unanswered -= 1
             completion = self._awaiting.get(number)
             if completion is not None:

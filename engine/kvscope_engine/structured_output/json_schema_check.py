@@ -32,7 +32,7 @@ OBJECT_KEYWORDS: Final = frozenset(
 ASSERTIONS: Final = NUMBER_KEYWORDS | STRING_KEYWORDS | ARRAY_KEYWORDS | OBJECT_KEYWORDS
 ARRAY_INDICATORS: Final = frozenset({"items", "prefixItems"})
 OBJECT_INDICATORS: Final = frozenset({"properties", "additionalProperties", "unevaluatedProperties"})
-"""Keywords from which XGrammar infers `object` for a schema without `type`, as it infers `array` from `ARRAY_INDICATORS`."""
+"""Keywords from which XGrammar infers `object` for a schema without `type` (`array` from `ARRAY_INDICATORS`)."""
 UNKNOWN_FORMATS: Final = frozenset({"regex", "idn-email", "idn-hostname", "iri", "iri-reference"})
 """Formats of JSON Schema that XGrammar does not support. Names outside JSON Schema are only annotations there, too."""
 SINGLE_SUBSCHEMA: Final = (
@@ -98,7 +98,9 @@ def _unenforced_keyword(schema: dict[str, Any], root: Schema) -> str:
 def _unenforced_next_to_whole(whole: str, schema: dict[str, Any], root: Schema) -> str:
     """Return the first keyword next to `whole` that would not be enforced, and why; "" if there is none."""
     for name in schema:
-        if name in ASSERTIONS or (name in EXCLUSIVE_KEYWORDS and name != whole and not _is_in_enum(schema, whole, name)):
+        if name in ASSERTIONS or (
+            name in EXCLUSIVE_KEYWORDS and name != whole and not _is_in_enum(schema, whole, name)
+        ):
             return f"{name!r} beside {whole!r} is not enforced"
     if "type" in schema and not (found := _types(schema | {"type": None}, root)) <= _type_names(schema["type"]):
         return f"'type' beside {whole!r} is not enforced, and {whole!r} gives {', '.join(sorted(found))}"
@@ -129,7 +131,9 @@ def _unenforced_for_type(schema: dict[str, Any]) -> str:
 
 
 def _unenforced_without_type(names: Any) -> str:
-    inferred = OBJECT_KEYWORDS if names & OBJECT_INDICATORS else ARRAY_KEYWORDS if names & ARRAY_INDICATORS else frozenset()
+    inferred = (
+        OBJECT_KEYWORDS if names & OBJECT_INDICATORS else ARRAY_KEYWORDS if names & ARRAY_INDICATORS else frozenset()
+    )
     name = next((name for name in names if name in ASSERTIONS - inferred), None)
     return "" if name is None else f"{name!r} without a 'type' that it is of is not enforced"
 

@@ -4,8 +4,8 @@ Owns a bounded record of evicted digests and, for each cached block, the blocks 
 explains the result of `find_reusable` and does not affect it.
 
 After the first minutes of steady load, no other data of the engine keeps growing: each block that is evicted for the
-first time adds a digest, up to `MAX_EVICTED_DIGESTS`, which take 11 MiB, and 16 MiB while their table grows. Following blocks
-are recorded only for cached blocks.
+first time adds a digest, up to `MAX_EVICTED_DIGESTS`, which take 11 MiB, and 16 MiB while their table grows. Following
+blocks are recorded only for cached blocks.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvscope_engine.policy.scheduling.batch_limits import BatchLimits
-from kvscope_engine.policy.scheduling.reduced_limits import RECOVERY_DELAY_NS, DOUBLING_INTERVAL_NS, ReducedLimits
+from kvscope_engine.policy.scheduling.reduced_limits import DOUBLING_INTERVAL_NS, RECOVERY_DELAY_NS, ReducedLimits
 
 
 def step_limits(limits: BatchLimits) -> tuple[int, int]:
@@ -38,7 +38,9 @@ def test_they_come_back_step_by_step_and_that_is_told_once(limits: BatchLimits, 
     for now_ns in range(0, 60_000_000_000, DOUBLING_INTERVAL_NS):
         told.append(reduced.update(now_ns))
         found.append(step_limits(limits))
-    assert found[: RECOVERY_DELAY_NS // DOUBLING_INTERVAL_NS] == [(30, 30)] * (RECOVERY_DELAY_NS // DOUBLING_INTERVAL_NS)
+    assert found[: RECOVERY_DELAY_NS // DOUBLING_INTERVAL_NS] == [(30, 30)] * (
+        RECOVERY_DELAY_NS // DOUBLING_INTERVAL_NS
+    )
     assert found[RECOVERY_DELAY_NS // DOUBLING_INTERVAL_NS :][:3] == [(60, 60), (120, 64), (240, 64)]
     assert step_limits(limits) == (8192, 64)
     assert [what for what in told if what] == ["steps have up to 8192 tokens of 64 requests again"]
