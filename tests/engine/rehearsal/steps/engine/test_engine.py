@@ -465,13 +465,13 @@ def test_engines_on_one_gpu_start_one_after_another(
     def look(name: str) -> None:
         original = getattr(components, name)
 
-        def looked(*args: Any, **options: Any) -> Any:
+        def evaluated(*args: Any, **options: Any) -> Any:
             other = GpuRegister(tmp_path)
             has_turn.append(other.await_turn(("aaaa",), lambda whom: None, 0.0))
             other.close()
             return original(*args, **options)
 
-        monkeypatch.setattr(components, name, looked)
+        monkeypatch.setattr(components, name, evaluated)
 
     look("load_model")
     for name in ("pool_size", "storage_for_model", "ModelRunner"):
