@@ -68,7 +68,7 @@ def svg_of(view: View, style: PictureStyle | None = None) -> QByteArray:
 
 @dataclass(frozen=True, slots=True)
 class RenderedPicture:
-    """Picture of a view in both formats, taken before the user is asked for the file name, which decides the format."""
+    """Image and SVG file of a view, rendered before the user chooses a file name, which decides between the two."""
 
     image: QImage
     drawing: bytes

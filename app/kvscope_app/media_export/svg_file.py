@@ -1,6 +1,6 @@
 """QPainter that draws SVG.
 
-Corrects QSvgGenerator's output: images are smoothed, the size is in mm, and control characters are not escaped.
+Corrects what is wrong in QSvgGenerator's output: smoothed images, a size in mm, and unescaped control characters.
 """
 
 from __future__ import annotations

@@ -18,10 +18,10 @@ _PERCENT: Final = "zoom_percent"
 _SCALE: Final = "font_scale"
 """Property of a widget with its own font: the size of that font relative to the application's."""
 _AT_100: Final = "length_at_100"
-"""Prefix of properties for lengths, followed by the length's name.
+"""Prefix of the Qt property that stores a length of a widget. The length's name follows.
 
-The value is the exact length at 100 % and the rounded one that was set last. Scaling rounded lengths again would make
-them drift after a few zoom steps.
+Its value is the exact length at 100 % and the rounded length that was set last. Scaling rounded lengths again would
+make them drift after a few zoom steps.
 """
 _MAX_WIDGET_SIZE: Final = (1 << 24) - 1
 """Qt's QWIDGETSIZE_MAX: the size of a widget without a limit."""

@@ -55,7 +55,7 @@ class ProcessRow:
     num_bytes: int | None
     cores: float | None = None
     color_index: int = -1
-    """Index of the process's segment in the device's bar, whose colour it has. -1: no segment of its own."""
+    """Index of the segment in the device's bar that has the same colour. -1: the process has no segment of its own."""
 
 
 def process_rows(devices: Devices) -> list[ProcessRow]:

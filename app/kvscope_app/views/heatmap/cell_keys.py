@@ -24,7 +24,7 @@ IntArray = npt.NDArray[np.int64]
 GAP: Final = 0
 FREE: Final = 2
 LEVELS: Final = 16
-"""Number of shades per colour. A darker or lighter shade shows how much of the bin is in use."""
+"""Number of shades per colour. The shade shows how much of a bin is in use."""
 _MIN_STRENGTH: Final = 0.45
 """Share of a state's colour in its faintest shade, 0 to 1; the rest is the colour of free blocks.
 

@@ -39,8 +39,8 @@ class PrefixModel(TableModel):
         super().__init__(parent)
         self.theme: Theme = DARK
         self.moment: PrefixMoment | None = None
-        self.which = PrefixFilter.ALL
-        self.found: Callable[[PrefixMoment], Mask] | None = None
+        self.node_filter = PrefixFilter.ALL
+        self.search: Callable[[PrefixMoment], Mask] | None = None
         """Function that returns which nodes a search matches, shape (nodes,); None: no search."""
         self._labels = labels
         self._expanded: set[int] = set()
@@ -50,8 +50,8 @@ class PrefixModel(TableModel):
     def show_moment(self, moment: PrefixMoment | None) -> None:
         shown = _NO_NODES
         if moment is not None:
-            is_match = None if self.found is None else self.found(moment)
-            passes_filter = matches(moment.tree, self.which, is_match)
+            is_match = None if self.search is None else self.search(moment)
+            passes_filter = matches(moment.tree, self.node_filter, is_match)
             sort_by = COLUMNS[self._sort_column].sort_by(moment)
             shown = visible_nodes(moment.tree, self._expanded, sort_by, self._descending, passes_filter)
         self.reordering.emit()

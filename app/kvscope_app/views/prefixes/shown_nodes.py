@@ -42,8 +42,8 @@ class ShownNodes:
     num_left_out: int = 0
 
 
-def matches(tree: PrefixTree, which: PrefixFilter, is_match: Mask | None = None) -> Mask:
-    """Return which nodes pass the filter `which`, shape (nodes,). `is_match`: nodes that a search matches."""
+def matches(tree: PrefixTree, node_filter: PrefixFilter, is_match: Mask | None = None) -> Mask:
+    """Return which nodes pass `node_filter`, shape (nodes,). `is_match`: nodes that a search matches."""
     lower = tree.num_in_tier[:, BLOCK_TIERS.index(Tier.HOST) :].sum(axis=1)
     passing: dict[PrefixFilter, Mask] = {
         PrefixFilter.ALL: np.ones(len(tree), np.bool_),
@@ -54,7 +54,7 @@ def matches(tree: PrefixTree, which: PrefixFilter, is_match: Mask | None = None)
         PrefixFilter.LOWER: lower > 0,
         PrefixFilter.CUT: tree.is_cut,
     }
-    return passing[which] if is_match is None else passing[which] & is_match
+    return passing[node_filter] if is_match is None else passing[node_filter] & is_match
 
 
 def visible_nodes(

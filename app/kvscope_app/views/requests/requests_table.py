@@ -49,7 +49,7 @@ class RequestTable(RowTable):
     """Emitted with a field of `RequestWallTimes`: go to that moment of the current row's request."""
 
     def __init__(self, model: RequestModel) -> None:
-        super().__init__("Requests", many=True)
+        super().__init__("Requests", is_multi_select=True)
         self._requests = model
         self._delegate = ProgressDelegate(self)
         self.setModel(model)
