@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QAbstractItemView, QApplication, QLineEdit, QPlain
 
 from kvscope_app.actions.action_registry import ActionSpec
 from kvscope_app.ui.number_text import plural
-from kvscope_app.ui.table_text import as_tsv, chosen_rows
+from kvscope_app.ui.table_text import as_tsv, selected_rows
 from kvscope_app.window.window_body import WindowBody
 
 EDIT: Final = "Edit"
@@ -63,7 +63,7 @@ def _copy(window: WindowBody, *, whole: bool) -> None:
     if table is None:
         window.statusBar().showMessage("No focused table to copy from", _NOTICE_MS)
         return
-    rows = list(range(min(table.model().rowCount(), MAX_ROWS))) if whole else chosen_rows(table)
+    rows = list(range(min(table.model().rowCount(), MAX_ROWS))) if whole else selected_rows(table)
     if rows:
         QGuiApplication.clipboard().setText(as_tsv(table, rows))
     window.statusBar().showMessage(f"{plural(len(rows), 'row')} copied", _NOTICE_MS)

@@ -211,7 +211,7 @@ class TimelineView(View):
         """Show text on what is under the pointer, else why there are no steps, or help on mouse input."""
         failure = self.steps.failure
         text = words or (f"Steps cannot be read: {failure}" if failure else "")
-        self.pointed.set_lengths(*((text,) if text else _HINTS))
+        self.pointed.set_variants(*((text,) if text else _HINTS))
 
     def _on_steps(self) -> None:
         self._show_steps()
