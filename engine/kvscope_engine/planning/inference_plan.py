@@ -260,7 +260,9 @@ def _expanded_times(calls: Sequence[LayerCall], num_ranks: int) -> float:
     ranks.
     """
     num_elements = sum(call.shape.num_elements / (1 if call.shape.latent_dim else num_ranks) for call in calls)
-    return sum(shape.num_elements / num_ranks for shape in expanded_layers(calls)) / num_elements if num_elements else 1.0
+    return (
+        sum(shape.num_elements / num_ranks for shape in expanded_layers(calls)) / num_elements if num_elements else 1.0
+    )
 
 
 def weight_bytes(stage: PipelineStage, dtype: str) -> int:
