@@ -173,8 +173,8 @@ class MessageCard(QFrame):
         column.setSpacing(4)
         column.addLayout(head)
         column.addWidget(self.fold, 0, Qt.AlignmentFlag.AlignLeft)
-        for widget in (self.reasoning, self.body, self.notice, self.stats):
-            column.addWidget(widget)
+        for part in (self.reasoning, self.body, self.notice, self.stats):
+            column.addWidget(part)
         column.addLayout(versions)
         self._on_fold(False)
 

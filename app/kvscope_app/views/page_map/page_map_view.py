@@ -358,7 +358,7 @@ class PageMapView(View):
         if facts is None:
             self.card.hide()
             return
-        asked, texts = facts.asked, self.session.texts
+        asked, texts = facts.text_lookup, self.session.texts
         texts.request(self, () if asked is None else (asked,))
         content = None if asked is None else texts.get(asked)
         self.card.show_block(facts, content, "" if asked is None else texts.why_not(asked) or "…")

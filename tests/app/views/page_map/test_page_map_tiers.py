@@ -231,7 +231,7 @@ def test_facts_of_an_unmapped_block(engine, make_session, show_page_map):
     engine.write_blocks([3], state=BlockState.UNMAPPED, ref_count=0, owner=-1, filled=0)
     session = make_session(engine)
     facts = block_facts(session.mirror, 3, 16)
-    assert (facts.state, facts.color, facts.rows, facts.asked) == ("unmapped", "block_unmapped", (), None)
+    assert (facts.state, facts.color, facts.rows, facts.text_lookup) == ("unmapped", "block_unmapped", (), None)
     assert "without memory" in facts.empty
     view = show_page_map(session)
     assert "1 without memory" in view.summary.longest
