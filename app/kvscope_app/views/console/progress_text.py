@@ -6,7 +6,7 @@ from kvscope_app.session.session import Session
 from kvscope_app.session.state_text import STATE_TEXTS
 from kvscope_app.ui.number_text import seconds
 from kvscope_app.views.console.chat_answer import AnswerPhase, ChatAnswer
-from kvscope_app.views.requests.phase_text import prefill_so_far
+from kvscope_app.views.requests.phase_text import prefill_progress
 from kvscope_app.views.requests.waiting_text import why_waits
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.mirror.mirror import Mirror
@@ -41,7 +41,7 @@ def _engine_progress(mirror: Mirror, answer: ChatAnswer) -> str:
             is_new = mirror.requests.state[row] == RequestState.WAITING
             return f"{'Waiting' if is_new else 'Preempted'}: {reason}"
         if answer.phase is AnswerPhase.QUEUED and mirror.requests.state[row] == RequestState.RUNNING:
-            share, computed = prefill_so_far(mirror, row)
+            share, computed = prefill_progress(mirror, row)
             return f"Prefill {share}: {computed}"
     return "In the engine, no token yet" if answer.phase is AnswerPhase.QUEUED else ""
 

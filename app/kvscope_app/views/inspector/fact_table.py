@@ -134,7 +134,7 @@ class FactTable(QTableView):
 
     def _fit_rows(self, rows: list[int]) -> None:
         metrics, line_height = self.fontMetrics(), self.fontMetrics().height()
-        name_width, value_width = self.columnWidth(0) - _CELL_PAD, self.columnWidth(1) - _NAME_PAD
+        name_width, value_width = self.columnWidth(0) - _CELL_PAD, self.columnWidth(1) - _CELL_PAD
         for row in rows:
             fact = self.facts.fact_at(row)
             if fact is None:
