@@ -51,8 +51,8 @@ def test_prefixes_and_console_offer_nothing_without_a_pool(make_engine, make_ses
     prefixes.refresh()
     assert NO_POOL in driver.visible_texts(prefixes)
     page.show_status()
-    assert page.starters.findChildren(SamplePromptButton)
-    assert all(button.isHidden() for button in page.starters.findChildren(SamplePromptButton))
+    assert page.sample_buttons.findChildren(SamplePromptButton)
+    assert all(button.isHidden() for button in page.sample_buttons.findChildren(SamplePromptButton))
 
 
 def test_unreported_request_counters_are_dashes(make_engine, make_session, poll, qtbot):

@@ -146,7 +146,7 @@ def test_changes_of_other_stores_are_returned_once(store):
     other.delete("a")
     assert store.read_changes().deleted == ["a"]
     other.save(conversation("b", 9.0))
-    assert store.read_changes(but={"b"}).written == []  # also changed here: its save will raise
+    assert store.read_changes(exclude={"b"}).written == []  # also changed here: its save will raise
     with pytest.raises(ChangedElsewhere):
         store.save(conversation("b", 8.0))
 

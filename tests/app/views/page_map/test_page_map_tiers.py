@@ -232,7 +232,7 @@ def test_facts_of_an_unmapped_block(engine, make_session, show_page_map):
     session = make_session(engine)
     facts = block_facts(session.mirror, 3, 16)
     assert (facts.state, facts.color, facts.rows, facts.text_lookup) == ("unmapped", "block_unmapped", (), None)
-    assert "without memory" in facts.empty
+    assert "without memory" in facts.empty_text
     view = show_page_map(session)
     assert "1 without memory" in view.summary.longest
     assert "no memory behind it" in view.legend.accessibleName()

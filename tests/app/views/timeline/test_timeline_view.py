@@ -417,7 +417,7 @@ def test_long_overview_is_read_in_parts_and_painted_meanwhile(view, timed_sessio
         view.canvas.grab()
         view.canvas.hit_test(point_at(view, 92, row=2))
         QApplication.processEvents()
-    assert view.canvas.shown.lanes.history_of(EPOCH, 2_099) is not None
+    assert view.canvas.shown.lanes.index_of(EPOCH, 2_099) is not None
     assert view.canvas.hit_test(point_at(view, 92.5, row=0)).number
 
 
