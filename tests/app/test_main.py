@@ -72,6 +72,7 @@ def test_importing_every_module_does_not_import_torch():
         "import pkgutil, importlib, sys, kvscope_app\n"
         "for m in pkgutil.walk_packages(kvscope_app.__path__, 'kvscope_app.'): importlib.import_module(m.name)\n"
         "heavy = ('torch', 'triton', 'transformers', 'kvscope_engine', 'kvscope_kernels', 'httpx')\n"
+        "heavy += ('prometheus_client',)\n"
         "print([n for n in heavy if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

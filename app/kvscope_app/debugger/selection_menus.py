@@ -9,27 +9,18 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QMenu
 
 from kvscope_app.actions.action_registry import Actions
-from kvscope_app.debugger.debug_actions import BLOCK_ACTIONS, DEBUG, REQUEST_ACTIONS, UNPIN_ACTIONS
+from kvscope_app.debugger.debug_actions import BLOCK_ACTIONS, REQUEST_ACTIONS
 from kvscope_app.session_window import SessionWindow
 
 if TYPE_CHECKING:
     from kvscope_app.views.requests.requests_table import RequestTable
 
 
-def fill_debug_menu(menu: QMenu, actions: Actions) -> None:
-    """Fill the menu: steps, actions on a request, actions on a block, then the rest."""
-    menu.setToolTipsVisible(True)
-    for spec in actions.in_group(DEBUG):
-        if spec.name in (REQUEST_ACTIONS[0], BLOCK_ACTIONS[0], UNPIN_ACTIONS[0]):
-            menu.addSeparator()
-        menu.addAction(actions[spec.name])
-
-
 def add_selection_menus(window: SessionWindow, actions: Actions) -> None:
-    """Add a context menu to the page map. `add_to_requests` does so for a request table, once that exists."""
+    """Add a context menu to the page map. For a request table, call `add_to_requests` once the table exists."""
     canvas = window.page_map.canvas
 
-    def wanted(position: QPoint) -> None:
+    def show_menu(position: QPoint) -> None:
         window.page_map.select_holder(canvas.current_block)
         actions.refresh()
         menu = QMenu(window)
@@ -40,15 +31,15 @@ def add_selection_menus(window: SessionWindow, actions: Actions) -> None:
         menu.addActions([actions[name] for name in REQUEST_ACTIONS])
         menu.popup(position)
 
-    canvas.menu_requested.connect(wanted)
+    canvas.menu_requested.connect(show_menu)
 
 
 def add_to_requests(table: RequestTable, actions: Actions) -> None:
     """Append the debugger's actions on requests to the table's context menu.
 
-    The table's own Abort action is removed, because the debugger's takes its place.
+    The table's own Abort action is removed, because the debugger's also aborts requests of other clients.
     """
     table.removeAction(table.abort)
-    line = QAction(table)
-    line.setSeparator(True)
-    table.addActions([line, *(actions[name] for name in REQUEST_ACTIONS)])
+    separator = QAction(table)
+    separator.setSeparator(True)
+    table.addActions([separator, *(actions[name] for name in REQUEST_ACTIONS)])

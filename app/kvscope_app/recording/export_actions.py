@@ -22,6 +22,7 @@ def export_actions(window: SessionWindow, group: str) -> list[ActionSpec]:
             group,
             partial(ask_export, window),
             ("Ctrl+Shift+E",),
+            starts_section=True,
             tip="The session's history or a range of it: HTML report, Perfetto trace, CSV, Parquet or Arrow",
         )
     ]

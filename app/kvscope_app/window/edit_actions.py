@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QAbstractItemView, QApplication, QLineEdit, QPlain
 
 from kvscope_app.actions.action_registry import ActionSpec
 from kvscope_app.ui.number_text import plural
-from kvscope_app.ui.table_text import as_tsv, chosen_rows
+from kvscope_app.ui.table_text import as_tsv, selected_rows
 from kvscope_app.window.window_body import WindowBody
 
 EDIT: Final = "Edit"
@@ -41,7 +41,14 @@ def edit_actions(window: WindowBody) -> list[ActionSpec]:
             enabled=lambda: bool(window.undo.redoText()),
             text_now=lambda: f"Redo {window.undo.redoText()}".strip(),
         ),
-        ActionSpec("copy_rows", "Copy selected rows", EDIT, partial(_copy, window, whole=False), ("Ctrl+C",)),
+        ActionSpec(
+            "copy_rows",
+            "Copy selected rows",
+            EDIT,
+            partial(_copy, window, whole=False),
+            ("Ctrl+C",),
+            starts_section=True,
+        ),
         ActionSpec("copy_table", "Copy table", EDIT, partial(_copy, window, whole=True), ("Ctrl+Shift+C",)),
     ]
 
@@ -56,7 +63,7 @@ def _copy(window: WindowBody, *, whole: bool) -> None:
     if table is None:
         window.statusBar().showMessage("No focused table to copy from", _NOTICE_MS)
         return
-    rows = list(range(min(table.model().rowCount(), MAX_ROWS))) if whole else chosen_rows(table)
+    rows = list(range(min(table.model().rowCount(), MAX_ROWS))) if whole else selected_rows(table)
     if rows:
         QGuiApplication.clipboard().setText(as_tsv(table, rows))
     window.statusBar().showMessage(f"{plural(len(rows), 'row')} copied", _NOTICE_MS)

@@ -287,7 +287,7 @@ class ErrorNotices(QObject):
         strip.apply_theme(self._themes.theme)
         strip.destroyed.connect(self._forget_strip)
         if isinstance(window, WindowBody):
-            strip.heir = window.page_map.canvas
+            strip.focus_heir = window.page_map.canvas
             window.strips.add(strip)
         else:
             middle = window.centralWidget() or window

@@ -21,14 +21,14 @@ from kvscope_app.engine_launcher.engine_supervisor import EngineSupervisor
 from kvscope_app.playback.playback_bar import PlaybackBar
 from kvscope_app.recent_recordings.file_drops import DropSign, accept_drag, open_dropped
 from kvscope_app.recording.recording_actions import recording_menu
-from kvscope_app.recording.text_consent import follow_agreement
+from kvscope_app.recording.text_consent import apply_text_consent
 from kvscope_app.session.session import Session
 from kvscope_app.session_window import NO_OPENERS, Openers
 from kvscope_app.setting_names import window_group
 from kvscope_app.ui.confirmation import confirm
 from kvscope_app.ui.theme import Theme
 from kvscope_app.ui.theming.theme_manager import ThemeManager
-from kvscope_app.ui.window_size import default_size
+from kvscope_app.ui.window_size import resize_to_default
 from kvscope_app.views.docks import DOCKS
 from kvscope_app.views.visibility import is_on_screen
 from kvscope_app.window import dock_state
@@ -83,7 +83,7 @@ class MainWindow(WindowBody):
         self.layouts = NamedLayouts(self, self.actions_by_name, self.layout_undo)
         build_menus(self, self.actions_by_name, self.layouts)
         offer_undo(self)
-        follow_agreement(self)
+        apply_text_consent(self)
         if openers.open_recording is not None:
             for name in ("sample", "recordings"):
                 self.welcome.offer(self.actions_by_name[name])
@@ -92,7 +92,7 @@ class MainWindow(WindowBody):
         self.playback = self._build_playback()
         self.paused_bar = self._build_paused_bar()
         for strip in (self.banner, self.alarm_strip, self.paused_bar):
-            strip.heir = self.page_map.canvas
+            strip.focus_heir = self.page_map.canvas
         self._corner = self._build_corner()
         self.status_bar = StatusBar(session, self, is_own=supervisor is not None)
         self.setStatusBar(self.status_bar)
@@ -228,7 +228,7 @@ class MainWindow(WindowBody):
 
     def _restore_layout(self) -> tuple[bool, bool]:
         """Return whether a saved layout was restored, and whether a geometry is saved."""
-        default_size(self)
+        resize_to_default(self)
         self.reset_layout()
         self._lengths.restore(self.settings, self._group)
         return dock_state.restore(self, self.settings, self._group), dock_state.has_geometry(self.settings, self._group)

@@ -7,17 +7,17 @@ from functools import partial
 from typing import Final
 
 from PySide6.QtGui import QAction
-from PySide6.QtWidgets import QApplication, QDockWidget, QMenu
+from PySide6.QtWidgets import QApplication, QDockWidget
 
 from kvscope_app.actions.action_registry import Actions, ActionSpec
 from kvscope_app.actions.command_palette import CommandPalette
 from kvscope_app.actions.shortcut_dialog import shortcut_dialog
 from kvscope_app.actions.shortcut_editor import ShortcutEditor
-from kvscope_app.alarms.bookmark_actions import bookmark_actions, clear_choice
+from kvscope_app.alarms.bookmark_actions import bookmark_actions, clear_loop_or_selection
 from kvscope_app.compare.comparison_opener import ask_other
-from kvscope_app.debugger.debug_actions import debug_actions
+from kvscope_app.debugger.debug_actions import DEBUG, debug_actions
 from kvscope_app.debugger.permission import FOR_OPERATORS
-from kvscope_app.debugger.selection_menus import add_selection_menus, fill_debug_menu
+from kvscope_app.debugger.selection_menus import add_selection_menus
 from kvscope_app.media_export.picture_actions import picture_actions
 from kvscope_app.planning.plan_dialog import PlanDialog
 from kvscope_app.playback.playback_actions import TIME, EventJumps, event_kind_actions, playback_actions
@@ -61,23 +61,6 @@ _A8_ON_TEXT: Final = (
 _A8_OFF_TEXT: Final = (
     "With full-precision activations, answers are exactly the model's, but a CPU decodes batches more slowly."
 )
-_AFTER_A_LINE: Final = frozenset(
-    {
-        *(
-            "back",
-            "event_before",
-            "slower",
-            "link_times",
-            "bookmark",
-            "loop_begin",
-            "alarm_rules",
-        ),
-        *("reset_cache", "plan", "attach", "record", "compare", "export", "close"),
-        *("copy_rows", "copy_picture", "larger", "zoom_in", "focus_map", "new_chat", "toggle_console"),
-        *("theme_toggle", "about", "segments"),
-    }
-)
-"""Actions that start a new section in their menu."""
 
 
 def add_actions(window: WindowBody, actions: Actions, notices: EngineNotices) -> None:
@@ -121,23 +104,25 @@ def build_menus(window: WindowBody, actions: Actions, layouts: NamedLayouts) -> 
     """Create the menus in the order of the action groups."""
     bar = window.menuBar()
     file = bar.addMenu("&File")
-    _fill(file, actions, FILE)
+    actions.fill(file, FILE)
     if "recordings" in actions:
         file.insertMenu(actions["recordings"], RecentMenu(window, file))
-    _fill(bar.addMenu("&Edit"), actions, EDIT)
+    actions.fill(bar.addMenu("&Edit"), EDIT)
     view = bar.addMenu("&View")
-    _fill(view, actions, VIEW)
+    actions.fill(view, VIEW)
     for group in (MAP, PANELS):
-        _fill(view.addMenu(group), actions, group)
+        actions.fill(view.addMenu(group), group)
     layouts.fill(view.addMenu(LAYOUTS))
     for group in (THEME, PALETTE):
-        _fill(view.addMenu(group), actions, group)
+        actions.fill(view.addMenu(group), group)
     time = bar.addMenu("&Time")
-    _fill(time, actions, TIME)
-    _fill(time.addMenu(EVENTS), actions, EVENTS)
-    _fill(bar.addMenu("E&ngine"), actions, ENGINE)
-    fill_debug_menu(bar.addMenu("&Debug"), actions)
-    _fill(bar.addMenu("&Help"), actions, HELP)
+    actions.fill(time, TIME)
+    actions.fill(time.addMenu(EVENTS), EVENTS)
+    actions.fill(bar.addMenu("E&ngine"), ENGINE)
+    debug = bar.addMenu("&Debug")
+    debug.setToolTipsVisible(True)
+    actions.fill(debug, DEBUG)
+    actions.fill(bar.addMenu("&Help"), HELP)
 
 
 def _link(window: WindowBody) -> ActionSpec:
@@ -147,6 +132,7 @@ def _link(window: WindowBody) -> ActionSpec:
         TIME,
         window.linking.emit,
         ("Ctrl+Shift+L",),
+        starts_section=True,
         checkable=True,
         tip=_LINK,
         enabled=lambda: window.may_link,
@@ -161,11 +147,12 @@ def _engine(window: WindowBody, notices: EngineNotices) -> list[ActionSpec]:
         "Reset prefix cache",
         ENGINE,
         partial(window.debugger.control, "reset_prefix_cache"),
+        starts_section=True,
         question=lambda: "Reset the prefix cache? Cached prefixes are recomputed when needed.",
         enabled=lambda: session.may_operate,
         why_not=lambda: FOR_OPERATORS if session.is_viewer else "",
     )
-    plan = ActionSpec("plan", "Plan memory…", ENGINE, partial(_plan, window))
+    plan = ActionSpec("plan", "Plan memory…", ENGINE, partial(_plan, window), starts_section=True)
     return [*(_own_engine(window, notices) if window.supervisor else []), control, plan]
 
 
@@ -176,18 +163,40 @@ def _file(window: WindowBody) -> list[ActionSpec]:
         *recordings_actions(window, FILE),
     ]
     attaching = [
-        ActionSpec("attach", "Attach to an engine…", FILE, partial(_ask_endpoint, window), ("Ctrl+Shift+A",), "attach"),
+        ActionSpec(
+            "attach",
+            "Attach to an engine…",
+            FILE,
+            partial(_ask_endpoint, window),
+            ("Ctrl+Shift+A",),
+            "attach",
+            starts_section=True,
+        ),
         ActionSpec("fleet", "Fleet…", FILE, partial(_open_fleet, window)),
     ]
     return [
         *(opening if openers.open_recording else []),
         *(attaching if openers.attach else []),
         *recording_actions(window, FILE),
-        ActionSpec("compare", "Compare with…", FILE, partial(ask_other, window), ("Ctrl+Shift+D",), "compare"),
+        ActionSpec(
+            "compare",
+            "Compare with…",
+            FILE,
+            partial(ask_other, window),
+            ("Ctrl+Shift+D",),
+            "compare",
+            starts_section=True,
+        ),
         *export_actions(window, FILE),
         *picture_actions(window, FILE, EDIT),
         ActionSpec(
-            "close", "Close window", FILE, window.close, ("Ctrl+W",), question=partial(what_closing_ends, window)
+            "close",
+            "Close window",
+            FILE,
+            window.close,
+            ("Ctrl+W",),
+            starts_section=True,
+            question=partial(what_closing_ends, window),
         ),
         ActionSpec("quit", "Quit", FILE, QApplication.closeAllWindows, ("Ctrl+Q",), question=_what_quitting_ends),
     ]
@@ -237,7 +246,16 @@ def _view(window: WindowBody) -> list[ActionSpec]:
     zoom = partial(zoom_focused, window)
     tip = "{}: the timeline, a chart or the fragmentation map that has the focus, else the page map"
     return [
-        ActionSpec("zoom_in", "Zoom in", VIEW, partial(zoom, 1), ("+", "="), "zoom-in", tip=tip.format("Zoom in")),
+        ActionSpec(
+            "zoom_in",
+            "Zoom in",
+            VIEW,
+            partial(zoom, 1),
+            ("+", "="),
+            "zoom-in",
+            starts_section=True,
+            tip=tip.format("Zoom in"),
+        ),
         ActionSpec("zoom_out", "Zoom out", VIEW, partial(zoom, -1), ("-",), "zoom-out", tip=tip.format("Zoom out")),
         ActionSpec("fit", "Zoom to fit", VIEW, partial(zoom, 0), ("F",), "fit", tip=tip.format("Show all")),
         ActionSpec("clear", "Clear loop/selection", VIEW, partial(_clear, window), ("Esc",)),
@@ -247,7 +265,7 @@ def _view(window: WindowBody) -> list[ActionSpec]:
 def _clear(window: WindowBody) -> None:
     """Handle Esc: first dismiss what a view shows temporarily, then clear the loop or the selection."""
     if not any(view.dismiss() for view in list(window.views.values())):
-        clear_choice(window.session)
+        clear_loop_or_selection(window.session)
 
 
 def _map(window: WindowBody) -> list[ActionSpec]:
@@ -262,7 +280,7 @@ def _map(window: WindowBody) -> list[ActionSpec]:
             checkable=True,
             checked=lambda: view.scene.flashing,
         ),
-        ActionSpec("focus_map", "Focus page map", MAP, view.canvas.setFocus, ("Ctrl+1",), "map"),
+        ActionSpec("focus_map", "Focus page map", MAP, view.canvas.setFocus, ("Ctrl+1",), "map", starts_section=True),
     ]
 
 
@@ -287,7 +305,9 @@ def _panels(window: WindowBody) -> list[ActionSpec]:
 
 def _theme(window: WindowBody) -> list[ActionSpec]:
     icons = {"auto": "auto", "dark": "moon", "light": "sun"}
-    toggle = ActionSpec("theme_toggle", "Switch theme", VIEW, window.themes.toggle, ("Ctrl+Shift+T",), "moon")
+    toggle = ActionSpec(
+        "theme_toggle", "Switch theme", VIEW, window.themes.toggle, ("Ctrl+Shift+T",), "moon", starts_section=True
+    )
     return [
         toggle,
         *(
@@ -334,7 +354,7 @@ def _is_palette(window: WindowBody, name: str) -> bool:
 def _zoom(window: WindowBody) -> list[ActionSpec]:
     zoom = window.themes.zoom
     return [
-        ActionSpec("larger", "Larger text", VIEW, partial(zoom, 1), ("Ctrl+=", "Ctrl++")),
+        ActionSpec("larger", "Larger text", VIEW, partial(zoom, 1), ("Ctrl+=", "Ctrl++"), starts_section=True),
         ActionSpec("smaller", "Smaller text", VIEW, partial(zoom, -1), ("Ctrl+-",)),
         ActionSpec("usual_size", "Reset text size", VIEW, partial(zoom, 0), ("Ctrl+0",)),
     ]
@@ -353,6 +373,7 @@ def _in_docks(window: WindowBody) -> list[ActionSpec]:
             PANELS,
             call_view("new_conversation", "console"),
             ("Ctrl+N",),
+            starts_section=True,
             within="console",
         ),
         ActionSpec(
@@ -360,7 +381,12 @@ def _in_docks(window: WindowBody) -> list[ActionSpec]:
         ),
         ActionSpec("delete_chat", "Delete conversation", PANELS, call_view("delete", "console"), within="console"),
         ActionSpec(
-            "segments", "PyTorch memory segments…", PANELS, call_view("open_segments", "memory"), within="memory"
+            "segments",
+            "PyTorch memory segments…",
+            PANELS,
+            call_view("open_segments", "memory"),
+            starts_section=True,
+            within="memory",
         ),
     ]
 
@@ -370,14 +396,17 @@ def _help(window: WindowBody) -> list[ActionSpec]:
         ActionSpec("palette", "Command palette…", HELP, partial(_open_palette, window), ("Ctrl+Shift+P",), "palette"),
         ActionSpec("shortcuts", "Keyboard shortcuts", HELP, partial(_open_shortcuts, window), ("F1", "?"), "keyboard"),
         ActionSpec("remap", "Change shortcuts…", HELP, partial(_open_editor, window), (), "keyboard"),
-        ActionSpec("about", "About kvscope", HELP, lambda: about_dialog(window).show(), (), "help"),
+        ActionSpec(
+            "about", "About kvscope", HELP, lambda: about_dialog(window).show(), (), "help", starts_section=True
+        ),
     ]
 
 
 def _add_dock_toggles(window: WindowBody, actions: Actions) -> None:
-    for name, dock in window.docks.items():
+    for index, (name, dock) in enumerate(window.docks.items()):
         toggle = dock.toggleViewAction()
-        spec = ActionSpec(f"toggle_{name}", f"Show {dock.windowTitle().lower()}", PANELS, toggle.trigger)
+        text = f"Show {dock.windowTitle().lower()}"
+        spec = ActionSpec(f"toggle_{name}", text, PANELS, toggle.trigger, starts_section=index == 0)
         toggle.setText(spec.text)
         toggle.triggered.connect(partial(_raise_shown, dock))
         actions.register(spec, toggle)
@@ -387,13 +416,6 @@ def _raise_shown(dock: QDockWidget) -> None:
     """Raise a dock that was opened, in case it is behind other tabs."""
     if not dock.isHidden():
         dock.raise_()
-
-
-def _fill(menu: QMenu, actions: Actions, group: str) -> None:
-    for spec in actions.in_group(group):
-        if spec.name in _AFTER_A_LINE and not menu.isEmpty():
-            menu.addSeparator()
-        menu.addAction(actions[spec.name])
 
 
 def entries(window: WindowBody) -> list[tuple[str, QAction]]:

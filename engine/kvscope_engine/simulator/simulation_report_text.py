@@ -109,7 +109,7 @@ def _groups(reports: Sequence[Report]) -> Iterator[str]:
     ]
     if rows:
         header = ["policy (blocks)", "group", "layers", "bytes/token", "mean", "most", "most, MiB"]
-        yield "KV groups, blocks that requests held\n" + table(header, rows, words=(0, 1))
+        yield "KV groups, blocks that requests held\n" + table(header, rows, left_aligned=(0, 1))
 
 
 def _states(reports: Sequence[Report]) -> Iterator[str]:

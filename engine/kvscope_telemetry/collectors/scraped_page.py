@@ -10,8 +10,6 @@ import math
 from collections import defaultdict
 from typing import Final
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from kvscope_telemetry.errors import ProtocolError
 
 MAX_SAMPLES: Final = 200_000
@@ -106,6 +104,9 @@ def _samples(text: str, prefixes: tuple[str, ...]) -> Samples:
     lines = [line for line in text.splitlines() if line.startswith(prefixes)]
     if len(lines) > MAX_SAMPLES:
         raise ProtocolError(f"it has {len(lines)} samples: up to {MAX_SAMPLES} are read")
+    # Imported here: it loads an HTTP server and takes 25 ms, which every start of the window would wait for.
+    from prometheus_client.parser import text_string_to_metric_families
+
     samples: Samples = {}
     try:
         for family in text_string_to_metric_families("\n".join(lines) + "\n"):

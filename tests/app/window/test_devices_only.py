@@ -8,7 +8,7 @@ from kvscope_app.setting_names import LAYOUT_VERSION, layout_name
 from kvscope_app.views.capability_messages import DEVICES_ALONE
 from kvscope_app.views.console.chat_page import SamplePromptButton
 from kvscope_app.views.prefixes.prefixes_view import NO_POOL
-from kvscope_engine.server.device_publisher import DEVICES_ALONE as ALONE
+from kvscope_engine.server.device_publisher import DEVICES_ONLY as ALONE
 
 
 def test_window_without_a_pool_shows_a_message_and_the_devices(make_engine, make_session, make_window, poll):

@@ -31,7 +31,7 @@ class MomentTable(RowTable):
     chosen = Signal(object)
 
     def __init__(self, model: MomentModel) -> None:
-        super().__init__("Block history", many=True)
+        super().__init__("Block history", is_multi_select=True)
         self._moments = model
         self.setModel(model)
         self.setFrameShape(QFrame.Shape.NoFrame)

@@ -147,8 +147,8 @@ class InspectorView(View):
     def _request_page(self, number: int) -> FactsPage | None:
         mirror, texts = self.session.mirror, self.session.texts
         blocks = text_blocks(mirror, number)
-        texts.request(self, [block.asked for block in blocks])
-        reasons = [texts.why_not(block.asked) for block in blocks]
+        texts.request(self, [block.lookup for block in blocks])
+        reasons = [texts.why_not(block.lookup) for block in blocks]
         why_not = reasons[0] if all(reasons) and reasons else ""
         parts = [Fact(name, value) for name, value in text_parts(blocks, texts.get, why_not)]
         find_first = partial(self._first_token_ns, mirror.epoch or 0, number)

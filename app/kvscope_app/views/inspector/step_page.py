@@ -15,7 +15,7 @@ from kvscope_app.views.inspector.event_facts import THIS_EVENT
 from kvscope_app.views.inspector.facts import Fact, FactsPage, Link, LinkTarget, page, request_link
 from kvscope_app.views.inspector.request_page import wall_offset_ns
 from kvscope_app.views.roofline.point_text import bytes_text, flops_text
-from kvscope_app.views.roofline.step_facts import how_it_ran, work_facts
+from kvscope_app.views.roofline.step_facts import execution_facts, work_facts
 from kvscope_telemetry.messages.event_kinds import kind_text
 from kvscope_telemetry.messages.telemetry import CacheInfo, Frame, Timings
 from kvscope_telemetry.mirror.mirror import Mirror
@@ -62,7 +62,7 @@ def step_page(
         (THIS_EVENT, event),
         ("Step", _step(mirror, can_step=can_step)),
         ("Duration", _phases(frame) if frame is not None else _newest_phases(mirror, newest)),
-        ("Execution", () if frame is None else how_it_ran(frame, mirror.hello.device)),
+        ("Execution", () if frame is None else execution_facts(frame, mirror.hello.device)),
         ("Work", _work(mirror, frame, newest)),
         ("Batch", _batch(frame) if frame is not None else _newest_batch(mirror, newest, why_no_batch)),
         ("Changed", () if frame is None else _changed(frame, mirror.hello.cache)),

@@ -15,7 +15,7 @@ import numpy as np
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from kvscope_app.session.background import Background
-from kvscope_app.session.block_texts.session_texts import asked_of
+from kvscope_app.session.block_texts.session_texts import lookup_of
 from kvscope_app.session.session import Session
 from kvscope_app.ui.clock_text import clock_text
 from kvscope_app.ui.number_text import count, plural
@@ -84,7 +84,7 @@ class TextSearch(QObject):
         mirror = self._session.mirror
         if mirror.hello is None:
             return
-        blocks = (SearchBlock(asked_of(mirror, block), run) for block, run in blocks_in_order(mirror))
+        blocks = (SearchBlock(lookup_of(mirror, block), run) for block, run in blocks_in_order(mirror))
         self._remaining = itertools.islice(blocks, MAX_BLOCKS)
         self._num_read = self._num_without_text = self._num_found = 0
         self._previous = (0, 0, "")

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from kvscope_app.session.block_texts.session_texts import asked_of
+from kvscope_app.session.block_texts.session_texts import lookup_of
 from kvscope_app.ui.number_text import UNKNOWN, count, percent, plural
 from kvscope_app.views.block_locations import group_name, is_swapped_out, locate_block
 from kvscope_app.views.tier_style import TIER_STYLES
@@ -99,7 +99,7 @@ def block_facts(mirror: Mirror, block: int, block_size: int) -> BlockFacts:
         rows=tuple(_rows(mirror, block, block_size, holders)) if has_content else (),
         holders=holders,
         owner=None if owner == NO_OWNER or not has_content else owner,
-        text_lookup=asked_of(mirror, block) if has_content else None,
+        text_lookup=lookup_of(mirror, block) if has_content else None,
         is_state=ledger.tier[block] in STATE_TIERS,
         empty_text=""
         if has_content

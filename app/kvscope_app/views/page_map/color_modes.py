@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_app.ui.theme import Theme, mix, owner_colors
-from kvscope_app.views.capability_messages import engine_name, from_inside
+from kvscope_app.views.capability_messages import engine_name, plugin_hint
 from kvscope_app.views.page_map.legend_items import LegendSwatch, Scale, ShownItems, common_swatches
 from kvscope_app.views.tier_style import TIER_STYLES, tier_color
 from kvscope_telemetry.ledger import LOWER_TIERS, STATE_TIERS, BlockState, Ledger, Tier, attention_shares
@@ -71,7 +71,7 @@ class ColorMode:
         """Return why blocks of an engine with `capabilities` cannot be coloured by this mode, or "" if they can."""
         if self.is_available(capabilities):
             return ""
-        how = f": {self.hint}" if self.hint and capabilities.commands else from_inside(capabilities)
+        how = f": {self.hint}" if self.hint and capabilities.commands else plugin_hint(capabilities)
         if not self.needs:
             return "This engine has a single KV group"
         return f"{engine_name(capabilities)} does not report {self.needs}{how}"

@@ -326,7 +326,7 @@ class PageMapView(View):
             self.usage.show_counts(mirror.num_active, mirror.num_cached, mirror.num_room)
         else:
             self.usage.show_share(mirror.used_share)
-        self.summary.set_lengths(*summaries(mirror, mirror.hello.cache))
+        self.summary.set_variants(*summaries(mirror, mirror.hello.cache))
         self.canvas.show_headings(headings(mirror, mirror.hello.cache, mirror.hello.device))
         self._show_legend()
         self.canvas.show_span(self.scene.redraw_ages(mirror.step))

@@ -81,7 +81,7 @@ class RequestDetail(QTabWidget):
         self._show_own_events()
         self._show_delays()
         self._show_phases()
-        self.all_events.follow(self._session.history.events)
+        self.all_events.append_new(self._session.history.events)
 
     def apply_theme(self, theme: Theme) -> None:
         self.strip.apply_theme(theme)

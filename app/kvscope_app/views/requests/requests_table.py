@@ -13,7 +13,7 @@ from PySide6.QtWidgets import (
     QStyleOptionViewItem,
 )
 
-from kvscope_app.ui.table_text import as_tsv, chosen_rows
+from kvscope_app.ui.table_text import as_tsv, selected_rows
 from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.requests.request_model import (
@@ -50,7 +50,7 @@ class RequestTable(RowTable):
     """Emitted with a key of `MOMENTS`, to which the cursor should move for the current row's request."""
 
     def __init__(self, model: RequestModel) -> None:
-        super().__init__("Requests", many=True)
+        super().__init__("Requests", is_multi_select=True)
         self._requests = model
         self._delegate = ProgressDelegate(self)
         self.setModel(model)
@@ -139,7 +139,7 @@ class RequestTable(RowTable):
             QGuiApplication.clipboard().setText(self._requests.request_id_at(row))
 
     def _copy_row(self) -> None:
-        if rows := chosen_rows(self):
+        if rows := selected_rows(self):
             QGuiApplication.clipboard().setText(as_tsv(self, rows))
 
     def _copy_json(self) -> None:

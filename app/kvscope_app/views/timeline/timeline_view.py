@@ -211,7 +211,7 @@ class TimelineView(View):
         """Show a description of the item under the pointer, else why steps cannot be read, else help on mouse input."""
         failure = self.steps.failure
         text = pointed_text or (f"Steps cannot be read: {failure}" if failure else "")
-        self.pointed.set_lengths(*((text,) if text else _HINTS))
+        self.pointed.set_variants(*((text,) if text else _HINTS))
 
     def _on_steps(self) -> None:
         self._show_steps()
