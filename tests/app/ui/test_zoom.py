@@ -183,6 +183,7 @@ def described(part):
     return f"{type(part.parentWidget()).__name__} > {type(part).__name__} {part.accessibleName()}"
 
 
+@pytest.mark.storm({"there": (110, 125)})  # the beginning of the longer sequence
 @pytest.mark.parametrize("there", [(110, 125), (110, 125, 150, 175, 200, 250, 300), (90, 75, 50)])
 def test_lengths_return_after_any_sequence_of_zooms(there, session, make_window, themes):
     window = make_window(session, with_views=True)
