@@ -581,8 +581,8 @@ def expanded_notes(module: torch.nn.Module) -> list[str]:
         return []
     why = getattr(module, "kvscope_why_expanded", None) or "its attention has another structure than is known"
     return [
-        f"the cache holds keys and values in place of latents, {calls[0].shape.num_elements:,} numbers a token and layer"
-        f" and not {sum(sizes):,}: {why:.200}"
+        f"the cache holds keys and values in place of latents, {calls[0].shape.num_elements:,} numbers a token and"
+        f" layer and not {sum(sizes):,}: {why:.200}"
     ]
 
 
