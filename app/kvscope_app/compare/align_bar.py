@@ -18,6 +18,7 @@ CLOCK: Final = "By the clock"
 CHOSEN: Final = "Chosen moments"
 
 _Choice = tuple[Alignment, int | None]
+"""Alignment, and the time of A to move to (None: stay)."""
 
 
 class AlignBox(QComboBox):
