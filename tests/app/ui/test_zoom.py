@@ -50,7 +50,7 @@ def sizes(window):
         "event row": view["events"].table.verticalHeader().defaultSectionSize(),
         "axis": view["throughput"].charts.panels["decode"].plot.axes[0].width(),
         "tick": view["throughput"].charts.panels["decode"].plot.axes[0].style["tickFont"].pointSizeF(),
-        "lane": next(height for _, _, height in view["timeline"].canvas.layout_now.boxes()),
+        "lane": next(height for _, _, height in view["timeline"].canvas.lane_layout.boxes()),
         "gutter": window.page_map.canvas.gutter,
     }
 
