@@ -27,8 +27,7 @@ _PICTURE_FILTERS: Final = "PNG picture (*.png);;SVG drawing (*.svg)"
 
 
 def picture_actions(window: SessionWindow, files: str, clipboard: str) -> list[ActionSpec]:
-    """Return the actions that save pictures and videos, for menu `files`, and the one that copies, for menu
-    `clipboard`.
+    """Return actions that save pictures and videos, for menu `files`, and one that copies, for menu `clipboard`.
 
     Each dock and the page map offer saving and copying a picture in their own context menus as well.
     """
@@ -105,11 +104,11 @@ def ask_video(window: SessionWindow) -> VideoDialog | None:
     return dialog
 
 
-def suggested_path(window: SessionWindow, what: str) -> Path:
-    """Return a path without suffix for a picture of the view called `what`, in the user's pictures folder."""
+def suggested_path(window: SessionWindow, title: str) -> Path:
+    """Return a path without suffix for a picture of the view called `title`, in the user's pictures folder."""
     folder = Path(QStandardPaths.writableLocation(QStandardPaths.StandardLocation.PicturesLocation))
     model = re.sub(r"[^\w.-]+", "-", model_name(window.session.mirror.hello)).strip("-") or "kvscope"
-    return folder / f"{model}-{what.lower().replace(' ', '-')}"
+    return folder / f"{model}-{title.lower().replace(' ', '-')}"
 
 
 def _ask_path(window: SessionWindow, view: View, style: PictureStyle) -> None:

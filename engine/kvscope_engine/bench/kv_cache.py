@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 KV_FORMATS = ("auto", "int8", "fp8")
 NUM_PROMPTS = 20
 ANSWER_TOKENS = 32
-Tell = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 
 
 def add_arguments(parser: argparse.ArgumentParser, dtype: str = "float32") -> None:
@@ -45,9 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser, dtype: str = "float32") -> No
 def run(args: argparse.Namespace) -> int:
     check_tokens(args.tokens)
     config = EngineConfig(model=args.model, device=args.device, dtype=args.dtype, enable_prefix_caching=False)
-    tell = progress_teller(args)
-    report = _perplexities(config, args.tokens, tell)
-    answers = {name: _answers(config, name, tell) for name in KV_FORMATS}
+    show_progress = printer_for(args)
+    report = _perplexities(config, args.tokens, show_progress)
+    answers = {name: _answers(config, name, show_progress) for name in KV_FORMATS}
     for name, row in report["formats"].items():
         row |= agreement(answers["auto"], answers[name])
     print(json.dumps(report) if args.json else _text(report))
@@ -66,12 +66,12 @@ def agreement(expected: Sequence[Sequence[int]], found: Sequence[Sequence[int]])
     Returns the number of answers that are equal to the end, the number of all answers, and the share of expected tokens
     before each answer's first difference.
     """
-    equal = [_num_equal(one, other) for one, other in zip(expected, found, strict=True)]
-    pairs = zip(equal, expected, found, strict=True)
+    num_equal = [_num_equal(one, other) for one, other in zip(expected, found, strict=True)]
+    pairs = zip(num_equal, expected, found, strict=True)
     return {
         "num_equal_answers": sum(list(one) == list(other) for _, one, other in pairs),
-        "num_answers": len(equal),
-        "equal_tokens_share": sum(equal) / max(1, sum(map(len, expected))),
+        "num_answers": len(num_equal),
+        "equal_tokens_share": sum(num_equal) / max(1, sum(map(len, expected))),
     }
 
 
@@ -80,17 +80,17 @@ def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
     return next(differences, min(len(one), len(other)))
 
 
-def _perplexities(config: EngineConfig, max_tokens: int | None, tell: Tell) -> dict[str, Any]:
+def _perplexities(config: EngineConfig, max_tokens: int | None, show_progress: ProgressCallback) -> dict[str, Any]:
     from kvscope_engine.bench.perplexity import perplexity
     from kvscope_engine.model.loader.model_loader import load_model
     from kvscope_engine.model.platforms.device import dtype_name
 
-    loaded = load_model(config, lambda progress: tell(f"{progress.stage}"))
+    loaded = load_model(config, lambda progress: show_progress(f"{progress.stage}"))
     ids = text_ids(loaded, max_tokens)
     formats: dict[str, dict[str, Any]] = {}
     for name in KV_FORMATS:
-        found = perplexity(loaded, ids, name, _counter(tell, name, len(ids)))
-        formats[name] = {"perplexity": found, "bytes_per_token": _bytes_per_token(loaded, name)}
+        measured = perplexity(loaded, ids, name, _counter(show_progress, name, len(ids)))
+        formats[name] = {"perplexity": measured, "bytes_per_token": _bytes_per_token(loaded, name)}
     for row in formats.values():
         row["perplexity_change"] = row["perplexity"] / formats["auto"]["perplexity"] - 1.0
     return {
@@ -121,11 +121,11 @@ def _bytes_per_token(loaded: LoadedModel, name: str) -> int:
     return block_bytes([call.shape for call in check_hook(loaded.module)], 1, storage_dtype(name, loaded.dtype))
 
 
-def _answers(config: EngineConfig, kv_cache_dtype: str, tell: Tell) -> list[tuple[int, ...]]:
+def _answers(config: EngineConfig, kv_cache_dtype: str, show_progress: ProgressCallback) -> list[tuple[int, ...]]:
     """Return the token ids of greedy answers, with all prompts in one batch."""
     from kvscope_engine.engine import Engine
 
-    tell(f"{kv_cache_dtype}: answers {NUM_PROMPTS} prompts")
+    show_progress(f"{kv_cache_dtype}: answers {NUM_PROMPTS} prompts")
     sampling = SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS)
     with Engine(dataclasses.replace(config, kv_cache_dtype=kv_cache_dtype)) as engine:
         return [tuple(completion.token_ids) for completion in engine.generate(_prompts(), sampling)]
@@ -136,11 +136,11 @@ def _prompts() -> list[str | Submit]:
     return [msgspec.json.decode(line)["prompt"] for line in lines[:NUM_PROMPTS]]
 
 
-def _counter(tell: Tell, name: str, num_tokens: int) -> Callable[[int], None]:
-    return lambda done: tell(f"{name}: {done} of {num_tokens} tokens read")
+def _counter(show_progress: ProgressCallback, name: str, num_tokens: int) -> Callable[[int], None]:
+    return lambda done: show_progress(f"{name}: {done} of {num_tokens} tokens read")
 
 
-def progress_teller(args: argparse.Namespace) -> Tell:
+def printer_for(args: argparse.Namespace) -> ProgressCallback:
     """Return a function that prints progress on one line of the terminal.
 
     The function does nothing with --json or without a terminal.
@@ -163,8 +163,8 @@ def _text(report: dict[str, Any]) -> str:
         for name, row in report["formats"].items()
     ]
     lines = ["\r\033[K" if sys.stderr.isatty() else ""]
-    where = f"model {report['model']}, {report['dtype']}, {report['device']}"
-    lines.append(f"{where}, {report['num_text_tokens']} tokens of text, {ANSWER_TOKENS} tokens an answer\n")
+    setting_text = f"model {report['model']}, {report['dtype']}, {report['device']}"
+    lines.append(f"{setting_text}, {report['num_text_tokens']} tokens of text, {ANSWER_TOKENS} tokens an answer\n")
     header = ["--kv-cache-dtype", "bytes a token", "perplexity", "change", "answers equal", "tokens before"]
     lines.append(table(header, rows))
     return "\n".join(lines)

@@ -34,37 +34,37 @@ class Rate:
     per_second: float
 
 
-def in_turns(
+def interleaved_samples(
     samplers: Mapping[str, Callable[[], Sample]],
     rounds: int,
-    tell: Callable[[str], None] = lambda line: None,
+    show_progress: Callable[[str], None] = lambda line: None,
 ) -> dict[str, list[Sample]]:
     """Return the samples of each contender, one per round. Within a round, contenders run one after the other."""
-    found: dict[str, list[Sample]] = {name: [] for name in samplers}
+    samples: dict[str, list[Sample]] = {name: [] for name in samplers}
     for number in range(rounds):
-        for name, sample in samplers.items():
-            tell(f"round {number + 1} of {rounds}, {name}")
-            found[name].append(sample())
-    return found
+        for name, take_sample in samplers.items():
+            show_progress(f"round {number + 1} of {rounds}, {name}")
+            samples[name].append(take_sample())
+    return samples
 
 
 def rates(
     contenders: Sequence[Contender],
     workload: BenchWorkload,
     repeats: int,
-    tell: Callable[[str], None],
+    show_progress: Callable[[str], None],
 ) -> dict[str, list[Rate]]:
     """Return the rate of each contender in each round, measured after one warm-up run each.
 
     Within a round, contenders run one after the other.
     """
     for contender in contenders:
-        tell(f"{workload.name}: {contender.name} warms up")
+        show_progress(f"{workload.name}: {contender.name} warms up")
         contender.run(shortened(workload))
     samplers = {
         each.name: partial(timed, partial(each.run, workload), workload.num_output_tokens) for each in contenders
     }
-    return in_turns(samplers, repeats, telling_of(workload.name, tell))
+    return interleaved_samples(samplers, repeats, with_prefix(workload.name, show_progress))
 
 
 def median_rate(rounds: Sequence[Rate]) -> Rate:
@@ -93,7 +93,7 @@ def shortened(workload: BenchWorkload) -> BenchWorkload:
     return replace(workload, output_tokens=tuple(min(4, n) for n in workload.output_tokens))
 
 
-def teller(is_quiet: bool) -> Callable[[str], None]:
+def progress_printer(is_quiet: bool) -> Callable[[str], None]:
     """Return a function that prints progress on one line of the terminal.
 
     The function does nothing if `is_quiet` or without a terminal.
@@ -103,6 +103,6 @@ def teller(is_quiet: bool) -> Callable[[str], None]:
     return lambda line: print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
 
 
-def telling_of(name: str, tell: Callable[[str], None]) -> Callable[[str], None]:
+def with_prefix(name: str, show_progress: Callable[[str], None]) -> Callable[[str], None]:
     """Return a progress callback that adds `name` as a prefix."""
-    return lambda line: tell(f"{name}: {line}")
+    return lambda line: show_progress(f"{name}: {line}")

@@ -123,12 +123,12 @@ def _round(mover: Any, storage: KVStorage) -> dict[str, float]:
     The lower tier's slots are in a non-contiguous order, as after some use.
     """
     ids = list(range(storage.num_blocks))
-    places = ids[::2] + ids[1::2]
-    nothing = [None] * len(ids)
+    slots = ids[::2] + ids[1::2]
+    no_prefixes = [None] * len(ids)
     steps: dict[str, Callable[[], object]] = {
-        "to host": lambda: _finished(mover.save(ids, places), mover, storage),
-        "from host": lambda: _finished(mover.load(places, ids), mover, storage),
-        "to disk, queued": lambda: mover.offload(ids, ids, nothing),
+        "to host": lambda: _synchronize(mover.save(ids, slots), mover, storage),
+        "from host": lambda: _synchronize(mover.load(slots, ids), mover, storage),
+        "to disk, queued": lambda: mover.offload(ids, ids, no_prefixes),
         "to disk, written": lambda: mover.drain(),
         "from disk": lambda: mover.load_from_disk(ids, ids),
     }
@@ -137,7 +137,7 @@ def _round(mover: Any, storage: KVStorage) -> dict[str, float]:
     return {way: storage.num_bytes / 1e9 / spent for way, spent in seconds.items()}
 
 
-def _finished(_: None, mover: Any, storage: KVStorage) -> None:
+def _synchronize(_: None, mover: Any, storage: KVStorage) -> None:
     mover.flush()
     if storage.device.type == "cuda":
         import torch
@@ -158,11 +158,10 @@ def _checksum_rate(function: Callable[[bytes], object], repeats: int) -> float:
 
 def _text(report: dict[str, Any]) -> str:
     moves = report["moves"]
-    how = "direct I/O" if moves["disk_is_direct"] else "through the page cache"
+    disk_mode = "direct I/O" if moves["disk_is_direct"] else "through the page cache"
     memory = "pinned" if moves["host_is_pinned"] else "not pinned"
-    heading = (
-        f"{moves['num_blocks']} blocks of {moves['block_bytes'] / 1024:.0f} KiB; host memory {memory}; disk: {how}"
-    )
+    blocks = f"{moves['num_blocks']} blocks of {moves['block_bytes'] / 1024:.0f} KiB"
+    heading = f"{blocks}; host memory {memory}; disk: {disk_mode}"
     rates = [[way, f"{rate:.2f}"] for way, rate in moves["gb_per_s"].items()]
     sums = [[name, f"{rate:.2f}"] for name, rate in report["checksums_gb_per_s"].items()]
     return "\n\n".join(

@@ -23,7 +23,10 @@ BLOCK_SIZE = 16
 
 
 def perplexity(
-    loaded: LoadedModel, token_ids: Sequence[int], kv_cache_dtype: str, tell: Callable[[int], None] = lambda done: None
+    loaded: LoadedModel,
+    token_ids: Sequence[int],
+    kv_cache_dtype: str,
+    show_progress: Callable[[int], None] = lambda done: None,
 ) -> float:
     """Return exp(mean of -log p(token | all before it)) over every token but the first.
 
@@ -38,7 +41,7 @@ def perplexity(
             logits = _chunk_logits(forward, storage, ids, start, end)
             targets = ids[start + 1 : end + 1]
             total -= float(logits[: len(targets)].double().log_softmax(-1).gather(1, targets[:, None]).sum())
-            tell(end)
+            show_progress(end)
     storage.close()
     return math.exp(total / (len(ids) - 1))
 

@@ -47,7 +47,7 @@ class BenchWorkload:
 
 def equal(num_requests: int, text_ids: list[int]) -> BenchWorkload:
     """Return `num_requests` different prompts of 64 tokens, with 64 tokens to generate each."""
-    prompts = tuple(_cut(text_ids, index * 37, EQUAL_PROMPT_TOKENS) for index in range(num_requests))
+    prompts = tuple(_cyclic_slice(text_ids, index * 37, EQUAL_PROMPT_TOKENS) for index in range(num_requests))
     return BenchWorkload(f"{num_requests} equal", prompts, (EQUAL_OUTPUT_TOKENS,) * num_requests)
 
 
@@ -58,7 +58,7 @@ def mixed(num_requests: int, text_ids: list[int]) -> BenchWorkload:
     """
     rng = random.Random(MIXED_SEED)
     lengths = [rng.randint(16, 400) for _ in range(num_requests)]
-    prompts = tuple(_cut(text_ids, rng.randrange(len(text_ids)), length) for length in lengths)
+    prompts = tuple(_cyclic_slice(text_ids, rng.randrange(len(text_ids)), length) for length in lengths)
     outputs = tuple(rng.randint(8, 256) for _ in range(num_requests))
     return BenchWorkload(f"{num_requests} mixed", prompts, outputs)
 
@@ -71,6 +71,6 @@ def staggered(num_requests: int, text_ids: list[int]) -> BenchWorkload:
     return replace(workload, name=f"{num_requests} staggered", steps_between=STEPS_BETWEEN)
 
 
-def _cut(text_ids: list[int], start: int, length: int) -> tuple[int, ...]:
+def _cyclic_slice(text_ids: list[int], start: int, length: int) -> tuple[int, ...]:
     """Return `length` ids from index `start` on, continuing at the beginning after the end."""
     return tuple(text_ids[(start + offset) % len(text_ids)] for offset in range(length))

@@ -65,7 +65,7 @@ class PrefixMatch(NamedTuple):
     """Number of leading entries of each group's table that are not needed."""
 
 
-NOTHING: Final = PrefixMatch(0)
+NO_PREFIX: Final = PrefixMatch(0)
 
 
 def find_prefix(
@@ -96,7 +96,7 @@ def find_prefix(
         for group, rule in windows:
             num_blocks = _longest_end(rule, group, digests[:num_blocks], block_size, get)
     if not num_blocks:
-        return NOTHING
+        return NO_PREFIX
     num_null = tuple(rule.num_unread(num_blocks * block_size, block_size) for rule in groups)
     for group, _ in windows:
         needed = [get(group_digest(digest, group)) for digest in digests[num_null[group] : num_blocks]]

@@ -208,7 +208,7 @@ class StatePool:
                 self.num_kept += 1
                 before = self._digest(request, save.num_tokens - self.block_size) or b""
                 self._write(slot, BlockState.CACHED, request.number, save.num_tokens, digest, before)
-                self._pool.moves.copied([self.row(slot)])
+                self._pool.moves.record_copied([self.row(slot)])
 
     def drain_evicted(self) -> list[int]:
         """Return and clear, for each checkpoint evicted from the device, the number of the request that got its
@@ -299,9 +299,9 @@ class StatePool:
         self._copies.append((source, slot))
         self._assign(request, slot)
         if source < self.num_slots:
-            self._pool.moves.copied([self.row(slot)])
+            self._pool.moves.record_copied([self.row(slot)])
         else:
-            self._pool.moves.loaded([self.row(slot)])
+            self._pool.moves.record_loaded([self.row(slot)])
             self.num_loaded += 1
 
     def _assign(self, request: Request, slot: int) -> None:
@@ -331,7 +331,7 @@ class StatePool:
         self._evicted_for.append(request.number)
         self._offload(digest, slot)
         self._write(slot, BlockState.FREE, NO_OWNER, 0)
-        self._pool.moves.evicted([self.row(slot)])
+        self._pool.moves.record_evicted([self.row(slot)])
 
     def _offload(self, digest: bytes, slot: int) -> None:
         if digest in self._host_checkpoints:
@@ -353,12 +353,12 @@ class StatePool:
             return None
         _, slot = self._host_checkpoints.popitem(last=False)
         self._write(slot, BlockState.FREE, NO_OWNER, 0)
-        self._pool.moves.evicted([self.row(slot)])
+        self._pool.moves.record_evicted([self.row(slot)])
         return slot
 
     def _copy_to_host(self, source: int, target: int) -> None:
         self._copies.append((source, target))
-        self._pool.moves.saved([self.row(target)])
+        self._pool.moves.record_saved([self.row(target)])
 
     def _record_hit(self, slot: int) -> None:
         ledger, row = self._pool.ledger, self.row(slot)

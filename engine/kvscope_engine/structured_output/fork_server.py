@@ -21,7 +21,7 @@ import msgspec
 
 from kvscope_engine.structured_output.grammar_messages import FORK, Vocabulary, receive_long
 from kvscope_engine.structured_output.grammar_worker import run_worker
-from kvscope_engine.structured_output.vocabulary import json_tokens, tokenizer_info
+from kvscope_engine.structured_output.vocabulary import json_token_mask, tokenizer_info
 
 READY: Final = b"r"
 _PR_SET_PDEATHSIG: Final = 1
@@ -36,7 +36,7 @@ def main() -> None:
     _import_xgrammar_without_torch()
     vocabulary = msgspec.msgpack.decode(receive_long(connection), type=Vocabulary)
     info = tokenizer_info(vocabulary)
-    ends, no_controls = tuple(vocabulary.ends), json_tokens(info, len(vocabulary.tokens))
+    ends, json_mask = tuple(vocabulary.ends), json_token_mask(info, len(vocabulary.tokens))
     num_logits = len(vocabulary.tokens)
     del vocabulary
     gc.collect()
@@ -50,7 +50,7 @@ def main() -> None:
         connection.close()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == server_pid:
-            run_worker(socket.socket(fileno=descriptor), info, num_logits, ends, no_controls)
+            run_worker(socket.socket(fileno=descriptor), info, num_logits, ends, json_mask)
         os._exit(0)
 
 

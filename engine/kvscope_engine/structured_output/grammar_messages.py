@@ -27,7 +27,7 @@ id.
 MAX_REQUEST_BYTES: Final = PACKET_BYTES // REQUEST.size * REQUEST.size
 ACCEPT: Final = b"a"
 DROP: Final = b"d"
-LONGEST: Final = struct.Struct("<Q")
+ANSWERS_HEADER: Final = struct.Struct("<Q")
 """Header of a packet of answers: the CPU time of the slowest of them, in nanoseconds."""
 ANSWER: Final = struct.Struct("<IBxxx")
 """Answer: number of the completion and its state, one of the constants below. A packet has at most MAX_ROWS answers."""

@@ -267,10 +267,12 @@ class GrammarProcess:
             self._outgoing.clear()  # the process has ended, as the next recv will report
 
     def _handle_answers(self, data: bytes) -> None:
-        (longest_ns,) = grammar_messages.LONGEST.unpack_from(data)
+        (longest_ns,) = grammar_messages.ANSWERS_HEADER.unpack_from(data)
         self._is_slow = longest_ns > MAX_STEP_WAIT_S * 1e9
         self._since_ns, self._since_cpu_ns = time.monotonic_ns(), self._cpu_ns()
-        for number, state in grammar_messages.ANSWER.iter_unpack(memoryview(data)[grammar_messages.LONGEST.size :]):
+        for number, state in grammar_messages.ANSWER.iter_unpack(
+            memoryview(data)[grammar_messages.ANSWERS_HEADER.size :]
+        ):
             self._num_unanswered -= 1
             completion = self._awaiting.get(number)
             if completion is not None:

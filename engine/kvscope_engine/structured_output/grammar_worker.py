@@ -48,7 +48,7 @@ MIB: Final = 1 << 20
 
 
 def run_worker(
-    line: socket.socket, info: Any, num_logits: int, ends: Collection[int], no_controls: NDArray[np.int32]
+    line: socket.socket, info: Any, num_logits: int, ends: Collection[int], json_mask: NDArray[np.int32]
 ) -> None:
     """Serve one grammar until the engine closes `line`: receive and try it, then compute masks for its completions."""
     descriptors = [os.pidfd_open(os.getpid()), os.memfd_create("masks")]
@@ -59,12 +59,12 @@ def run_worker(
     try:
         spec = msgspec.msgpack.decode(grammar_messages.receive_long(line), type=Structured)
         _limit_memory()
-        trial = _Trial(spec, info, masks, ends, no_controls)
+        trial = _Trial(spec, info, masks, ends, json_mask)
         thread = threading.Thread(target=trial.run)
         thread.start()
         thread.join()
         _release_memory()
-        grammar_messages.send_long(line, msgspec.msgpack.encode(trial.proof))
+        grammar_messages.send_long(line, msgspec.msgpack.encode(trial.trial_result))
         if trial.grammar is not None:
             _serve(line, trial.grammar)
     except (EOFError, OSError):
@@ -99,7 +99,7 @@ class _WorkerGrammar:
 
 
 class _Trial:
-    """Compiles and tries a grammar. Sets `proof`, and `grammar` if the grammar is accepted."""
+    """Compiles and tries a grammar. Sets `trial_result`, and `grammar` if the grammar is accepted."""
 
     def __init__(
         self,
@@ -107,15 +107,15 @@ class _Trial:
         info: Any,
         masks: NDArray[np.int32],
         ends: Collection[int],
-        no_controls: NDArray[np.int32],
+        json_mask: NDArray[np.int32],
     ) -> None:
         self.grammar: _WorkerGrammar | None = None
-        self.proof = grammar_messages.TrialResult(reason=f"{spec.kind} is not accepted: its compiler failed")
+        self.trial_result = grammar_messages.TrialResult(reason=f"{spec.kind} is not accepted: its compiler failed")
         self._spec = spec
         self._info = info
         self._masks = masks
         self._ends = ends
-        self._allowed_tokens = no_controls if spec.kind in JSON_KINDS else None
+        self._allowed_tokens = json_mask if spec.kind in JSON_KINDS else None
 
     def run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY_NICE)
@@ -123,12 +123,12 @@ class _Trial:
         try:
             self._try()
         except BadInput as error:
-            self.proof = grammar_messages.TrialResult(reason=str(error))
+            self.trial_result = grammar_messages.TrialResult(reason=str(error))
         except Exception as error:
             reason = f"{kind} is not accepted: {type(error).__name__}: {error!s:.200}"
             if isinstance(error, MemoryError) or OUT_OF_MEMORY in str(error):
                 reason = f"{kind} is too costly: it takes more than {MAX_ADDED_BYTES // MIB} MiB of memory"
-            self.proof = grammar_messages.TrialResult(reason=reason)
+            self.trial_result = grammar_messages.TrialResult(reason=reason)
 
     def _try(self) -> None:
         import xgrammar
@@ -139,7 +139,7 @@ class _Trial:
         if not first.any():
             raise BadInput(f"{self._spec.kind} is not accepted: no text of this model's tokens matches it")
         self._walk(grammar)
-        self.proof = grammar_messages.TrialResult(mask=first.tobytes())
+        self.trial_result = grammar_messages.TrialResult(mask=first.tobytes())
         self.grammar = grammar
 
     def _walk(self, grammar: _WorkerGrammar) -> None:
@@ -195,10 +195,10 @@ def _serve(line: socket.socket, grammar: _WorkerGrammar) -> None:
             now_ns = time.thread_time_ns()
             longest_ns, started_ns = max(longest_ns, now_ns - started_ns), now_ns
             if now_ns - sent_ns > MAX_UNSENT_NS:
-                line.sendall(grammar_messages.LONGEST.pack(longest_ns) + answers)
+                line.sendall(grammar_messages.ANSWERS_HEADER.pack(longest_ns) + answers)
                 answers, longest_ns, sent_ns = bytearray(), 0, now_ns
         if answers:
-            line.sendall(grammar_messages.LONGEST.pack(longest_ns) + answers)
+            line.sendall(grammar_messages.ANSWERS_HEADER.pack(longest_ns) + answers)
         if any_dropped and not matchers:
             _release_memory()
 

@@ -12,27 +12,27 @@ from typing import Any, Final, TypeAlias
 
 Schema: TypeAlias = "dict[str, Any] | bool"
 
-NEVER: Final = frozenset(
+NEVER_ENFORCED: Final = frozenset(
     {
         *("not", "if", "then", "else", "contains", "minContains", "maxContains", "$dynamicRef", "$recursiveRef"),
         *("dependentRequired", "dependentSchemas", "dependencies"),
     }
 )
-WHOLE: Final = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
+EXCLUSIVE_KEYWORDS: Final = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
 """Keywords of which XGrammar enforces the first one present, and no other keyword of the same schema."""
-OF_NUMBERS: Final = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
-OF_STRINGS: Final = frozenset({"minLength", "maxLength", "pattern", "format"})
-OF_ARRAYS: Final = frozenset({"items", "prefixItems", "unevaluatedItems", "minItems", "maxItems", "uniqueItems"})
-OF_OBJECTS: Final = frozenset(
+NUMBER_KEYWORDS: Final = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+STRING_KEYWORDS: Final = frozenset({"minLength", "maxLength", "pattern", "format"})
+ARRAY_KEYWORDS: Final = frozenset({"items", "prefixItems", "unevaluatedItems", "minItems", "maxItems", "uniqueItems"})
+OBJECT_KEYWORDS: Final = frozenset(
     {
         *("properties", "required", "additionalProperties", "patternProperties", "unevaluatedProperties"),
         *("propertyNames", "minProperties", "maxProperties"),
     }
 )
-ASSERTIONS: Final = OF_NUMBERS | OF_STRINGS | OF_ARRAYS | OF_OBJECTS
-MAKE_ARRAY: Final = frozenset({"items", "prefixItems"})
-MAKE_OBJECT: Final = frozenset({"properties", "additionalProperties", "unevaluatedProperties"})
-"""Keywords from which XGrammar infers `object` for a schema without `type`, as it infers `array` from `MAKE_ARRAY`."""
+ASSERTIONS: Final = NUMBER_KEYWORDS | STRING_KEYWORDS | ARRAY_KEYWORDS | OBJECT_KEYWORDS
+ARRAY_INDICATORS: Final = frozenset({"items", "prefixItems"})
+OBJECT_INDICATORS: Final = frozenset({"properties", "additionalProperties", "unevaluatedProperties"})
+"""Keywords from which XGrammar infers `object` for a schema without `type` (`array` from `ARRAY_INDICATORS`)."""
 UNKNOWN_FORMATS: Final = frozenset({"regex", "idn-email", "idn-hostname", "iri", "iri-reference"})
 """Formats of JSON Schema that XGrammar does not support. Names outside JSON Schema are only annotations there, too."""
 SINGLE_SUBSCHEMA: Final = (
@@ -87,18 +87,20 @@ def _subschemas(schema: dict[str, Any]) -> Iterator[Any]:
 
 def _unenforced_keyword(schema: dict[str, Any], root: Schema) -> str:
     for name in schema:
-        if name in NEVER:
+        if name in NEVER_ENFORCED:
             return f"{name!r} is not enforced"
     if schema.get("uniqueItems") is True:
         return "'uniqueItems' is not enforced"
-    whole = next((name for name in WHOLE if name in schema), None)
+    whole = next((name for name in EXCLUSIVE_KEYWORDS if name in schema), None)
     return _unenforced_next_to_whole(whole, schema, root) if whole is not None else _unenforced_for_type(schema)
 
 
 def _unenforced_next_to_whole(whole: str, schema: dict[str, Any], root: Schema) -> str:
     """Return the first keyword next to `whole` that would not be enforced, and why; "" if there is none."""
     for name in schema:
-        if name in ASSERTIONS or (name in WHOLE and name != whole and not _is_in_enum(schema, whole, name)):
+        if name in ASSERTIONS or (
+            name in EXCLUSIVE_KEYWORDS and name != whole and not _is_in_enum(schema, whole, name)
+        ):
             return f"{name!r} beside {whole!r} is not enforced"
     if "type" in schema and not (found := _types(schema | {"type": None}, root)) <= _type_names(schema["type"]):
         return f"'type' beside {whole!r} is not enforced, and {whole!r} gives {', '.join(sorted(found))}"
@@ -129,7 +131,9 @@ def _unenforced_for_type(schema: dict[str, Any]) -> str:
 
 
 def _unenforced_without_type(names: Any) -> str:
-    inferred = OF_OBJECTS if names & MAKE_OBJECT else OF_ARRAYS if names & MAKE_ARRAY else frozenset()
+    inferred = (
+        OBJECT_KEYWORDS if names & OBJECT_INDICATORS else ARRAY_KEYWORDS if names & ARRAY_INDICATORS else frozenset()
+    )
     name = next((name for name in names if name in ASSERTIONS - inferred), None)
     return "" if name is None else f"{name!r} without a 'type' that it is of is not enforced"
 

@@ -184,10 +184,10 @@ class StructuredOutputManager:
         except KvscopeError as error:
             raise BadInput(f"{spec.kind} is not accepted: {error}") from None
         try:
-            proof = self._await_result(process, spec, compilation)
-            if proof.reason:
-                raise BadInput(proof.reason)
-            return Grammar(process, proof, self._ends)
+            trial_result = self._await_result(process, spec, compilation)
+            if trial_result.reason:
+                raise BadInput(trial_result.reason)
+            return Grammar(process, trial_result, self._ends)
         except BaseException:
             process.kill()
             raise
@@ -197,13 +197,13 @@ class StructuredOutputManager:
         deadline_s = time.monotonic() + MAX_WAIT_S
         while True:
             try:
-                proof = process.poll_result()
+                trial_result = process.poll_result()
             except EOFError:
                 raise BadInput(
                     f"{spec.kind} is too costly: its compiler ran out of memory or recursion depth"
                 ) from None
-            if proof is not None:
-                return proof
+            if trial_result is not None:
+                return trial_result
             if process.cpu_s > self._max_s:
                 raise BadInput(
                     f"{spec.kind} is too costly: it takes more than {self._max_s:g} s to compile and try; "

@@ -39,7 +39,7 @@ def tokenizer_info(vocabulary: Vocabulary) -> Any:
     return xgrammar.TokenizerInfo(vocabulary.tokens, kind, vocab_size=num_logits, stop_token_ids=vocabulary.ends)
 
 
-def json_tokens(info: Any, num_logits: int) -> NDArray[np.int32]:
+def json_token_mask(info: Any, num_logits: int) -> NDArray[np.int32]:
     """Return a mask of the tokens without control characters other than line breaks.
 
     JSON strings have no control characters, but XGrammar (0.2.8) allows them in strings of bounded length. The mask

@@ -114,7 +114,7 @@ class Tokenizer:
             raise BadInput("messages is empty: at least one message is accepted")
         try:
             variables = {
-                "messages": list(self.as_read(map(_as_turn, messages))),
+                "messages": list(self.to_template_content(map(_as_turn, messages))),
                 "tools": tools,
                 "documents": None,
                 "add_generation_prompt": add_generation_prompt,
@@ -124,7 +124,7 @@ class Tokenizer:
             line = (str(error).splitlines() or [type(error).__name__])[0]
             raise BadInput(f"the model's chat template refuses the conversation: {line:.200}") from error
 
-    def as_read(self, turns: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+    def to_template_content(self, turns: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
         """Convert turns to the content format that the template reads.
 
         Templates of some vision models read only lists of parts.
@@ -214,13 +214,13 @@ def _as_parts(turn: dict[str, Any]) -> dict[str, Any]:
 
 def _as_turn(message: ChatMessage | Mapping[str, str]) -> dict[str, Any]:
     if isinstance(message, ChatMessage):
-        return as_template_reads(message)
+        return to_template_message(message)
     return {key: valid_text(value) for key, value in message.items()}
 
 
 # Conversion of a turn for chat templates: a dictionary without absent fields. Tool calls are in OpenAI's format, except
 # that arguments are an object, because templates serialize them to JSON themselves.
-def as_template_reads(message: ChatMessage) -> dict[str, Any]:
+def to_template_message(message: ChatMessage) -> dict[str, Any]:
     """Convert a message to a dictionary for chat templates.
 
     Raises BadInput for invalid Unicode, and for tool call arguments that are not a JSON object.

@@ -115,7 +115,7 @@ def test_changed_shortcut_applies_to_all_windows_and_their_tooltips(editor, wind
     other = make_window(session)
     set_key(editor, "zoom_in", "Ctrl+Up")
     assert other.actions_by_name["zoom_in"].shortcut().toString() == "Ctrl+Up"
-    assert "Zoom in (Ctrl+Up)" in [button.toolTip() for button in other.page_map.pool_buttons]
+    assert "Zoom in (Ctrl+Up)" in [button.toolTip() for button in other.page_map.zoom_buttons]
 
 
 def test_shortcut_search_matches_command_names_and_keys(editor):

@@ -254,27 +254,27 @@ def test_recorded_history_has_texts_of_blocks_that_are_gone(live_session, qtbot)
     text = next(text for text in ring_recording.texts() if text.hash)
     gone = BlockTextLookup(text.epoch, 10**6, 0, 16, int(text.hash, 16))  # not a row of the engine
 
-    def tells():
+    def has_text():
         live_session.texts.request("test", [gone])
         return live_session.texts.get(gone) is not None
 
-    qtbot.waitUntil(tells, timeout=WAIT_MS)
+    qtbot.waitUntil(has_text, timeout=WAIT_MS)
     assert live_session.texts.get(gone).text == text.text
 
 
 def test_live_engine_provides_texts_also_while_paused(live_session, qtbot):
-    def full():
+    def full_blocks():
         ledger = live_session.live_mirror.ledger
         return np.flatnonzero((ledger.hash != 0) & (ledger.state == BlockState.ACTIVE))
 
-    qtbot.waitUntil(lambda: full().size > 0, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: full_blocks().size > 0, timeout=WAIT_MS)
 
-    def tells():
-        asked = lookup_of(live_session.mirror, int(full()[0]))
+    def has_text():
+        asked = lookup_of(live_session.mirror, int(full_blocks()[0]))
         live_session.texts.request("test", [asked])
         return live_session.texts.get(asked) is not None
 
-    qtbot.waitUntil(tells, timeout=WAIT_MS)
+    qtbot.waitUntil(has_text, timeout=WAIT_MS)
     live_session.timeline.pause()
     known = [lookup_of(live_session.mirror, row) for row in range(live_session.mirror.num_rows)]
     assert any(live_session.texts.get(asked) is not None for asked in known)

@@ -104,7 +104,7 @@ class MemoryOverTime(ChartStack):
         self.set_panels({chart.title: self._make_panel(chart) for chart in _CHARTS})
         self.hide()
 
-    def present(self, first_s: float, last_s: float) -> Sequence[str]:
+    def charts_with_content(self, first_s: float, last_s: float) -> Sequence[str]:
         overview, wall_ns = self.session.overview, self.session.history.wall_ns(0)
         self._window = overview_window(overview, wall_ns, int(first_s * 1e9), int(last_s * 1e9), _COLUMNS)
         self.setVisible(self._window is not None)
@@ -113,7 +113,7 @@ class MemoryOverTime(ChartStack):
 
     def draw_curves(self, name: str, first_s: float, last_s: float) -> None:
         window, values, panel, scale = self._window, self._values[name], self.panels[name], self.scales[name]
-        assert window is not None, "there are charts"
+        assert window is not None, "charts_with_content found data"
         time_s = window.time_s + window.end_ns / 1e9
         phase = int(window.end_ns // window.bin_ns) - time_s.size + 1
         scale.fit(max(float(np.nanmax(column, initial=0.0)) for column in values.values()))
@@ -128,7 +128,7 @@ class MemoryOverTime(ChartStack):
     def texts_at(self, name: str, at_s: float) -> dict[str, str]:
         if self.hover_s is None:
             return {key: _bytes(value) for key, value in self._current(name).items()}
-        assert self._window is not None, "there are charts"
+        assert self._window is not None, "charts_with_content found data"
         time_s = self._window.time_s + self._window.end_ns / 1e9
         index = nearest_index(time_s, at_s)
         return {key: _bytes(float(column[index])) for key, column in self._values[name].items()}

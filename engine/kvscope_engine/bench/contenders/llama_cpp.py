@@ -61,18 +61,18 @@ class LlamaCpp:
             for arrival, (sequence, prompt) in zip(workload.arrivals, enumerate(workload.prompts), strict=True)
             for position, token in enumerate(prompt)
         )
-        living: dict[int, tuple[int, int]] = {}
-        left, step = list(workload.output_tokens), 0
-        while waiting or living:
-            entries = [(token, position, sequence, True) for sequence, (token, position) in living.items()]
+        running: dict[int, tuple[int, int]] = {}
+        num_remaining, step = list(workload.output_tokens), 0
+        while waiting or running:
+            entries = [(token, position, sequence, True) for sequence, (token, position) in running.items()]
             while waiting and len(entries) < BATCH_TOKENS and (waiting[0][0] <= step or not entries):
                 entries.append(waiting.popleft()[1:])
-            said = [(position, sequence) for _, position, sequence, is_wanted in entries if is_wanted]
-            for token, (position, sequence) in zip(self.decode(entries), said, strict=True):
-                left[sequence] -= 1
-                living[sequence] = (token, position + 1)
-                if not left[sequence]:
-                    del living[sequence]
+            sampled = [(position, sequence) for _, position, sequence, is_wanted in entries if is_wanted]
+            for token, (position, sequence) in zip(self.decode(entries), sampled, strict=True):
+                num_remaining[sequence] -= 1
+                running[sequence] = (token, position + 1)
+                if not num_remaining[sequence]:
+                    del running[sequence]
             step += 1
 
     def forget(self) -> None:

@@ -37,7 +37,7 @@ class OurEngine:
         self._forward_ns = 0
         self._step_ns = 0
         self._publish: Callable[[TelemetryMessage], None] | None = None
-        self.engine = Engine(config, publish=self._take)
+        self.engine = Engine(config, publish=self._receive)
 
     def publish_to(self, publish: Callable[[TelemetryMessage], None] | None) -> None:
         """Also publish telemetry messages to `publish` from then on; None stops it."""
@@ -47,13 +47,13 @@ class OurEngine:
         """Submit each request when it arrives, and step until all have finished."""
         self._forward_ns = self._step_ns = 0
         arrivals = deque(enumerate(zip(workload.arrivals, workload.prompts, workload.output_tokens, strict=True)))
-        left, step = workload.num_requests, 0
-        while left:
+        num_unfinished, step = workload.num_requests, 0
+        while num_unfinished:
             while arrivals and (arrivals[0][1][0] <= step or not self.engine.has_unfinished):
                 index, (_, prompt, count) = arrivals.popleft()
                 sampling = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
                 self.engine.submit(Submit(request_id=str(index), prompt_token_ids=prompt, sampling=sampling))
-            left -= sum(isinstance(message, Finished) for message in self.engine.step())
+            num_unfinished -= sum(isinstance(message, Finished) for message in self.engine.step())
             step += 1
 
     @property
@@ -61,7 +61,7 @@ class OurEngine:
         """Share of the last run's step time spent outside the model's forward pass, from 0 to 1."""
         return 1.0 - self._forward_ns / self._step_ns
 
-    def _take(self, message: TelemetryMessage) -> None:
+    def _receive(self, message: TelemetryMessage) -> None:
         if isinstance(message, Frame) and message.timings.forward_ns:
             parts = message.timings
             self._forward_ns += parts.forward_ns

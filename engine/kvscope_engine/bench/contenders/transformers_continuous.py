@@ -66,7 +66,7 @@ class TransformersContinuous:
         from transformers.generation.configuration_utils import ContinuousBatchingConfig
         from transformers.generation.continuous_batching.utils import WorkloadHints
 
-        batching = ContinuousBatchingConfig(**(_fitting(workload) if self._batching is None else self._batching))
+        batching = ContinuousBatchingConfig(**(_fitting_config(workload) if self._batching is None else self._batching))
         greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)  # type: ignore[no-untyped-call]
         longest = max(len(prompt) for prompt in workload.prompts)
         hints = WorkloadHints(longest, max(workload.output_tokens), workload.num_requests)
@@ -102,16 +102,16 @@ class BatchingSession:
 
         Raises RuntimeError if transformers fails.
         """
-        begin = time.perf_counter()
+        start_s = time.perf_counter()
         ids = [f"{workload.name}, {index}" for index in range(workload.num_requests)]
         for request_id, prompt, count in zip(ids, workload.prompts, workload.output_tokens, strict=True):
             self._manager.add_request(list(prompt), request_id, max_new_tokens=count)
-        found = self._results(len(ids), begin + limit_s)
-        seconds, is_whole = time.perf_counter() - begin, len(found) == len(ids)
+        tokens_of_request = self._results(len(ids), start_s + limit_s)
+        seconds, is_whole = time.perf_counter() - start_s, len(tokens_of_request) == len(ids)
         if not is_whole:
             self.stop()
-            found |= self._unfinished()
-        return Generated([found.get(request_id, []) for request_id in ids], seconds, is_whole)
+            tokens_of_request |= self._unfinished()
+        return Generated([tokens_of_request.get(request_id, []) for request_id in ids], seconds, is_whole)
 
     def stop(self) -> None:
         """Stop after the current step. Idempotent."""
@@ -119,30 +119,30 @@ class BatchingSession:
             self._is_stopped = True
             self._manager.stop(hard_stop=True)
 
-    def _results(self, count: int, until: float) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {}
-        while len(found) < count and (left_s := until - time.perf_counter()) > 0.0:
+    def _results(self, count: int, deadline_s: float) -> dict[str, list[int]]:
+        finished: dict[str, list[int]] = {}
+        while len(finished) < count and (left_s := deadline_s - time.perf_counter()) > 0.0:
             result = self._manager.get_result(timeout=min(_POLL_SECONDS, left_s))
             if result is not None and result.error is not None:
                 raise RuntimeError(f"request {result.request_id}: {result.error}")
             if result is not None and result.is_finished():
-                found[result.request_id] = list(result.generated_tokens)
+                finished[result.request_id] = list(result.generated_tokens)
             elif result is None and not self._manager.is_running():
                 raise RuntimeError("transformers' continuous batching stopped before its requests finished")
-        return found
+        return finished
 
     def _unfinished(self) -> dict[str, list[int]]:
         """Return the token ids that unfinished requests have after a stop, by request id.
 
         transformers reports them as failed, with their tokens.
         """
-        found: dict[str, list[int]] = {}
+        unfinished: dict[str, list[int]] = {}
         while (result := self._manager.get_result(timeout=0.0)) is not None:
-            found[result.request_id] = list(result.generated_tokens)
-        return found
+            unfinished[result.request_id] = list(result.generated_tokens)
+        return unfinished
 
 
-def _fitting(workload: BenchWorkload) -> dict[str, int]:
-    asked = zip(workload.prompts, workload.output_tokens, strict=True)
-    num_blocks = sum(len(prompt) // PAGE_SIZE + count // PAGE_SIZE + 2 for prompt, count in asked)
+def _fitting_config(workload: BenchWorkload) -> dict[str, int]:
+    requested = zip(workload.prompts, workload.output_tokens, strict=True)
+    num_blocks = sum(len(prompt) // PAGE_SIZE + count // PAGE_SIZE + 2 for prompt, count in requested)
     return {"page_size": PAGE_SIZE, "num_blocks": num_blocks, "max_batch_tokens": BATCH_TOKENS}

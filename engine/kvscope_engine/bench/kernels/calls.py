@@ -41,14 +41,14 @@ def copies_of(num_bytes: int, device: str) -> int:
 def weight_products(shape: tuple[int, int], device: str) -> dict[str, GroupedProduct]:
     """Return quantized products with random weights of `shape` (outputs, inputs), by name: int4, int8 and fp8."""
     outputs, inputs = shape
-    made: dict[str, GroupedProduct] = {}
+    products: dict[str, GroupedProduct] = {}
     for bits, group in ((4, 32), (8, 64)):
         codes = torch.randint(2**bits, shape, dtype=torch.uint8)
         scale = torch.full((outputs, -(-inputs // group)), 0.01, dtype=torch.float16)
         weight = GroupedWeight(codes, scale, -(2.0 ** (bits - 1)) * scale, bits, group)
-        made[f"int{bits}"] = grouped_product(weight, None, torch.device(device))
-    made["fp8"] = fp8_product(rounded_fp8(torch.randn(shape) / 64), None, torch.device(device))
-    return made
+        products[f"int{bits}"] = grouped_product(weight, None, torch.device(device))
+    products["fp8"] = fp8_product(rounded_fp8(torch.randn(shape) / 64), None, torch.device(device))
+    return products
 
 
 def decode_call(ops: Ops, pool: Pool) -> Call:
@@ -78,7 +78,7 @@ def layer_calls(ops: Ops, device: str, count: int, dtype: torch.dtype = torch.bf
     """
     x, delta = torch.randn(count, 4096, device=device), torch.randn(count, 4096, device=device, dtype=dtype)
     weight, eps = torch.ones(4096, device=device), torch.tensor(1e-5, device=device)
-    both = torch.randn(count, 2 * 14336, device=device, dtype=dtype)
+    gate_up = torch.randn(count, 2 * 14336, device=device, dtype=dtype)
     heads = torch.randn(count, 48, 128, device=device, dtype=dtype)
     cos_sin = CosSin(*torch.randn(2, count, 1, 128, device=device, dtype=dtype))
     rotation = Rotation(32, None, cos_sin)
@@ -96,7 +96,7 @@ def layer_calls(ops: Ops, device: str, count: int, dtype: torch.dtype = torch.bf
             count * 4096 * 2 * (4 + dtype.itemsize),
         ),
         "rotate_write": (rotate, 2 * heads.nbytes + 2 * cos_sin.cos.nbytes),
-        "gated_activation": (partial(ops.gated_activation, both, SILU), both.nbytes * 3 // 2),
+        "gated_activation": (partial(ops.gated_activation, gate_up, SILU), gate_up.nbytes * 3 // 2),
     }
 
 
@@ -127,7 +127,7 @@ def _rotate_scatter(
 ) -> torch.Tensor:
     """Perform `rotate_write` with torch operations, without support for padding."""
     query, key, value = rotate_torch(heads, rotation)
-    where = (slots // 16, slots % 16)
-    k_cache.index_put_(where, key)
-    v_cache.index_put_(where, value)
+    indices = (slots // 16, slots % 16)
+    k_cache.index_put_(indices, key)
+    v_cache.index_put_(indices, value)
     return query

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_engine.bench.kernels.report import text
-from kvscope_engine.bench.measure import teller
+from kvscope_engine.bench.measure import progress_printer
 from kvscope_engine.command_parser import whole_number
 from kvscope_engine.model.platforms.cpu_count import usable_cores
 from kvscope_telemetry.devices.gpus import Gpus
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     if args.tune:
         from kvscope_engine.bench.kernels.tuning import tune
 
-        return tune(device.type, args, teller(args.json))
+        return tune(device.type, args, progress_printer(args.json))
     report = _measure(device.type, choose_dtype(args.dtype, device), args)
     print(json.dumps(report) if args.json else text(report))
     return 1 if report["stopped"] else 0
@@ -95,18 +95,18 @@ def _measure(device: str, dtype: torch.dtype, args: argparse.Namespace) -> dict[
     from kvscope_engine.model.platforms.device import dtype_name
     from kvscope_kernels import ops_for
 
-    tell = teller(args.json)
+    show_progress = progress_printer(args.json)
     rows: list[dict[str, Any]] = []
     absent: list[dict[str, str]] = []
     reads: list[float] = []
-    stopped = ""
+    failure = ""
     try:
         for name in args.only or KERNELS:
             for contest in MAKERS[name](ops_for(device), device, dtype):
-                tell(f"{contest.kernel}, {contest.case}")
-                _add(contest, device, args.rounds, rows, absent, reads)
+                show_progress(f"{contest.kernel}, {contest.case}")
+                _add_results(contest, device, args.rounds, rows, absent, reads)
     except BrokenDevice as error:  # earlier measurements remain valid
-        stopped = str(error)
+        failure = str(error)
     facts = machine()
     facts["versions"] |= peer_versions()
     return {
@@ -119,11 +119,11 @@ def _measure(device: str, dtype: torch.dtype, args: argparse.Namespace) -> dict[
         "read_gb_per_s": sorted(reads)[len(reads) // 2] if reads else None,
         "rows": rows,
         "absent": absent,
-        "stopped": stopped,
+        "stopped": failure,
     }
 
 
-def _add(
+def _add_results(
     contest: Contest,
     device: str,
     rounds: int,
@@ -132,9 +132,9 @@ def _add(
     reads: list[float],
 ) -> None:
     from kvscope_engine.bench.kernels.contest import measured
-    from kvscope_engine.bench.kernels.samplers import reading_on, sampler_on, wait_for
+    from kvscope_engine.bench.kernels.samplers import read_sampler, sampler_on, wait_for
 
-    samplers = partial(sampler_on, device), reading_on(device)
+    samplers = partial(sampler_on, device), read_sampler(device)
     result = measured(contest, *samplers, rounds, partial(wait_for, device))
     rows += [asdict(row) for row in result.rows]
     case = {"kernel": contest.kernel, "case": contest.case}
@@ -174,10 +174,10 @@ def machine() -> dict[str, Any]:
 
 
 def _libraries() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in ("torch", "transformers", "triton"):
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

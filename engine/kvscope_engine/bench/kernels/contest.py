@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from kvscope_engine.bench.measure import in_turns
+from kvscope_engine.bench.measure import interleaved_samples
 from kvscope_kernels.graph_timing import Call
 
 OURS: Final = "kvscope"
@@ -100,17 +100,17 @@ def measured(
     """
     samplers: dict[str, Sampler] = {}
     absent = dict(contest.absent)
-    for name, contender in _agreeing(contest, absent, settle):
+    for name, contender in _agreeing_contenders(contest, absent, settle):
         try:
             samplers[name] = make_sampler(contender)
             settle()
         except Exception as error:  # third-party libraries raise any exception; it is the reason for absence
-            absent[name] = _survived(contest, name, error, settle)
-    samples = in_turns({**samplers, READ: reading[0]}, rounds)
-    times = {name: statistics.median(found) for name, found in samples.items()}
-    read = reading[1] / times.pop(READ)
-    rows = [_row(contest, name, seconds, times[OURS], read) for name, seconds in times.items()]
-    return Result(rows, absent, read / 1e9)
+            absent[name] = _failure_reason(contest, name, error, settle)
+    samples = interleaved_samples({**samplers, READ: reading[0]}, rounds)
+    times = {name: statistics.median(times_of_contender) for name, times_of_contender in samples.items()}
+    read_rate = reading[1] / times.pop(READ)
+    rows = [_row(contest, name, seconds, times[OURS], read_rate) for name, seconds in times.items()]
+    return Result(rows, absent, read_rate / 1e9)
 
 
 def first_line(error: Exception) -> str:
@@ -118,7 +118,7 @@ def first_line(error: Exception) -> str:
     return text if isinstance(error, Absent) else f"{type(error).__name__}: {text.splitlines()[0]:.120}"
 
 
-def _survived(contest: Contest, name: str, error: Exception, settle: Callable[[], object]) -> str:
+def _failure_reason(contest: Contest, name: str, error: Exception, settle: Callable[[], object]) -> str:
     """Return the reason why a contender failed, if the device still works.
 
     Raises the error itself for our own operation, and BrokenDevice for a broken device.
@@ -132,36 +132,36 @@ def _survived(contest: Contest, name: str, error: Exception, settle: Callable[[]
     return first_line(error)
 
 
-def _agreeing(
+def _agreeing_contenders(
     contest: Contest, absent: dict[str, str], settle: Callable[[], object]
 ) -> Iterator[tuple[str, CallCycle]]:
     """Yield the contenders whose result agrees with ours, and add the reasons for all others to `absent`."""
     expected: torch.Tensor | None = None
     for name, contender in contest.contenders.items():
         try:
-            found = contender.calls[0]()
+            result = contender.calls[0]()
             settle()
             if name == OURS:
-                expected = found.clone() if isinstance(found, torch.Tensor) else None
-            elif not _agrees(found, expected):
+                expected = result.clone() if isinstance(result, torch.Tensor) else None
+            elif not _agrees(result, expected):
                 absent[name] = "computes something else"
                 continue
         except Exception as error:
-            absent[name] = _survived(contest, name, error, settle)
+            absent[name] = _failure_reason(contest, name, error, settle)
             continue
         yield name, contender
 
 
-def _agrees(found: object, expected: torch.Tensor | None) -> bool:
-    if expected is None or not isinstance(found, torch.Tensor):
+def _agrees(result: object, expected: torch.Tensor | None) -> bool:
+    if expected is None or not isinstance(result, torch.Tensor):
         return True
-    if found.shape != expected.shape:
+    if result.shape != expected.shape:
         return False
     largest = expected.float().abs().max()
-    return bool((found.float() - expected.float()).abs().max() <= _TOLERANCE * largest)
+    return bool((result.float() - expected.float()).abs().max() <= _TOLERANCE * largest)
 
 
-def _row(contest: Contest, name: str, seconds: float, ours: float, read: float) -> ContenderResult:
+def _row(contest: Contest, name: str, seconds: float, our_seconds: float, read_rate: float) -> ContenderResult:
     rate = contest.num_bytes / seconds
     return ContenderResult(
         kernel=contest.kernel,
@@ -170,7 +170,7 @@ def _row(contest: Contest, name: str, seconds: float, ours: float, read: float) 
         time_us=seconds * 1e6,
         num_bytes=contest.num_bytes,
         gb_per_s=rate / 1e9,
-        share_of_read=rate / read,
+        share_of_read=rate / read_rate,
         tflop_per_s=contest.flops / seconds / 1e12 if contest.flops else None,
-        ours_over_it=seconds / ours,
+        ours_over_it=seconds / our_seconds,
     )

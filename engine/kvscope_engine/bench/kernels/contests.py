@@ -76,7 +76,7 @@ PREFILL: Final = (
     AttentionWorkload(name="512 after 16k, int8", seq_lens=(16384,), query_lens=(512,), kv_dtype=torch.int8),
     AttentionWorkload(name="512 after 16k, fp8", seq_lens=(16384,), query_lens=(512,), kv_dtype=torch.float8_e4m3fn),
 )
-TURNS: Final = (
+SHORT_RUNS: Final = (
     AttentionWorkload(name="16 after 32k", seq_lens=(32768,), query_lens=(16,)),
     AttentionWorkload(name="64 after 32k", seq_lens=(32768,), query_lens=(64,)),
     AttentionWorkload(name="128 after 32k", seq_lens=(32768,), query_lens=(128,)),
@@ -105,30 +105,30 @@ CPU_WRITE: Final = (
     AttentionWorkload(name="512 tokens, int8", seq_lens=(512,), query_lens=(512,), kv_dtype=torch.int8),
 )
 NOT_QUANTIZED: Final = "torch, not quantized"
-Make = Callable[[Ops, str, torch.dtype], Iterator[Contest]]
+ContestFactory = Callable[[Ops, str, torch.dtype], Iterator[Contest]]
 
 
 def decode(
     ops: Ops, device: str, dtype: torch.dtype, works: Sequence[AttentionWorkload] | None = None
 ) -> Iterator[Contest]:
     """Yield contests of decode attention, with one new token per request."""
-    chosen = works or (CPU_DECODE if device == "cpu" else (*DECODE, *QUANTIZED, SKEWED))
-    for work in (replace(each, dtype=dtype) for each in chosen):
-        moved = work.kv_bytes + 2 * len(work.seq_lens) * work.num_heads * work.head_dim * dtype.itemsize
-        contest = _attention("paged decode", work, device, partial(decode_call, ops), decode_call, moved)
-        yield _without_twins(contest, ops, "decode")
+    workloads = works or (CPU_DECODE if device == "cpu" else (*DECODE, *QUANTIZED, SKEWED))
+    for work in (replace(each, dtype=dtype) for each in workloads):
+        num_bytes = work.kv_bytes + 2 * len(work.seq_lens) * work.num_heads * work.head_dim * dtype.itemsize
+        contest = _attention("paged decode", work, device, partial(decode_call, ops), decode_call, num_bytes)
+        yield _without_duplicate_reference(contest, ops, "decode")
 
 
 def prefill(
     ops: Ops, device: str, dtype: torch.dtype, works: Sequence[AttentionWorkload] | None = None
 ) -> Iterator[Contest]:
     """Yield contests of prefill attention: whole prompts, chunks of prompts, and short turns."""
-    chosen = works or (CPU_PREFILL if device == "cpu" else (*PREFILL, *TURNS))
-    for work in (replace(each, dtype=dtype) for each in chosen):
-        moved = work.kv_bytes + 2 * work.num_queries * work.num_heads * work.head_dim * dtype.itemsize
+    workloads = works or (CPU_PREFILL if device == "cpu" else (*PREFILL, *SHORT_RUNS))
+    for work in (replace(each, dtype=dtype) for each in workloads):
+        num_bytes = work.kv_bytes + 2 * work.num_queries * work.num_heads * work.head_dim * dtype.itemsize
         call = partial(prefill_call, ops)
-        contest = _attention("paged prefill", work, device, call, prefill_call, moved, work.flops)
-        yield _without_twins(contest, ops, "prefill")
+        contest = _attention("paged prefill", work, device, call, prefill_call, num_bytes, work.flops)
+        yield _without_duplicate_reference(contest, ops, "prefill")
 
 
 def write(
@@ -138,13 +138,13 @@ def write(
     for work in (replace(each, dtype=dtype) for each in works or (CPU_WRITE if device == "cpu" else WRITE)):
         pools = _pools(work, device)
         plain = replace(work, kv_dtype=None)
-        moved = work.num_queries * (plain.kv_bytes + work.kv_bytes) // sum(work.seq_lens)
+        num_bytes = work.num_queries * (plain.kv_bytes + work.kv_bytes) // sum(work.seq_lens)
         contenders = {
             OURS: CallCycle([write_call(ops, pool) for pool in pools]),
             REFERENCE: CallCycle([write_call(torch_ops(), pool) for pool in pools], in_graph=False),
         }
-        contest = Contest(kernel="kv write", case=work.name, num_bytes=moved, contenders=contenders)
-        yield _without_twins(contest, ops, "kv_write")
+        contest = Contest(kernel="kv write", case=work.name, num_bytes=num_bytes, contenders=contenders)
+        yield _without_duplicate_reference(contest, ops, "kv_write")
 
 
 def layer(ops: Ops, device: str, dtype: torch.dtype, counts: Sequence[int] | None = None) -> Iterator[Contest]:
@@ -154,15 +154,15 @@ def layer(ops: Ops, device: str, dtype: torch.dtype, counts: Sequence[int] | Non
     """
     for count in counts or ((1, 16) if device == "cpu" else (1, 64, 8192)):
         ours, plain = (layer_calls(each, device, count, dtype) for each in (ops, torch_ops()))
-        for name, (call, moved) in ours.items():
+        for name, (call, num_bytes) in ours.items():
             repeats = _repeats(device, count)
             contenders = {
-                OURS: CallCycle([_silent(call)] * repeats),
-                REFERENCE: CallCycle([_silent(plain[name][0])] * repeats),
+                OURS: CallCycle([_without_result(call)] * repeats),
+                REFERENCE: CallCycle([_without_result(plain[name][0])] * repeats),
             }
             case = f"{count:,} token{'s' * (count > 1)}"
-            contest = Contest(kernel=name.replace("_", " "), case=case, num_bytes=moved, contenders=contenders)
-            yield _without_twins(contest, ops, name)
+            contest = Contest(kernel=name.replace("_", " "), case=case, num_bytes=num_bytes, contenders=contenders)
+            yield _without_duplicate_reference(contest, ops, name)
 
 
 def experts(
@@ -177,7 +177,7 @@ def experts(
         }
         case = f"{work.top_k} of {work.num_experts}, {work.num_tokens:,} token{'s' * (work.num_tokens > 1)}"
         contest = Contest(kernel="experts", case=case, num_bytes=num_bytes, contenders=contenders)
-        yield _without_twins(contest, ops, "mix_experts")
+        yield _without_duplicate_reference(contest, ops, "mix_experts")
 
 
 def products(
@@ -190,17 +190,17 @@ def products(
     """Yield contests of products with int4, int8 and fp8 weights, compared with torch's unquantized products."""
     outputs, inputs = shape or ((1536, 576) if device == "cpu" else (4096, 14336))
     plain = torch.randn(outputs, inputs, device=device).to(dtype)
-    others = [plain, *(plain.clone() for _ in range(1, copies_of(plain.nbytes, device)))]
-    for name, made in weight_products((outputs, inputs), device).items():
+    plain_copies = [plain, *(plain.clone() for _ in range(1, copies_of(plain.nbytes, device)))]
+    for name, quantized in weight_products((outputs, inputs), device).items():
         if name == "fp8" and device == "cpu":
             continue  # fp8 products are not supported on a CPU
-        num_bytes = sum(tensor.nbytes for tensor in made.tensors)
-        copies = [made, *(deepcopy(made) for _ in range(1, copies_of(num_bytes, device)))]
+        num_bytes = sum(tensor.nbytes for tensor in quantized.tensors)
+        copies = [quantized, *(deepcopy(quantized) for _ in range(1, copies_of(num_bytes, device)))]
         for count in counts or ((1, 32) if device == "cpu" else (1, 4, 16, 64, 2048)):
             x = torch.randn(count, inputs, device=device).to(dtype)
             contenders = {
-                OURS: CallCycle([_silent(partial(each.product, x)) for each in copies]),
-                NOT_QUANTIZED: CallCycle([_silent(partial(linear, x, each)) for each in others]),
+                OURS: CallCycle([_without_result(partial(each.product, x)) for each in copies]),
+                NOT_QUANTIZED: CallCycle([_without_result(partial(linear, x, each)) for each in plain_copies]),
             }
             case = f"{name}, {count:,} row{'s' * (count > 1)}"
             yield Contest(kernel="product", case=case, num_bytes=num_bytes, contenders=contenders)
@@ -212,13 +212,13 @@ def copies(ops: Ops, device: str, dtype: torch.dtype, num_blocks: int | None = N
     storage = [torch.randn(2 * count, 2, 8, 16, 128, device=device).to(dtype) for _ in range(32)]
     rows = row_tensors(storage)
     pairs = torch.stack([torch.arange(count), torch.arange(count, 2 * count)], 1).to(device)
-    moved = 2 * len(storage) * count * storage[0][:1].nbytes
+    num_bytes = 2 * len(storage) * count * storage[0][:1].nbytes
     contenders = {
         OURS: CallCycle([partial(ops.copy_rows, rows, pairs)]),
         REFERENCE: CallCycle([partial(torch_ops().copy_rows, rows, pairs)], in_graph=False),
     }
-    contest = Contest(kernel="copy rows", case=f"{count} blocks", num_bytes=moved, contenders=contenders)
-    yield _without_twins(contest, ops, "copy_rows")
+    contest = Contest(kernel="copy rows", case=f"{count} blocks", num_bytes=num_bytes, contenders=contenders)
+    yield _without_duplicate_reference(contest, ops, "copy_rows")
 
 
 def forms(ops: Ops, device: str, dtype: torch.dtype, vocabulary: int = 128256) -> Iterator[Contest]:
@@ -231,9 +231,9 @@ def forms(ops: Ops, device: str, dtype: torch.dtype, vocabulary: int = 128256) -
         OURS: CallCycle([partial(ops.allow_tokens, *arguments)] * _repeats(device, len(logits))),
         REFERENCE: CallCycle([partial(torch_ops().allow_tokens, *arguments)], in_graph=False),
     }
-    moved = logits.nbytes // 2 + allowed.nbytes  # half of the logits are masked: written without being read
-    contest = Contest(kernel="allow tokens", case="8 requests", num_bytes=moved, contenders=contenders)
-    yield _without_twins(contest, ops, "allow_tokens")
+    num_bytes = logits.nbytes // 2 + allowed.nbytes  # half of the logits are masked: written without being read
+    contest = Contest(kernel="allow tokens", case="8 requests", num_bytes=num_bytes, contenders=contenders)
+    yield _without_duplicate_reference(contest, ops, "allow_tokens")
 
 
 def draws(ops: Ops, device: str, dtype: torch.dtype, vocabulary: int = 128256) -> Iterator[Contest]:
@@ -249,7 +249,7 @@ def draws(ops: Ops, device: str, dtype: torch.dtype, vocabulary: int = 128256) -
         }
         case = f"{count} requests, top-p, logits within {3 * spread:g}"
         contest = Contest(kernel="draw tokens", case=case, num_bytes=logits.nbytes, contenders=contenders)
-        yield _without_twins(contest, ops, "draw_tokens")
+        yield _without_duplicate_reference(contest, ops, "draw_tokens")
 
 
 def heat(
@@ -263,10 +263,10 @@ def heat(
             REFERENCE: CallCycle([_shares_call(torch_ops(), pool) for pool in pools], in_graph=False),
         }
         contest = Contest(kernel="decode with heat", case=work.name, num_bytes=work.kv_bytes, contenders=contenders)
-        yield _without_twins(contest, ops, "decode")
+        yield _without_duplicate_reference(contest, ops, "decode")
 
 
-KERNELS: Final[dict[str, Make]] = {
+KERNELS: Final[dict[str, ContestFactory]] = {
     "decode": decode,
     "prefill": prefill,
     "write": write,
@@ -284,20 +284,20 @@ def _attention(
     kernel: str,
     work: AttentionWorkload,
     device: str,
-    ours: Callable[[Pool], Call],
-    call: Callable[[Ops, Pool], Call],
-    moved: int,
+    make_our_call: Callable[[Pool], Call],
+    make_call: Callable[[Ops, Pool], Call],
+    num_bytes: int,
     flops: int = 0,
 ) -> Contest:
     pools = _pools(work, device)
     contest = Contest(
         kernel=kernel,
         case=work.name,
-        num_bytes=moved,
+        num_bytes=num_bytes,
         flops=flops,
         contenders={
-            OURS: CallCycle([ours(pool) for pool in pools]),
-            REFERENCE: CallCycle([call(torch_ops(), pool) for pool in pools[:2]], in_graph=False),
+            OURS: CallCycle([make_our_call(pool) for pool in pools]),
+            REFERENCE: CallCycle([make_call(torch_ops(), pool) for pool in pools[:2]], in_graph=False),
         },
     )
     for name, peer in PEERS.items():
@@ -308,7 +308,7 @@ def _attention(
     return contest
 
 
-def _without_twins(contest: Contest, ops: Ops, field: str) -> Contest:
+def _without_duplicate_reference(contest: Contest, ops: Ops, field: str) -> Contest:
     """Remove the torch reference from the contest if our implementation is the reference on this device."""
     if getattr(ops, field) is getattr(torch_ops(), field):
         del contest.contenders[REFERENCE]
@@ -328,7 +328,7 @@ def _pools(work: AttentionWorkload, device: str) -> list[Pool]:
 
 def _shares_call(ops: Ops, pool: Pool) -> Call:
     shares = torch.zeros(len(pool.seq_lens), pool.block_tables.shape[1], device=pool.query.device)
-    return _silent(partial(ops.decode, pool.attention_args(), DecodePlans(), shares))
+    return _without_result(partial(ops.decode, pool.attention_args(), DecodePlans(), shares))
 
 
 def _repeats(device: str, count: int) -> int:
@@ -339,7 +339,7 @@ def _repeats(device: str, count: int) -> int:
     return 1 if device == "cpu" else max(1, min(32, 4096 // count))
 
 
-def _silent(call: Call) -> Call:
+def _without_result(call: Call) -> Call:
     """Return a call that discards the result of `call`, so that results are not compared."""
 
     def run() -> None:

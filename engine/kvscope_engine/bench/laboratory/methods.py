@@ -22,27 +22,27 @@ BLOCK_SIZE: Final = 16
 
 
 class AttentionMethod(Protocol):
-    def hold(self, keys: Tensor, values: Tensor) -> None:
+    def store_kv(self, keys: Tensor, values: Tensor) -> None:
         """Store the parts of keys and values, (B, T, Hkv, D) each, that the method needs."""
 
     def attend(self, query: Tensor) -> Tensor:
         """Attend: (B, H, D) -> (B, H, D), with scores scaled by 1/sqrt(D)."""
 
     @property
-    def held_bytes(self) -> int: ...
+    def stored_bytes(self) -> int: ...
 
 
 class Contiguous:
     """Full attention on contiguous keys and values, with torch's SDPA."""
 
-    def hold(self, keys: Tensor, values: Tensor) -> None:
+    def store_kv(self, keys: Tensor, values: Tensor) -> None:
         self._keys, self._values = (each.transpose(1, 2).contiguous() for each in (keys, values))
 
     def attend(self, query: Tensor) -> Tensor:
         return dense(query, self._keys, self._values)
 
     @property
-    def held_bytes(self) -> int:
+    def stored_bytes(self) -> int:
         return self._keys.nbytes + self._values.nbytes
 
 
@@ -55,20 +55,20 @@ class Paged:
     def __init__(self, *, is_shuffled: bool) -> None:
         self._is_shuffled = is_shuffled
 
-    def hold(self, keys: Tensor, values: Tensor) -> None:
+    def store_kv(self, keys: Tensor, values: Tensor) -> None:
         batch, length, num_heads, dim = keys.shape
         width = -(-length // BLOCK_SIZE)
         num_blocks = batch * width
-        draw = torch.Generator().manual_seed(0)
-        places = torch.randperm(num_blocks, generator=draw) if self._is_shuffled else torch.arange(num_blocks)
-        self._tables = places.view(batch, width).to(keys.device, torch.int32)
+        rng = torch.Generator().manual_seed(0)
+        blocks = torch.randperm(num_blocks, generator=rng) if self._is_shuffled else torch.arange(num_blocks)
+        self._tables = blocks.view(batch, width).to(keys.device, torch.int32)
         self._lens = torch.full((batch,), length, dtype=torch.int32, device=keys.device)
         self._ops, self._length = ops_for(keys.device.type), length
         pool = keys.new_zeros(num_blocks, 2, BLOCK_SIZE, num_heads, dim)
         padding = (0, 0, 0, 0, 0, width * BLOCK_SIZE - length)
         for part, tensor in enumerate((keys, values)):
-            whole = torch.nn.functional.pad(tensor, padding)
-            pool[places.to(keys.device), part] = whole.reshape(num_blocks, BLOCK_SIZE, num_heads, dim)
+            padded = torch.nn.functional.pad(tensor, padding)
+            pool[blocks.to(keys.device), part] = padded.reshape(num_blocks, BLOCK_SIZE, num_heads, dim)
         if keys.device.type == "cuda":  # the engine's block layout on a GPU
             pool = pool.transpose(2, 3).contiguous().transpose(2, 3)
         self._pool = pool
@@ -79,7 +79,7 @@ class Paged:
         return self._ops.decode(AttentionArgs(query, k, v, self._tables, self._lens, scale, max_seq_len=self._length))
 
     @property
-    def held_bytes(self) -> int:
+    def stored_bytes(self) -> int:
         return self._pool.nbytes + self._tables.nbytes
 
 
@@ -92,19 +92,20 @@ class Window:
     def __init__(self, fraction: float, num_first: int = 0) -> None:
         self._fraction, self._num_first = fraction, num_first
 
-    def hold(self, keys: Tensor, values: Tensor) -> None:
+    def store_kv(self, keys: Tensor, values: Tensor) -> None:
         length = keys.shape[1]
-        newest = max(BLOCK_SIZE, round(length * self._fraction) - self._num_first)
-        first = min(self._num_first, max(0, length - newest))
+        num_newest = max(BLOCK_SIZE, round(length * self._fraction) - self._num_first)
+        num_first = min(self._num_first, max(0, length - num_newest))
         self._kept = [
-            torch.cat((each[:, :first], each[:, -newest:]), 1).transpose(1, 2).contiguous() for each in (keys, values)
+            torch.cat((each[:, :num_first], each[:, -num_newest:]), 1).transpose(1, 2).contiguous()
+            for each in (keys, values)
         ]
 
     def attend(self, query: Tensor) -> Tensor:
         return dense(query, *self._kept)
 
     @property
-    def held_bytes(self) -> int:
+    def stored_bytes(self) -> int:
         return sum(each.nbytes for each in self._kept)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
-from kvscope_engine.bench.measure import Rate, in_turns, telling_of, timed
+from kvscope_engine.bench.measure import Rate, interleaved_samples, timed, with_prefix
 
 MAX_ROUNDS: Final = 24
 
@@ -47,17 +47,17 @@ def long_rates(
     batch: LongBatch,
     text_ids: Sequence[int],
     repeats: int,
-    tell: Callable[[str], None],
+    show_progress: Callable[[str], None],
 ) -> dict[str, list[Rate]]:
     """Return the decode rate of each contender in each round, without the time to fill the contexts.
 
     Within a round, contenders run one after the other.
     """
-    prompt = [text_ids[place % len(text_ids)] for place in range(batch.context_tokens)]
+    prompt = [text_ids[index % len(text_ids)] for index in range(batch.context_tokens)]
     for contender in contenders:
-        tell(f"{batch.name}: {contender.name} fills")
+        show_progress(f"{batch.name}: {contender.name} fills")
         contender.fill(prompt)
         contender.decode(batch.round_tokens)
     num_tokens = batch.num_requests * batch.round_tokens
     samplers = {each.name: partial(timed, partial(each.decode, batch.round_tokens), num_tokens) for each in contenders}
-    return in_turns(samplers, min(repeats, MAX_ROUNDS), telling_of(batch.name, tell))
+    return interleaved_samples(samplers, min(repeats, MAX_ROUNDS), with_prefix(batch.name, show_progress))

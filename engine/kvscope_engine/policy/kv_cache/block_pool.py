@@ -255,7 +255,7 @@ class BlockPool:
             self._parents[block] = prefix.published_parent
             self.changed_rows.add_one(block)
             if self.cache_log is not None:
-                self.cache_log.stored(prefix)
+                self.cache_log.record_stored(prefix)
 
     def reset_prefix_cache(self) -> int:
         """Drop every prefix, including pinned ones. Returns the number of cached blocks that became free."""
@@ -264,7 +264,7 @@ class BlockPool:
         assert self.history is not None, "an index without a history"
         self.history.clear()
         if self.cache_log is not None:
-            self.cache_log.cleared()
+            self.cache_log.record_cleared()
         hashed = np.array(self.index.clear(), np.int64)
         self._unhash(hashed)
         self.changed_rows.add(hashed)
@@ -355,12 +355,12 @@ class BlockPool:
         assert self.index is not None, "a block is cached without a prefix index"
         prefixes = [self.index.remove(block) for block in blocks]
         if self.cache_log is not None:
-            self.cache_log.removed(prefixes)
+            self.cache_log.record_removed(prefixes)
         assert self.history is not None, "an index without a history"
         self.history.record_lost(prefixes if self.lower_tier is None else self._offload(blocks, prefixes), self.step)
         self._unhash(np.array(blocks, np.int64))
         self.evicted_blocks += len(blocks)
-        self.moves.evicted(blocks)
+        self.moves.record_evicted(blocks)
 
     def _offload(self, blocks: list[int], prefixes: list[Prefix]) -> list[Prefix]:
         """Offload evicted blocks to the lower tier. Returns the prefixes that are lost."""

@@ -32,14 +32,14 @@ class CacheLog:
         self._pending_run: list[Prefix] = []
         self._pending_tier = Tier.HBM
 
-    def stored(self, prefix: Prefix, tier: Tier = Tier.HBM) -> None:
+    def record_stored(self, prefix: Prefix, tier: Tier = Tier.HBM) -> None:
         """Record that the prefix can be found in `tier` from then on."""
         if self._pending_run and (tier != self._pending_tier or prefix.parent != self._pending_run[-1].digest):
             self._flush_run()
         self._pending_run.append(prefix)
         self._pending_tier = tier
 
-    def removed(self, prefixes: Iterable[Prefix], tier: Tier = Tier.HBM) -> None:
+    def record_removed(self, prefixes: Iterable[Prefix], tier: Tier = Tier.HBM) -> None:
         """Record that the prefixes can no longer be found in `tier`."""
         by_group: dict[int, list[Prefix]] = {}
         for prefix in prefixes:
@@ -49,7 +49,7 @@ class CacheLog:
             hashes = tuple([_block_hash(prefix.digest) for prefix in removed])
             self._events.append(BlockRemoved(hashes, MEDIA[tier], group_idx=self._published_group(group)))
 
-    def cleared(self) -> None:
+    def record_cleared(self) -> None:
         self._flush_run()
         self._events.append(AllBlocksCleared())
 

@@ -26,19 +26,19 @@ class MoveLog:
         self._saved: list[int] = []
         self._loaded: list[int] = []
 
-    def evicted(self, rows: Sequence[int]) -> None:
+    def record_evicted(self, rows: Sequence[int]) -> None:
         """Record rows that lost their prefix."""
         _extend(self._evicted, rows)
 
-    def copied(self, rows: Sequence[int]) -> None:
+    def record_copied(self, rows: Sequence[int]) -> None:
         """Record rows that are targets of copy on write."""
         _extend(self._copied, rows)
 
-    def saved(self, rows: Sequence[int]) -> None:
+    def record_saved(self, rows: Sequence[int]) -> None:
         """Record rows that were written from the tier above."""
         _extend(self._saved, rows)
 
-    def loaded(self, rows: Sequence[int]) -> None:
+    def record_loaded(self, rows: Sequence[int]) -> None:
         """Record rows that were loaded from a tier below."""
         _extend(self._loaded, rows)
 

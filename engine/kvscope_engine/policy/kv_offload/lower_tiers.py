@@ -99,7 +99,7 @@ class LowerTiers:
         self.host.fill(
             rows, [filled[i] for i in missing], [prefixes[i] for i in missing], self._groups_of(blocks_to_save)
         )
-        self._pool.moves.saved(rows)
+        self._pool.moves.record_saved(rows)
         self._totals.swapped_blocks += len(rows)
         new_rows = iter(rows)
         self._swapped[request.number] = request
@@ -133,7 +133,7 @@ class LowerTiers:
         is_read_from_disk = self._load_from_disk([rows[i] for i in on_disk], [blocks[i] for i in on_disk])
         for i, is_good in zip(on_disk, is_read_from_disk, strict=True):
             is_read[i] = is_good
-        self._pool.moves.loaded([block for block, is_whole in zip(blocks, is_read, strict=True) if is_whole])
+        self._pool.moves.record_loaded([block for block, is_whole in zip(blocks, is_read, strict=True) if is_whole])
         self._totals.loaded_blocks += sum(is_read)
         return is_read
 
@@ -203,7 +203,7 @@ class LowerTiers:
         self._mover.save(blocks, self.host.slots(rows))
         self.host.fill(rows, [self._pool.block_size] * len(rows), prefixes, self._groups_of(blocks))
         self.host.release(rows)
-        self._pool.moves.saved(rows)
+        self._pool.moves.record_saved(rows)
         self._totals.offloaded_blocks += len(rows)
 
     def _free_host_slots(self, count: int, *, demote: bool = False) -> int:
@@ -274,7 +274,7 @@ class LowerTiers:
         written_prefixes = [prefix if ok else None for prefix, ok in zip(prefixes, are_written, strict=True)]
         self.disk.fill(targets, filled, written_prefixes, self._groups_of(rows))
         self.disk.release([target for target, ok in zip(targets, are_written, strict=True) if not ok])
-        self._pool.moves.saved([target for target, ok in zip(targets, are_written, strict=True) if ok])
+        self._pool.moves.record_saved([target for target, ok in zip(targets, are_written, strict=True) if ok])
         return [target if ok else None for target, ok in zip(targets, are_written, strict=True)]
 
     def _free_disk_slots(self, count: int) -> int:

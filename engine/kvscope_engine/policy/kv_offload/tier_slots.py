@@ -96,7 +96,7 @@ class TierSlots:
                 columns.hash[row] = published_hash(prefix.digest)
                 columns.parent[row] = prefix.published_parent
                 if self._pool.cache_log is not None:
-                    self._pool.cache_log.stored(prefix, self._tier)
+                    self._pool.cache_log.record_stored(prefix, self._tier)
 
     def acquire(self, rows: Sequence[int]) -> None:
         """Add a reference to cached or active rows, which must be distinct."""
@@ -140,7 +140,7 @@ class TierSlots:
             self._columns.hash[row] = 0
             self._columns.parent[row] = 0
             if self._pool.cache_log is not None:
-                self._pool.cache_log.removed([prefix], self._tier)
+                self._pool.cache_log.record_removed([prefix], self._tier)
         if row in self._eviction_order:
             self._eviction_order.remove(row)
             self._clear(row)

@@ -4,8 +4,8 @@ Owns a bounded record of evicted digests and, for each cached block, the blocks 
 explains the result of `find_reusable` and does not affect it.
 
 After the first minutes of steady load, no other data of the engine keeps growing: each block that is evicted for the
-first time adds a digest, up to `MAX_GHOSTS`, which take 11 MiB, and 16 MiB while their table grows. Following blocks
-are recorded only for cached blocks.
+first time adds a digest, up to `MAX_EVICTED_DIGESTS`, which take 11 MiB, and 16 MiB while their table grows. Following
+blocks are recorded only for cached blocks.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Final
 
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
 
-MAX_GHOSTS: Final = 1 << 16
+MAX_EVICTED_DIGESTS: Final = 1 << 16
 """Maximum number of evicted digests that are recorded, the newest ones. Each takes about 170 bytes, including the
 dictionary's entry.
 """
-EVICTED_BATCH: Final = MAX_GHOSTS // 8
+EVICTED_BATCH: Final = MAX_EVICTED_DIGESTS // 8
 """Number of oldest digests dropped together: finding a dictionary's first entry is slow after many entries before it
 were removed.
 """
@@ -49,7 +49,7 @@ class PrefixHistory:
     def record_cached(self, prefix: Prefix) -> None:
         """Record that a block with `prefix` entered the cache."""
         self._evicted.pop(prefix.digest, None)
-        self._following.setdefault(prefix.follows, {})[prefix.digest] = prefix.tokens
+        self._following.setdefault(prefix.predecessor_key, {})[prefix.digest] = prefix.tokens
         if not prefix.parent:
             self._first.setdefault(prefix.tokens, {})[prefix.digest] = prefix.adapter_key
 
@@ -57,10 +57,10 @@ class PrefixHistory:
         """Record that no tier has blocks with these prefixes any more."""
         for prefix in prefixes:
             self._evicted[prefix.digest] = step
-            _remove_digest(self._following, prefix.follows, prefix.digest)
+            _remove_digest(self._following, prefix.predecessor_key, prefix.digest)
             if not prefix.parent:
                 _remove_digest(self._first, prefix.tokens, prefix.digest)
-            if len(self._evicted) > MAX_GHOSTS:
+            if len(self._evicted) > MAX_EVICTED_DIGESTS:
                 self._drop_oldest()
 
     def clear(self) -> None:
@@ -76,7 +76,7 @@ class PrefixHistory:
         variants = None if prefix.parent else self._first.get(prefix.tokens)
         if variants and prefix.digest not in variants:  # it may be cached in a tier where loading does not pay off
             return Miss("salt" if prefix.adapter_key in variants.values() else "adapter")
-        siblings = self._following.get(prefix.follows)
+        siblings = self._following.get(prefix.predecessor_key)
         if siblings:
             nearest = islice(reversed(siblings.values()), MAX_SIBLINGS)  # only the newest: there may be very many
             num_same = max(_num_equal_tokens(prefix.tokens, other) for other in nearest)

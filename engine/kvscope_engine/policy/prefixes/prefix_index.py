@@ -57,7 +57,7 @@ class Prefix(msgspec.Struct, frozen=True, gc=False):
         return self.digest[DIGEST_BYTES] if len(self.digest) > DIGEST_BYTES else 0
 
     @property
-    def follows(self) -> bytes:
+    def predecessor_key(self) -> bytes:
         """Key under which blocks with the same predecessor are compared: the parent's digest or, for a first block, the
         extra of its adapter and salt.
         """

@@ -283,7 +283,7 @@ class BlockTables:
             self._pool.release([shared], step)
             request.block_tables[group][index] = new_block
             builder.copy(request, shared, new_block)
-            self._pool.moves.copied([new_block])
+            self._pool.moves.record_copied([new_block])
             builder.num_copied += 1
             self._changes.record_table(request, index, group)
         return len(groups)

@@ -13,13 +13,13 @@ from typing import Final
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.step_plan import StepPlan
 
-RESERVED: Final = "an allocator that reserves"
-STATES: Final = "recurrent layers, whose states a step that is tried again would change twice"
-DRAFTED: Final = "drafts of what follows the tokens"
-FORKED: Final = "completions that share their prompt"
-SHARED: Final = "a prompt in progress that others may share"
+RESERVING_ALLOCATOR: Final = "an allocator that reserves"
+RECURRENT_STATES: Final = "recurrent layers, whose states a step that is tried again would change twice"
+PENDING_DRAFTS: Final = "drafts of what follows the tokens"
+SHARED_PROMPT: Final = "completions that share their prompt"
+PROMPT_IN_PROGRESS: Final = "a prompt in progress that others may share"
 FAIRNESS: Final = "a turn for a client or a batch that runs nothing"
-SHORT: Final = "no free block for each request"
+TOO_FEW_BLOCKS: Final = "no free block for each request"
 
 
 class PlannedProgress:

@@ -12,9 +12,9 @@ from typing import Final
 from kvscope_engine.policy.scheduling.batch_limits import BatchLimits
 from kvscope_telemetry.plural import counted
 
-CALM_NS: Final = 30_000_000_000
+RECOVERY_DELAY_NS: Final = 30_000_000_000
 """Time without a failed step before the limits begin to rise again, in nanoseconds."""
-NEXT_NS: Final = 2_000_000_000
+DOUBLING_INTERVAL_NS: Final = 2_000_000_000
 """Time from one doubling of the limits to the next, in nanoseconds. Thirteen doublings, from 1 token to 8,192, take
 less than a minute.
 """
@@ -50,7 +50,7 @@ class ReducedLimits:
         if self._current is None:
             return ""
         while self._current is not None and now_ns >= self._due_ns:
-            self._due_ns += NEXT_NS
+            self._due_ns += DOUBLING_INTERVAL_NS
             twice = 2 * self._current[0], 2 * self._current[1]
             self._current = None if twice[0] >= configured[0] and twice[1] >= configured[1] else twice
         self._limits.reduce(self._current)
@@ -58,7 +58,7 @@ class ReducedLimits:
 
     def _lower(self, configured: tuple[int, int], fitting_tokens: int, now_ns: int, why: str) -> str:
         """Reduce the tokens first, down to one per request; then the requests."""
-        self._due_ns = now_ns + CALM_NS
+        self._due_ns = now_ns + RECOVERY_DELAY_NS
         before = (
             configured
             if self._current is None

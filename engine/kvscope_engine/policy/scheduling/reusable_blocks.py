@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from kvscope_engine.policy.kv_cache.block_pool import BlockPool
-from kvscope_engine.policy.kv_groups import NOTHING, PrefixMatch, find_prefix, group_digest
+from kvscope_engine.policy.kv_groups import NO_PREFIX, PrefixMatch, find_prefix, group_digest
 from kvscope_engine.policy.kv_offload.lower_tiers import LowerTiers
 from kvscope_engine.policy.kv_offload.swap_costs import PrefillRate
 from kvscope_engine.policy.request import Request
@@ -51,9 +51,9 @@ def find_reusable(
     retained recurrent state.
     """
     digests, index, size = usable_digests(pool, request), pool.index, pool.block_size
-    found = in_pool = NOTHING if index is None else find_prefix(pool.groups, digests, size, index.get)
+    found = in_pool = NO_PREFIX if index is None else find_prefix(pool.groups, digests, size, index.get)
     if states is not None and index is not None:
-        found = next(_prefixes_with_state(pool, states, in_pool, digests, index.get, include_host=False), NOTHING)
+        found = next(_prefixes_with_state(pool, states, in_pool, digests, index.get, include_host=False), NO_PREFIX)
     if request.saved_tables and found.num_blocks * size <= request.num_saved_tokens:
         return _saved_or_pooled(pool, request, digests)
     if tiers is not None and index is not None and found.num_blocks < len(digests):

@@ -236,21 +236,21 @@ class Scheduler:
     def overlap_blocker(self, running: StepPlan) -> str:
         """Return why the next step cannot be scheduled while `running`, the last plan, is in flight; "" if it can."""
         if self._reserves:
-            return planned_progress.RESERVED
+            return planned_progress.RESERVING_ALLOCATOR
         if self.states is not None:
-            return planned_progress.STATES
+            return planned_progress.RECURRENT_STATES
         if self.tables.any_shares_tail or (
             self._waiting_forks and any(map(self._waiting_forks.are_released_by, running.scheduled))
         ):
-            return planned_progress.FORKED
+            return planned_progress.SHARED_PROMPT
         if self.drafting is not None and self.drafting.needs_tokens_of(running):
-            return planned_progress.DRAFTED
+            return planned_progress.PENDING_DRAFTS
         may_admit = self._waiting and len(self._running) < self.limits.max_step_requests
         if may_admit and self._pool.index is not None and planned_progress.computes_prompts(running):
-            return planned_progress.SHARED
+            return planned_progress.PROMPT_IN_PROGRESS
         if self._fairness_victims():
             return planned_progress.FAIRNESS
-        return "" if self._fits_without_preemption(PlannedProgress(running)) else planned_progress.SHORT
+        return "" if self._fits_without_preemption(PlannedProgress(running)) else planned_progress.TOO_FEW_BLOCKS
 
     def schedule_ahead(self, running: StepPlan, now_ns: int) -> StepPlan:
         """Plan the next step, like `schedule`, while `running` is in flight. `overlap_blocker(running)` must be "".
