@@ -29,7 +29,9 @@ def model_info(config: Any, text_config: Any, **known: Any) -> ModelInfo:
 
 
 def device_info(device: str) -> DeviceInfo:
-    """Return the kind, name and number of threads of a device, such as `cpu` or `cuda:0`, without querying the device."""
+    """Return the kind, name and number of threads of a device, such as `cpu` or `cuda:0`, without querying the
+    device.
+    """
     kind = device.partition(":")[0]
     name = platform.processor() or platform.machine() if kind == "cpu" else ""
     return DeviceInfo(kind=kind, name=name, num_threads=os.cpu_count() or 0)

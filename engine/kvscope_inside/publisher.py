@@ -63,7 +63,9 @@ class OperatorActions(Protocol):
         """Renew the pause of this client, if it has paused the engine. Called for each message from a client."""
 
     def submit(self, client: bytes, command: Abort | Control | Preempt | Evict, by: str, answer: Answer) -> None:
-        """Queue a command for the engine. Must not block. Like `record_activity`, it is called on the sockets' thread."""
+        """Queue a command for the engine. Must not block. Like `record_activity`, it is called on the sockets'
+        thread.
+        """
 
 
 class Publisher:
@@ -132,7 +134,9 @@ class Publisher:
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
-        """Lock the state. Within the block it may be changed and its frames published, and no client's query reads it."""
+        """Lock the state. Within the block it may be changed and its frames published, and no client's query reads
+        it.
+        """
         with self._lock:
             yield
 

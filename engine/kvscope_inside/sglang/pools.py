@@ -31,7 +31,9 @@ class States(NamedTuple):
 
     @property
     def row_tensors(self) -> list[Any]:
-        """Tensors with one row per request: the state that the request writes, and those retained for the radix tree."""
+        """Tensors with one row per request: the state that the request writes, and those retained for the radix
+        tree.
+        """
         tracked = getattr(self.table, "req_index_to_mamba_ping_pong_track_buffer_mapping", None)
         own = self.table.req_index_to_mamba_index_mapping
         return [own] if tracked is None else [own, tracked]

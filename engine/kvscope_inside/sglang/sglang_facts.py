@@ -34,7 +34,9 @@ class SchedulerRank(NamedTuple):
 
 
 def drafts_per_step(scheduler: Any) -> int:
-    """Return the number of draft tokens per request and step; 0 without speculative decoding, or if the number varies."""
+    """Return the number of draft tokens per request and step; 0 without speculative decoding, or if the number
+    varies.
+    """
     args = scheduler.server_args
     is_steady = getattr(args, "speculative_algorithm", None) and not getattr(args, "speculative_adaptive", False)
     return max(0, int(getattr(args, "speculative_num_draft_tokens", 0) or 0) - 1) if is_steady else 0

@@ -20,7 +20,9 @@ def key_of(request: Any) -> tuple[str, str]:
 
 
 def notes_of(request: Any, start: int, count: int) -> BlockNotes:
-    """Return names and values that describe `count` tokens from `start` on: adapter, cache salt, and images or audio."""
+    """Return names and values that describe `count` tokens from `start` on: adapter, cache salt, and images or
+    audio.
+    """
     adapter, salt = key_of(request)
     notes = [(name, value) for name, value in (("LoRA", adapter), ("Cache salt", salt)) if value]
     for part in getattr(request, "mm_features", None) or ():

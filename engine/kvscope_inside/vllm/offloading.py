@@ -42,7 +42,9 @@ def offloading_of(scheduler: Any) -> Offloading | None:
 
 
 def second_pool(scheduler: Any) -> SecondPool | None:
-    """Return the second pool of the scheduler's connectors; None without one, or if the offloading tier is published."""
+    """Return the second pool of the scheduler's connectors; None without one, or if the offloading tier is
+    published.
+    """
     if offloading_of(scheduler) is not None:
         return None
     return second_pool_of(_connectors(getattr(scheduler, "connector", None)))
