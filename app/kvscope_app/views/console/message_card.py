@@ -22,7 +22,6 @@ _ENDING_TEXT = {
 }
 
 _MIN_QUEUE_S_SHOWN = 0.01
-"""Queue times below this are not shown."""
 
 
 class MessageCard(QFrame):
@@ -129,7 +128,6 @@ class MessageCard(QFrame):
         self.body.setVisible(bool(answer))
 
     def apply_theme(self, theme: Theme) -> None:
-        """Apply the theme: prompts have a raised background, and failures are red."""
         background = theme.raised if not self._is_answer else "transparent"
         border = mix(theme.raised, theme.border, 0.6) if not self._is_answer else "transparent"
         self.setStyleSheet(

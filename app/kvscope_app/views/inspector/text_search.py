@@ -47,9 +47,7 @@ class TextSearch(QObject):
     """Search for one text at a time. `note` is the status text."""
 
     found = Signal(object)
-    """Emitted with a `Finding`."""
     changed = Signal()
-    """Emitted when `note` changed."""
 
     def __init__(self, session: Session, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -101,7 +99,6 @@ class TextSearch(QObject):
         self._search_portion()
 
     def _search_portion(self) -> None:
-        """Search the current portion once no more of its texts are pending."""
         texts = self._session.texts
         if not self._pending or any(texts.is_pending(block.lookup) for block in self._pending):
             return
@@ -131,7 +128,6 @@ class TextSearch(QObject):
         self._poll_timer.start()
 
     def _poll_other_times(self) -> None:
-        """Emit the matches at other times when that search has finished."""
         if self._other_times is None or not self._other_times.is_finished:
             return
         found, failure, self._other_times = self._other_times.result or [], self._other_times.failure, None

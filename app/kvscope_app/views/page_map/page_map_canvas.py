@@ -109,7 +109,6 @@ class PageMapCanvas(QWidget):
             self._fade_timer.start()
 
     def fade(self) -> None:
-        """Advance fading flashes to the current time."""
         self._last_fade_ns = self.now_ns()
         self.show_span(self.scene.fade(self._last_fade_ns))
 
@@ -130,7 +129,6 @@ class PageMapCanvas(QWidget):
             self.update()
 
     def refit_pixels(self) -> None:
-        """Resize the scene's pixel buffer to the map's current size in device pixels."""
         ratio = self.devicePixelRatioF()
         gutter = gutter_width(self.scene.grid, self.width(), self.fontMetrics())
         self.gutter = gutter if self.scene.has_addresses else 0
@@ -156,7 +154,6 @@ class PageMapCanvas(QWidget):
         self.update()
 
     def show_headings(self, headings: tuple[Heading, ...]) -> None:
-        """Set the headings, one per section; empty if there is a single section."""
         if headings != self.headings:
             self.headings = headings
             self.update()
@@ -178,7 +175,6 @@ class PageMapCanvas(QWidget):
         return QRectF(x / ratio + self.gutter, y / ratio, size, size).toAlignedRect()
 
     def announce(self, sentence: str) -> None:
-        """Announce `sentence`, which describes the block under the cursor, to assistive technology."""
         announce(self, sentence)
 
     @property
@@ -340,7 +336,6 @@ class PageMapCanvas(QWidget):
         return self._press is not None and (position - self._press).manhattanLength() >= _MIN_DRAG_DISTANCE
 
     def _on_fade_timeout(self) -> None:
-        """Continue the fading if no new frame did so since the last timeout."""
         if self.now_ns() - self._last_fade_ns >= FADE_MS * 900_000:
             self.fade()
         if not self.scene.is_fading:
@@ -358,7 +353,6 @@ class PageMapCanvas(QWidget):
             painter.drawRect(self.cell_rect(self.cursor_block).adjusted(-3, -3, 2, 2))
 
     def _draw_ring(self, painter: QPainter, cell: QRect) -> None:
-        """Draw a ring large enough to be visible even where cells are single pixels."""
         margin = max(2, (_MIN_RING_WIDTH - cell.width()) // 2)
         ring = QRectF(cell.adjusted(-margin, -margin, margin - 1, margin - 1))
         for color, width in (("base", 4), ("selection", 2)):  # visible on any background

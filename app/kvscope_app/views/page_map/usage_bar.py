@@ -77,7 +77,6 @@ class UsageBar(QWidget):
         painter.end()
 
     def _draw_share(self, painter: QPainter, share: float) -> None:
-        """Draw the share in use solid and the rest, cached or free, hatched."""
         width = self.width() * share
         painter.fillRect(QRectF(0, 0, width, _HEIGHT), self._theme.color("block_active"))
         hatch = QBrush(self._theme.color("muted"), Qt.BrushStyle.BDiagPattern)

@@ -28,8 +28,6 @@ NOT_YET: Final = 254
 
 
 class Filter(StrEnum):
-    """Choices of the filter of the request table."""
-
     ALL = "All"
     RUNNING = "Running"
     WAITING = "Waiting"
@@ -141,7 +139,6 @@ class RequestQuery:
     filter: Filter = Filter.ALL
     text: str = ""
     goals: Goals = field(default_factory=dict)
-    """Latency goals, for `Filter.MISSED`."""
     visible: TimeSpan | None = None
     """Time range for `Filter.IN_RANGE`; None for no restriction."""
 

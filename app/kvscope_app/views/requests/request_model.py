@@ -228,8 +228,6 @@ _STATE_COLUMN: Final = _COLUMN_INDEX["State"]
 
 
 class RequestModel(TableModel):
-    """Requests that match the query, in the chosen order."""
-
     table_head: ClassVar[TableHead] = TableHead.of(COLUMNS)
 
     reordering = Signal()
@@ -260,7 +258,6 @@ class RequestModel(TableModel):
 
     @property
     def shown_rows(self) -> npt.NDArray[np.intp]:
-        """Rows of `columns` that are shown, from the top."""
         return self._rows
 
     def show_columns(self, columns: RequestColumns, epoch: int) -> None:

@@ -20,7 +20,6 @@ from kvscope_telemetry.request_log import RequestColumns
 NO_VALUES: Final = "No values yet"
 _NUM_BINS: Final = 24
 _HOVER_DISTANCE_PX: Final = 8
-"""Maximum distance from the mouse to the dot under it."""
 _DOT_RADIUS: Final = 2
 _LEFT_MARGIN: Final = 46
 FloatArray = npt.NDArray[np.float64]
@@ -38,7 +37,6 @@ class LogHistogram:
 
 
 def histogram_of(values: FloatArray) -> LogHistogram | None:
-    """Return the histogram of the finite positive values, or None if there are none."""
     positive = values[np.isfinite(values) & (values > 0)]
     if not positive.size:
         return None
@@ -50,7 +48,6 @@ def histogram_of(values: FloatArray) -> LogHistogram | None:
 
 class RequestPlots(QWidget):
     request_chosen = Signal(object)
-    """Emitted with the key of the request whose dot was clicked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,8 +78,6 @@ class RequestPlots(QWidget):
 
 
 class _Plot(QWidget):
-    """Base class of plots: title, frame and axis labels. Subclasses draw the content in `_draw`."""
-
     theme: Theme = DARK
 
     def __init__(self, title: str) -> None:
@@ -214,8 +209,6 @@ class ScatterPlot(_Plot):
 
 
 class HistogramPlot(_Plot):
-    """Histogram with a bar per bin and a logarithmic horizontal axis."""
-
     def __init__(self, title: str) -> None:
         super().__init__(title)
         self.histogram: LogHistogram | None = None

@@ -92,7 +92,6 @@ class RequestsView(View):
             self.filter.setItemData(index, FILTER_TIPS[choice], Qt.ItemDataRole.ToolTipRole)
         self.filter.setAccessibleName("Requests shown")
         self.goals = QLineEdit()
-        """Field for latency goals, visible only with `Filter.MISSED`."""
         self.goals.setPlaceholderText("Goals in ms, as ttft:200 tpot:50")
         self.goals.setAccessibleName("Goals in milliseconds")
         self.goals.setToolTip(_GOALS_TIP)
@@ -107,7 +106,6 @@ class RequestsView(View):
         self.count.setProperty("look", "muted")
         self.count.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
         self.note = ElidedLabel()
-        """Label with the reasons why requests wait or were refused."""
         self.note.setProperty("look", "muted")
         self.note.hide()
         self._is_reordering = False
@@ -286,7 +284,6 @@ class RequestsView(View):
             self.search.setText(f"client {self.model.client_at(row)}")
 
     def _select_pending(self) -> None:
-        """Select the request of another engine run once that run is shown."""
         if self._pending_selection is not None and self._pending_selection[0] == self.session.mirror.epoch:
             number, self._pending_selection = self._pending_selection[1], None
             self.session.selection.select_request(number)
@@ -311,7 +308,6 @@ class RequestsView(View):
         self.detail.refresh()
 
     def _show_selection(self, *, scroll: bool) -> None:
-        """Select the row of the session's selected request, which sorting may have moved."""
         number = self.session.selection.request
         row = None if number is None else self.model.row_of(number)
         selection = self.table.selectionModel()

@@ -42,7 +42,6 @@ class LaneHit:
     batch: tuple[int, ...] = ()
     """Numbers of the requests in the step that was hit."""
     event: TimedEvent | None = None
-    """Event whose mark was hit."""
 
 
 def hit_lane(name: str, shown: ShownLanes, time_ns: int, reach_ns: int) -> LaneHit:

@@ -36,7 +36,6 @@ class LaneMarks:
 
 
 def paint_marks(painter: QPainter, marks: LaneMarks, span: TimeSpan, layout: LaneLayout, theme: Theme) -> None:
-    """Draw the signs, with their text where it fits, and the loop's markers."""
     box = QRectF(gutter(), axis_height(), layout.chart_width, layout.height - axis_height())
     left, right = (None if at is None else _x(at, span, layout) for at in marks.loop)
     paint_loop(painter, left, right, box, theme)

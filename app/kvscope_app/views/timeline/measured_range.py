@@ -61,15 +61,11 @@ class DelayedRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRange:
-    """Figures of a range as text."""
-
     title: str
     rows: tuple[tuple[str, str], ...]
     """(name, value) pairs."""
     delayed: tuple[DelayedRequest, ...]
-    """Most delayed requests, longest delay first."""
     note: str
-    """Text on the whole seconds that the figures cover."""
 
     @property
     def text(self) -> str:

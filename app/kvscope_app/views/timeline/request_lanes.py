@@ -59,7 +59,6 @@ class RequestLanes:
         its end.
         """
         self.version = 0
-        """Number that increases with each change."""
         self._open_requests: dict[int, int] = {}
         """Index in `requests` of each unfinished request of the current epoch, by number."""
         self._index_by_request: dict[tuple[int, int], int] = {}

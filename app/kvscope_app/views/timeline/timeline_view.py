@@ -56,8 +56,6 @@ EMPTY_TEXT: Final = "No history yet.\nThe whole session is drawn here, second by
 
 
 class TimelineView(View):
-    """View with the lanes, a bar above them, and a scroll bar for request rows and scrolling lanes."""
-
     title: ClassVar[str] = "Timeline"
     object_name: ClassVar[str] = "timeline"
     refresh_hz: ClassVar[float] = 10.0
@@ -72,7 +70,6 @@ class TimelineView(View):
         self.canvas.shown.adapter_of = self._adapter_of
         self.card = RangeCard(self.canvas)
         self._measured_inputs: tuple[object, ...] = ()
-        """Inputs of the card's figures, compared to update the card only when they change."""
         self.steps = StepFeed(session, self)
         self.lengths = SegmentedControl(list(_LENGTHS), "Visible range")
         self.orders = SegmentedControl(["Packed", "By arrival"], "Request rows")
@@ -266,7 +263,6 @@ class TimelineView(View):
             self.refresh()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Hide controls that do not fit; mouse wheel and keys do the same."""
         super().resizeEvent(event)
         self._hide_overflowing_widgets()
         self.card.move_to_corner()

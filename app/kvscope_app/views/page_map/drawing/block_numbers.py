@@ -67,7 +67,6 @@ def labels_overlap(above: Section, section: Section, columns: int, pitch: float,
 def _labelled_rows(
     scene: Scene, section: Section, ratio: float, height: int, dirty: QRect
 ) -> Iterator[tuple[int, float]]:
-    """Yield (row within the section, y coordinate of its top) for rows with a number inside `dirty`."""
     pitch = scene.camera.pitch / ratio
     interval = _nice_step(scaled(_LABEL_SPACING) / pitch)
     section_top = scene.camera.y / ratio + section.first_row * pitch
@@ -81,7 +80,6 @@ def _labelled_rows(
 
 
 def draw_block_numbers(painter: QPainter, scene: Scene, gutter: int, ratio: float) -> None:
-    """Draw the number of each visible block in its cell, if the cells are large enough."""
     pitch = scene.camera.pitch / ratio
     if pitch < scaled(_MIN_PITCH_FOR_NUMBERS) or scene.cells is None:
         return
@@ -97,7 +95,6 @@ def draw_block_numbers(painter: QPainter, scene: Scene, gutter: int, ratio: floa
 
 
 def _text_color_at(scene: Scene, x: float, y: float) -> QColor:
-    """Return a light or dark text colour, whichever contrasts more with the scene's pixel at (x, y)."""
     index = (min(max(0, int(y)), scene.height - 1), min(max(0, int(x)), scene.width - 1))
     color = QColor.fromRgb(int(scene.pixels[index]))
     is_light = 0.299 * color.red() + 0.587 * color.green() + 0.114 * color.blue() > 120
@@ -111,7 +108,7 @@ def _visible(scene: Scene) -> tuple[range, range]:
 
 
 def _nice_step(minimum: float) -> int:
-    """Return the smallest of 1, 2, 4, 5, 10, 20, 40, 50, ... that is at least `least`."""
+    """Return the smallest of 1, 2, 4, 5, 10, 20, 40, 50, ... that is at least `minimum`."""
     step = 1
     while True:
         for factor in (1, 2, 4, 5):
