@@ -264,8 +264,8 @@ class ChatPage(QWidget):
             self._send_prompt(prompt)
             self.composer.edit.setFocus()  # the clicked button is hidden, and the focus would leave the console
 
-    def _on_follow(self, on: bool) -> None:
-        self.chat.follow_on_map = on
+    def _on_follow(self, is_on: bool) -> None:
+        self.chat.follow_on_map = is_on
 
     def _on_options(self) -> None:
         self.chat.touch(self.current)

@@ -250,7 +250,7 @@ class OptionsPanel(QWidget):
 
 def parse_stops(text: str) -> tuple[str, ...]:
     r"""Split stop strings at bars; `\n`, `\t` and `\\` are escapes. Raises BadInput for an incomplete escape."""
-    return tuple(_unescape(part) for part in text.split("|") if part)
+    return tuple(_unescape(text_part) for text_part in text.split("|") if text_part)
 
 
 def _unescape(text: str) -> str:

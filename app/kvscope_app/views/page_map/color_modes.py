@@ -330,8 +330,8 @@ _KEY_BY_AGE: Final = (
 
 def _age_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
     last_used = ledger.last_used_step[rows]
-    now = np.uint32(step & 0xFFFFFFFF)
-    age = np.minimum(now - np.minimum(last_used, now), np.uint32(_MAX_AGE))
+    current_step = np.uint32(step & 0xFFFFFFFF)
+    age = np.minimum(current_step - np.minimum(last_used, current_step), np.uint32(_MAX_AGE))
     result: Keys = _KEY_BY_AGE[age]
     return _without_content(result, ledger.state[rows])
 

@@ -82,7 +82,7 @@ class PageMapCanvas(QWidget):
         self.gutter = 0
         self._covered_height = 0
         self._press: QPointF | None = None
-        self._dragged_to: QPointF | None = None
+        self._last_drag_point: QPointF | None = None
         self._image = QImage()
         self._last_fade_ns = 0
         self._fade_timer = QTimer(self, interval=FADE_MS)
@@ -244,18 +244,18 @@ class PageMapCanvas(QWidget):
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
         if self._press is not None and self._is_drag(event.position()):
-            before = self._dragged_to or self._press
-            self._dragged_to = event.position()
+            previous = self._last_drag_point or self._press
+            self._last_drag_point = event.position()
             self.setCursor(Qt.CursorShape.ClosedHandCursor)
-            ratio, moved = self.devicePixelRatioF(), event.position() - before
+            ratio, moved = self.devicePixelRatioF(), event.position() - previous
             self.show_span(self.scene.pan(moved.x() * ratio, moved.y() * ratio))
             self.update()
         elif self._press is None:
             self._set_pointed_position(event.position())
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
-        was_click = self._press is not None and self._dragged_to is None
-        self._press = self._dragged_to = None
+        was_click = self._press is not None and self._last_drag_point is None
+        self._press = self._last_drag_point = None
         self.unsetCursor()
         if was_click and event.button() == Qt.MouseButton.LeftButton:
             block = self._block_at(event.position())
@@ -331,7 +331,7 @@ class PageMapCanvas(QWidget):
         return (position.x() - self.gutter) * ratio, position.y() * ratio
 
     def _is_drag(self, position: QPointF) -> bool:
-        if self._dragged_to is not None:
+        if self._last_drag_point is not None:
             return True
         return self._press is not None and (position - self._press).manhattanLength() >= _MIN_DRAG_DISTANCE
 

@@ -351,10 +351,10 @@ class PageMapView(View):
         if facts is None:
             self.card.hide()
             return
-        asked, texts = facts.text_lookup, self.session.texts
-        texts.request(self, () if asked is None else (asked,))
-        content = None if asked is None else texts.get(asked)
-        self.card.show_block(facts, content, "" if asked is None else texts.why_not(asked) or "…")
+        lookup, texts = facts.text_lookup, self.session.texts
+        texts.request(self, () if lookup is None else (lookup,))
+        content = None if lookup is None else texts.get(lookup)
+        self.card.show_block(facts, content, "" if lookup is None else texts.why_not(lookup) or "…")
         self.card.move_next_to(self.canvas.cell_rect(block), self.canvas.map_rect)
         if self.canvas.hasFocus():
             self.canvas.announce(facts.sentence)
@@ -411,8 +411,12 @@ def _summaries_of_slots(mirror: Mirror, cache: CacheInfo) -> tuple[str, ...]:
     """Return the summaries for engines that do not report block ids, whose rows are slots assigned by kvscope."""
     in_use = percent(mirror.used_share) if mirror.used_share >= 0 else UNKNOWN
     counts = [plural(cache.num_blocks, "block"), f"in use: {in_use}", f"{count(mirror.num_cached)} cached prefixes"]
-    fewest, most = min(cache.block_sizes), max(cache.block_sizes)
-    tokens = f"{plural(most, 'token')} each" if fewest == most else f"{count(fewest)} to {plural(most, 'token')} each"
+    min_size, max_size = min(cache.block_sizes), max(cache.block_sizes)
+    tokens = (
+        f"{plural(max_size, 'token')} each"
+        if min_size == max_size
+        else f"{count(min_size)} to {plural(max_size, 'token')} each"
+    )
     capacity = [f"room for {plural(cache.pool_tokens, 'token')}"] if cache.pool_tokens else []
     facts = ([*counts, tokens, *capacity, SLOTS], [*counts, *capacity, SLOTS], [*counts, SLOTS], counts)
     return tuple("  ·  ".join(parts) for parts in facts)

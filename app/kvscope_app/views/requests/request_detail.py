@@ -59,7 +59,7 @@ class RequestDetail(QTabWidget):
         self.own_events = EventModel(offset_ns, self)
         self.all_events = EventModel(offset_ns, self)
         self.filter = QComboBox()
-        self.filter.addItems([wanted.value for wanted in EventFilter])
+        self.filter.addItems([choice.value for choice in EventFilter])
         self.filter.setAccessibleName("Kinds of events")
         self.filter.currentTextChanged.connect(self._on_filter)
         self.tables = [

@@ -73,8 +73,8 @@ class RequestsView(View):
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
         self.model = RequestModel(self)
-        self.model.why = self._why
-        self.model.reason = self._reason
+        self.model.waiting_reason_of = self._waiting_reason
+        self.model.reason = self._delay_reason
         self._reasons: dict[int, tuple[str, int]] = {}
         """Reason for the delay and the log version it was computed from, by request key. Version -1: the reason is
         final.
@@ -82,8 +82,8 @@ class RequestsView(View):
         self.table = RequestTable(self.model)
         self.detail = RequestDetail(session)
         self.detail.missed_goals_of = self.model.missed_goals
-        self.detail.delays_of = self._chain
-        self.detail.delay_of = self._reason_of
+        self.detail.delays_of = self._delays_of_number
+        self.detail.delay_of = self._delay_of_number
         self.numbers = RequestNumbers()
         """Page shown instead of table and details for an engine that does not report single requests."""
         self.filter = QComboBox()
@@ -388,10 +388,10 @@ class RequestsView(View):
             self.note.setText(note)
         self.note.setVisible(bool(note))
 
-    def _why(self, number: int) -> str:
+    def _waiting_reason(self, number: int) -> str:
         return why_waits(self.session.mirror, number)
 
-    def _reason(self, key: int) -> str:
+    def _delay_reason(self, key: int) -> str:
         log = self.session.requests.log
         reason, version = self._reasons.get(key, ("", -2))
         if version in (-1, log.version):
@@ -403,13 +403,13 @@ class RequestsView(View):
         self._reasons[key] = reason, -1 if has_ended else version
         return reason
 
-    def _chain(self, number: int) -> tuple[str, ...]:
+    def _delays_of_number(self, number: int) -> tuple[str, ...]:
         key = self.model.key_of(number)
         return () if key is None else self.session.requests.log.chain(key)
 
-    def _reason_of(self, number: int) -> str:
+    def _delay_of_number(self, number: int) -> str:
         key = self.model.key_of(number)
-        return "" if key is None else self._reason(key)
+        return "" if key is None else self._delay_reason(key)
 
     def _show_plots(self) -> None:
         columns, plots = self.model.columns, self.detail.plots

@@ -232,8 +232,8 @@ def _draw_requests(
         box = pixels[begin : begin + height - round(_ROW_GAP * scale)]
         third = box.shape[0] // 3
         np.copyto(box[third : box.shape[0] - third], line, where=line != 0)
-        for part in (box[:third], box[box.shape[0] - third :]):
-            np.copyto(part, line, where=(line != 0) & (line != palette[RequestPhase.QUEUED]))
+        for edge in (box[:third], box[box.shape[0] - third :]):
+            np.copyto(edge, line, where=(line != 0) & (line != palette[RequestPhase.QUEUED]))
 
 
 def _rows_of_step_requests(steps: StepColumns, shown: ShownLanes, num_rows: int) -> IntArray:

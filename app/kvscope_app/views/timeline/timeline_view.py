@@ -94,7 +94,7 @@ class TimelineView(View):
         self.canvas.show_batch(session.selection.batch, session.mirror.epoch or 0)
         self._show_marks()
         overview, cursor_ns = session.overview, session.timeline.cursor_ns
-        whole = self._whole()
+        whole = self._session_span()
         self._stack.setCurrentIndex(0 if whole is None else 1)
         if whole is None:
             return
@@ -156,7 +156,7 @@ class TimelineView(View):
             self._measured_inputs = ()
             self.card.hide()
             return
-        rows, lanes = rows_in(overview, WholeSeconds.of(span)), self._follower.lanes
+        rows, lanes = rows_in(overview, WholeSeconds.from_span(span)), self._follower.lanes
         is_growing = rows.stop >= len(overview)
         state = (span, overview, rows.stop - rows.start, overview.version if is_growing else 0)
         if state != self._measured_inputs:
@@ -166,7 +166,7 @@ class TimelineView(View):
     def _on_delayed_chosen(self, delayed: DelayedRequest) -> None:
         self._on_chosen(LaneHit(delayed.time_ns, "", delayed.epoch, delayed.number))
 
-    def _whole(self) -> TimeSpan | None:
+    def _session_span(self) -> TimeSpan | None:
         overview, timeline_range = self.session.overview, self.session.timeline.range_ns
         if not len(overview) and not len(overview.events):
             return None

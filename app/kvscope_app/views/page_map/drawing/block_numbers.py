@@ -43,8 +43,8 @@ def draw_gutter(painter: QPainter, scene: Scene, theme: Theme, gutter: int, rati
     left = gutter_left(scene, ratio)
     pitch, height = scene.camera.pitch / ratio, painter.fontMetrics().height()
     sections = scene.grid.sections
-    for above, section in zip((None, *sections), sections, strict=False):
-        is_crowded = above is not None and labels_overlap(above, section, scene.grid.columns, pitch, height)
+    for previous, section in zip((None, *sections), sections, strict=False):
+        is_crowded = previous is not None and labels_overlap(previous, section, scene.grid.columns, pitch, height)
         for row, y in _labelled_rows(scene, section, ratio, height, dirty):
             if row == 0 and is_crowded:
                 continue
@@ -54,14 +54,14 @@ def draw_gutter(painter: QPainter, scene: Scene, theme: Theme, gutter: int, rati
             painter.drawText(box, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, count(number))
 
 
-def labels_overlap(above: Section, section: Section, columns: int, pitch: float, height: float) -> bool:
+def labels_overlap(previous: Section, section: Section, columns: int, pitch: float, height: float) -> bool:
     """Whether the first row number of `section` would overlap the last one of `above`, the section before it.
 
     `pitch` (of cells) and `height` (of the text) are in device-independent pixels.
     """
     interval = _nice_step(scaled(_LABEL_SPACING) / pitch)
-    last_row = (-(-above.size // columns) - 1) // interval * interval
-    return (section.first_row - above.first_row - last_row) * pitch < height
+    last_row = (-(-previous.size // columns) - 1) // interval * interval
+    return (section.first_row - previous.first_row - last_row) * pitch < height
 
 
 def _labelled_rows(

@@ -67,7 +67,7 @@ class Scene:
     @property
     def is_fading(self) -> bool:
         """Whether some flashes have not ended, so that `fade` must be called."""
-        return self._flashes.active
+        return self._flashes.is_active
 
     def set_ledger(self, ledger: Ledger, block_size: int, step: int, sizes: tuple[int, ...] = ()) -> Span:
         """Switch to `ledger`. The camera stays if the number of blocks and the sections stay the same.
