@@ -36,8 +36,8 @@ def run(args: argparse.Namespace) -> int:
     can_run = all(check.ok for check in checks if check.needed)
     title, operations = _operations()
     if args.json:
-        found = {"can_run": can_run, "checks": checks, "operations": {"title": title, "rows": operations}}
-        print(msgspec.json.encode(found).decode())
+        report = {"can_run": can_run, "checks": checks, "operations": {"title": title, "rows": operations}}
+        print(msgspec.json.encode(report).decode())
     else:
         print_text("\n".join(_line(check) for check in checks))
         print_text("\n".join(["", title, *_table(operations)]))

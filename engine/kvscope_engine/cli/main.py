@@ -48,9 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with exiting_on_signals(), ready_streams():
             code = _guarded(list(sys.argv[1:] if argv is None else argv))
-    except SystemExit as left:
-        if argv is None and isinstance(left.code, int):
-            _leave(left.code)
+    except SystemExit as exit_error:
+        if argv is None and isinstance(exit_error.code, int):
+            _leave(exit_error.code)
         raise
     if argv is None:
         _leave(code)
@@ -93,8 +93,8 @@ def build_parser(command: str = "") -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"{_program()} {program_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for name in [command] if command in COMMANDS else COMMANDS:
-        one = import_module(f"kvscope_engine.{COMMANDS[name]}").add_parser(commands)
-        one.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        command_parser = import_module(f"kvscope_engine.{COMMANDS[name]}").add_parser(commands)
+        command_parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
 

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from kvscope_engine.engine import Engine
 
 
-def followed(config: EngineConfig) -> int | None:
+def run_as_follower(config: EngineConfig) -> int | None:
     """Run as the rank that torchrun made of this process until rank 0 ends.
 
     Returns the exit code, or None on rank 0. Raises BadInput if torchrun started another number of ranks than `config`
     requires.
     """
-    found = torchrun_rank()
-    if found is None:
+    rank_and_count = torchrun_rank()
+    if rank_and_count is None:
         return None
-    rank, count = found
+    rank, count = rank_and_count
     if count != config.tensor_parallel_size:
         raise BadInput(
             f"--tensor-parallel-size {config.tensor_parallel_size} is not accepted: torchrun started {count} ranks"
@@ -37,7 +37,7 @@ def followed(config: EngineConfig) -> int | None:
     return follow_torchrun(rank, count)
 
 
-def ends_with_ranks(engine: Engine) -> None:
+def stop_when_rank_lost(engine: Engine) -> None:
     """Send this process SIGTERM when a rank is lost, so that the service ends even while idle."""
     if engine.components.leader is not None:
         engine.components.leader.call_when_lost(lambda: os.kill(os.getpid(), signal.SIGTERM))

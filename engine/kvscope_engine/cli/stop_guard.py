@@ -42,27 +42,27 @@ def kill_children() -> None:
 
 def _descendants(pid: int) -> list[int]:
     """Return the descendants of all threads of a process, parents first, without this process."""
-    found = _children(pid)
-    return found + [one for child in found for one in _descendants(child)]
+    children = _children(pid)
+    return children + [one for child in children for one in _descendants(child)]
 
 
 def _children(pid: int) -> list[int]:
-    found: list[int] = []
+    children: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
-                found += map(int, file.read().split())
+                children += map(int, file.read().split())
     except OSError:
         pass
-    return [child for child in found if child != os.getpid()]
+    return [child for child in children if child != os.getpid()]
 
 
 def _kill(pids: list[int]) -> None:
     """Kill processes, with their process group if they lead one: a compiler driver starts compilers."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
-            leads = os.getpgid(pid) == pid
-            (os.killpg if leads else os.kill)(pid, signal.SIGKILL)
+            is_group_leader = os.getpgid(pid) == pid
+            (os.killpg if is_group_leader else os.kill)(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -59,9 +59,9 @@ if TYPE_CHECKING:
 
 CONTEXT_BYTES: Final = 800 << 20
 """Bytes of the driver, CUDA's context and libraries: 0.8 GiB as measured on H100 and H200."""
-PROCESSORS: Final = Processors(num_multiprocessors=132, capability=90)
+ASSUMED_PROCESSORS: Final = Processors(num_multiprocessors=132, capability=90)
 """Processors of an H100, assumed for the partial results of split attention, which are small."""
-SCALED: Final = {"int8": 128, "fp8": 4096, "int4": 128}
+WEIGHTS_PER_SCALE: Final = {"int8": 128, "fp8": 4096, "int4": 128}
 """Number of quantized weights per scale: a group's; for FP8 about the minimum of a row."""
 RECURRENT_TOKENS: Final = 256
 """Maximum number of tokens run without data if some layers take them one by one; the rest is extrapolated."""
@@ -144,9 +144,9 @@ class InferencePlan:
     skeleton: Skeleton
     max_model_len: int
     stages: tuple[StagePlan, ...]
-    expanded_times: float = 1.0
+    expansion_factor: float = 1.0
     """Factor by which the KV of a model with latents (MLA) would grow as keys and values."""
-    why_own: str = ""
+    own_forward_reason: str = ""
     """Why the engine runs the model with transformers' own code; empty if it does not."""
     index_bytes: int = 0
     """Bytes per token that indexers (sparse attention) store."""
@@ -176,19 +176,21 @@ class InferencePlan:
 
     def request_bytes(self, length: int) -> int:
         """Return the KV bytes of one request of `length` tokens, summed over all GPUs."""
-        each = sum(stage.needs.max_blocks(length) * stage.block_bytes for stage in self.stages)
-        return each * self.question.tensor_parallel
+        rank_bytes = sum(stage.needs.max_blocks(length) * stage.block_bytes for stage in self.stages)
+        return rank_bytes * self.question.tensor_parallel
 
-    def kept_bytes(self, length: int) -> int:
+    def unfreed_bytes(self, length: int) -> int:
         """Return the KV bytes of one request of `length` tokens if no blocks were freed, summed over all GPUs."""
         dtype = storage_dtype(self.question.kv_cache_dtype, self.question.activations)
         one_block = sum(block_bytes(stage.stage.kv, self.question.block_size, dtype) for stage in self.stages)
         return num_blocks_for(length, self.question.block_size) * one_block * self.question.tensor_parallel
 
-    def requests_if(self, held_bytes: float) -> int:
+    def num_requests_of(self, request_bytes: float) -> int:
         """Return how many requests would fit that hold `held_bytes` each, summed over all GPUs."""
-        room = sum(stage.num_blocks * stage.block_bytes for stage in self.stages) * self.question.tensor_parallel
-        return int(room // held_bytes) if held_bytes else 0
+        available_bytes = (
+            sum(stage.num_blocks * stage.block_bytes for stage in self.stages) * self.question.tensor_parallel
+        )
+        return int(available_bytes // request_bytes) if request_bytes else 0
 
     @property
     def kv_bytes_a_token(self) -> float:
@@ -198,8 +200,8 @@ class InferencePlan:
         """
         if self.has_windows:
             return self.request_bytes(self.max_model_len) / self.max_model_len
-        whole = sum(stage.block_bytes for stage in self.stages) * self.question.tensor_parallel
-        return whole / self.question.block_size
+        block_bytes = sum(stage.block_bytes for stage in self.stages) * self.question.tensor_parallel
+        return block_bytes / self.question.block_size
 
     @property
     def fits(self) -> bool:
@@ -228,20 +230,20 @@ def plan_inference(skeleton: Skeleton, question: InferenceQuestion) -> Inference
     shape = forward_shape(skeleton, question.activations, tokens, length)
     if shape.states and question.tensor_parallel * question.pipeline_parallel > 1:
         raise BadInput(f"model {skeleton.name!r} has recurrent layers, which run on one GPU alone")
-    if shape.why_own:
-        _check_own(skeleton.name, shape, question)
+    if shape.own_forward_reason:
+        _check_own_forward(skeleton.name, shape, question)
     if shape.calls:
         check_divisible(shape.calls[0].num_query_heads, question.tensor_parallel)
     layers = tuple(shape.layers)
     divided = stages(skeleton, layers, question.tensor_parallel, question.pipeline_parallel)
-    made = tuple(_stage_plan(skeleton, stage, shape, question, length, tokens) for stage in divided)
+    stage_plans = tuple(_stage_plan(skeleton, stage, shape, question, length, tokens) for stage in divided)
     dtype = storage_dtype(question.kv_cache_dtype, question.activations)
     index_bytes = sum(layer.index_bytes(dtype) for layer in layers)
-    times = _expanded_times(shape.calls, question.tensor_parallel)
-    return InferencePlan(question, skeleton, length, made, times, shape.why_own, index_bytes)
+    expansion = _expansion(shape.calls, question.tensor_parallel)
+    return InferencePlan(question, skeleton, length, stage_plans, expansion, shape.own_forward_reason, index_bytes)
 
 
-def _check_own(name: str, shape: ForwardShape, question: InferenceQuestion) -> None:
+def _check_own_forward(name: str, shape: ForwardShape, question: InferenceQuestion) -> None:
     """Raise BadInput for options that are not supported if the model is run by transformers' own code.
 
     Tensor parallelism is accepted if all layers hold latents, which vLLM and SGLang replicate on each GPU.
@@ -255,7 +257,7 @@ def _check_own(name: str, shape: ForwardShape, question: InferenceQuestion) -> N
         raise BadInput(f"model {name!r} is run by transformers' own code, on one GPU alone")
 
 
-def _expanded_times(calls: Sequence[LayerCall], num_ranks: int) -> float:
+def _expansion(calls: Sequence[LayerCall], num_ranks: int) -> float:
     """Return the factor by which the KV would grow as keys and values: latents are replicated, heads are divided among
     ranks.
     """
@@ -264,10 +266,10 @@ def _expanded_times(calls: Sequence[LayerCall], num_ranks: int) -> float:
 
 
 def weight_bytes(stage: PipelineStage, dtype: str) -> int:
-    each = wide = WEIGHT_BYTES[dtype]
-    if dtype in SCALED:
-        each, wide = each + SCALE_BYTES / SCALED[dtype], 2.0
-    return round(stage.layers.matrices * each + (stage.layers.vectors + stage.embedding.number) * wide)
+    matrix_bytes = vector_bytes = WEIGHT_BYTES[dtype]
+    if dtype in WEIGHTS_PER_SCALE:
+        matrix_bytes, vector_bytes = matrix_bytes + SCALE_BYTES / WEIGHTS_PER_SCALE[dtype], 2.0
+    return round(stage.layers.matrices * matrix_bytes + (stage.layers.vectors + stage.embedding.total) * vector_bytes)
 
 
 def _length(skeleton: Skeleton, question: InferenceQuestion) -> int:
@@ -291,7 +293,7 @@ def _stage_plan(
     groups = group_layers(rules[: len(stage.kv)], stage.kv, length)
     one_block = block_bytes(stage.kv, question.block_size, dtype, [group.layers for group in groups])
     needs = BlockNeeds([group.rule for group in groups], question.block_size, 1)
-    num_pads = int(bool(shape.states) and not question.enforce_eager and not shape.why_own)
+    num_pads = int(bool(shape.states) and not question.enforce_eager and not shape.own_forward_reason)
     memory = drop_large_piecewise_graphs(
         MemoryPlan(
             total=question.gpu_memory,
@@ -305,19 +307,21 @@ def _stage_plan(
             kv_min=one_block + (MIN_SLOTS + num_pads) * shape.state_bytes,
         )
     )
-    room = max(0, memory.kv) if memory.fits else 0
+    available_bytes = max(0, memory.kv) if memory.fits else 0
     if not shape.states:
         return StagePlan(
-            stage, memory, one_block, room // one_block, question.kv_host_memory // one_block, groups, needs
+            stage, memory, one_block, available_bytes // one_block, question.kv_host_memory // one_block, groups, needs
         )
-    longest = num_blocks_for(length, question.block_size)
-    wanted = 2 * question.max_num_seqs
-    slots, blocks = slots_and_blocks(room, one_block, shape.state_bytes, wanted, longest, num_pads)
-    below = host_slots(question.kv_host_memory, one_block, shape.state_bytes, wanted)
-    taken = below * shape.state_bytes
-    blocks_below = (question.kv_host_memory - taken) // one_block if one_block else 0
-    states = (slots, (slots + num_pads) * shape.state_bytes, below, taken)
-    return StagePlan(stage, memory, one_block, blocks, blocks_below, groups, needs, *states)
+    request_blocks = num_blocks_for(length, question.block_size)
+    wanted_slots = 2 * question.max_num_seqs
+    slots, blocks = slots_and_blocks(
+        available_bytes, one_block, shape.state_bytes, wanted_slots, request_blocks, num_pads
+    )
+    num_host_states = host_slots(question.kv_host_memory, one_block, shape.state_bytes, wanted_slots)
+    host_state_bytes = num_host_states * shape.state_bytes
+    num_host_blocks = (question.kv_host_memory - host_state_bytes) // one_block if one_block else 0
+    states = (slots, (slots + num_pads) * shape.state_bytes, num_host_states, host_state_bytes)
+    return StagePlan(stage, memory, one_block, blocks, num_host_blocks, groups, needs, *states)
 
 
 def _activations(skeleton: Skeleton, shape: ForwardShape, question: InferenceQuestion, tokens: int) -> int:
@@ -355,10 +359,10 @@ def _reserves(
         num_ranks=question.tensor_parallel,
     )
     vocab = int(skeleton.config.vocab_size) if stage.has_head else 0
-    is_eager = question.enforce_eager or bool(shape.why_own)
+    is_eager = question.enforce_eager or bool(shape.own_forward_reason)
     graphs = 0 if is_eager else GRAPH_BYTES + graph_tensor_bytes(limits, vocab)
     return StepReserves(
-        attention_partials=split_partials_bytes(limits, heads, PROCESSORS) + latent_bytes(limits, heads),
+        attention_partials=split_partials_bytes(limits, heads, ASSUMED_PROCESSORS) + latent_bytes(limits, heads),
         graphs=graphs + step_buffer_bytes(limits, vocab),
         piecewise_graphs=0 if is_eager or shape.states else piecewise_bytes(limits, heads),
         sampling=sampling_bytes(limits, vocab),
@@ -377,7 +381,7 @@ class ForwardShape:
     """Bytes at the peak, without the head."""
     states: tuple[LayerState, ...] = ()
     """State that each recurrent layer stores per request."""
-    why_own: str = ""
+    own_forward_reason: str = ""
     """Why it is run by transformers' own code; empty if kvscope's attention is used."""
 
     @property
@@ -405,7 +409,7 @@ def forward_shape(skeleton: Skeleton, dtype: torch.dtype, num_tokens: int, lengt
             num_run = min(num_tokens, RECURRENT_TOKENS) if states and own is None else num_tokens
             ids = torch.zeros(num_run, dtype=torch.int64)
             with LiveMemory() as memory:
-                memory.name("weights", [*module.parameters(), *module.buffers()])
+                memory.assign("weights", [*module.parameters(), *module.buffers()])
                 memory.reset_peak()
                 Forward(module).fill(ids, ids, NoAttention(length))
         except KvscopeError as error:

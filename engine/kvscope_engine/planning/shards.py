@@ -42,27 +42,27 @@ def stages(
         raise BadInput(
             f"pipeline_parallel={pipeline_parallel} is not accepted: the model has {skeleton.num_layers} layers"
         )
-    made, first = [], 0
+    result, first = [], 0
     for number, count in enumerate(_layer_counts(skeleton.num_layers, pipeline_parallel)):
         is_last = number == pipeline_parallel - 1
-        ends = Parameters()
+        end_parameters = Parameters()
         if number == 0 or (is_last and not skeleton.head.matrices):
-            ends += skeleton.embedding  # tied weights: the stage with the head needs the embedding as well
+            end_parameters += skeleton.embedding  # tied weights: the stage with the head needs the embedding as well
         if is_last:
-            ends += skeleton.head
-        own = sum(skeleton.layers[first : first + count], Parameters())
-        made.append(
+            end_parameters += skeleton.head
+        layer_parameters = sum(skeleton.layers[first : first + count], Parameters())
+        result.append(
             PipelineStage(
                 number,
                 first,
-                _divided(own, tensor_parallel),
-                _divided(ends, tensor_parallel),
+                _divided(layer_parameters, tensor_parallel),
+                _divided(end_parameters, tensor_parallel),
                 tuple(_kv_part(layer, tensor_parallel, first) for layer in kv[first : first + count]),
                 is_last,
             )
         )
         first += count
-    return tuple(made)
+    return tuple(result)
 
 
 def _layer_counts(num_layers: int, num_stages: int) -> list[int]:
@@ -70,9 +70,9 @@ def _layer_counts(num_layers: int, num_stages: int) -> list[int]:
 
     Extra layers go to stages before the last, which has the head.
     """
-    each, over = divmod(num_layers, num_stages)
-    counts = [each] * num_stages
-    for index in range(over):
+    base, num_extra = divmod(num_layers, num_stages)
+    counts = [base] * num_stages
+    for index in range(num_extra):
         counts[-2 - index if num_stages > 1 else 0] += 1
     return counts
 

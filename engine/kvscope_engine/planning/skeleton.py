@@ -39,7 +39,7 @@ class Parameters:
         return Parameters(self.matrices + other.matrices, self.vectors + other.vectors)
 
     @property
-    def number(self) -> int:
+    def total(self) -> int:
         return self.matrices + self.vectors
 
 
@@ -63,7 +63,7 @@ class Skeleton:
 
     @property
     def num_parameters(self) -> int:
-        return self.embedding.number + self.head.number + sum(layer.number for layer in self.layers)
+        return self.embedding.total + self.head.total + sum(layer.total for layer in self.layers)
 
     @property
     def num_layers(self) -> int:
@@ -81,19 +81,19 @@ def read_skeleton(model: str) -> Skeleton:
     plan = blueprint(config, model)
     module = build(config, torch.bfloat16, torch.device("meta"))
     layers: dict[int, Parameters] = {}
-    embedding, rest = Parameters(), Parameters()
+    embedding, head = Parameters(), Parameters()
     modules: dict[str, int] = {}
     inputs: Any = module.get_input_embeddings()
     for name, parameter in module.named_parameters():
-        one = Parameters(parameter.numel(), 0) if parameter.dim() > 1 else Parameters(0, parameter.numel())
+        count = Parameters(parameter.numel(), 0) if parameter.dim() > 1 else Parameters(0, parameter.numel())
         match = _LAYER.search(name)
         if match:
-            layers[int(match[1])] = layers.get(int(match[1]), Parameters()) + one
+            layers[int(match[1])] = layers.get(int(match[1]), Parameters()) + count
         elif parameter is inputs.weight:
-            embedding += one
+            embedding += count
         else:
-            rest += one
-        kind = _kind(name, match)
+            head += count
+        kind = _module_kind(name, match)
         modules[kind] = modules.get(kind, 0) + parameter.numel()
     return Skeleton(
         name=model,
@@ -102,7 +102,7 @@ def read_skeleton(model: str) -> Skeleton:
         whole=config,
         layers=tuple(layers[number] for number in sorted(layers)),
         embedding=embedding,
-        head=rest,
+        head=head,
         by_module=tuple(sorted(modules.items(), key=lambda item: -item[1])),
     )
 
@@ -115,7 +115,7 @@ def build(config: PretrainedConfig, dtype: torch.dtype, device: torch.device, at
         return make_model(config, dtype, attention)
 
 
-def _kind(name: str, match: re.Match[str] | None) -> str:
+def _module_kind(name: str, match: re.Match[str] | None) -> str:
     """Return the first part of a parameter's name below its layer; without a layer, the module that holds it."""
     parts = (name[match.end() :] if match else name.removeprefix("model.")).split(".")
     return parts[0]
@@ -128,13 +128,13 @@ def _config(model: str) -> PretrainedConfig:
     if name.kind == "dummy":
         return read_config(name.path)
     if name.kind == "folder":
-        return read_config(_there(name.path / "config.json", model))
+        return read_config(_existing_file(name.path / "config.json", model))
     if name.kind == "hub":
         return read_config(hub_file(name.text, "config.json"))
     return _gguf_config(name.path if name.kind == "gguf" else None)
 
 
-def _there(path: Path, model: str) -> Path:
+def _existing_file(path: Path, model: str) -> Path:
     if not path.is_file():
         raise BadInput(f"model {model!r} is not accepted: the folder has no config.json")
     return path

@@ -61,12 +61,12 @@ class TrainingQuestion:
     def __post_init__(self) -> None:
         for name, accepted in (("precision", PRECISIONS), ("optimizer", OPTIMIZERS), ("zero", ZERO_STAGES)):
             if getattr(self, name) not in accepted:
-                words = ", ".join(map(str, accepted))
-                raise BadInput(f"{name}={getattr(self, name)!r} is not accepted: one of {words}")
-        for name, most in (("batch_size", 1 << 16), ("length", 1 << 22), ("data_parallel", 1 << 20)):
+                choices = ", ".join(map(str, accepted))
+                raise BadInput(f"{name}={getattr(self, name)!r} is not accepted: one of {choices}")
+        for name, maximum in (("batch_size", 1 << 16), ("length", 1 << 22), ("data_parallel", 1 << 20)):
             value = getattr(self, name)
-            if value is not None and not 1 <= value <= most:
-                raise BadInput(f"{name}={value} is not accepted: a whole number from 1 to {most}")
+            if value is not None and not 1 <= value <= maximum:
+                raise BadInput(f"{name}={value} is not accepted: a whole number from 1 to {maximum}")
 
     @property
     def weights_dtype(self) -> torch.dtype:
@@ -135,13 +135,13 @@ def plan_training(skeleton: Skeleton, question: TrainingQuestion) -> TrainingPla
         ) from error
 
 
-def _length(skeleton: Skeleton, asked: int | None) -> int:
+def _length(skeleton: Skeleton, length: int | None) -> int:
     limit = position_limit(skeleton.config)
-    if asked is None:
+    if length is None:
         return min(DEFAULT_LENGTH, limit or DEFAULT_LENGTH)
-    if limit is not None and asked > limit:
-        raise BadInput(f"length={asked} is not accepted: model {skeleton.name!r} can do {limit}")
-    return asked
+    if limit is not None and length > limit:
+        raise BadInput(f"length={length} is not accepted: model {skeleton.name!r} can do {limit}")
+    return length
 
 
 def measured_step(skeleton: Skeleton, question: TrainingQuestion) -> TrainingPlan:
@@ -151,36 +151,36 @@ def measured_step(skeleton: Skeleton, question: TrainingQuestion) -> TrainingPla
     memory = LiveMemory(question.shares)
     peaks: dict[str, dict[str, float]] = {}
     with memory:
-        memory.name(WEIGHTS, [*parameters, *module.buffers()])
+        memory.assign(WEIGHTS, [*parameters, *module.buffers()])
         optimizer = _optimizer(question, module, parameters)
-        master = _master(question, parameters)
-        memory.name(OPTIMIZER, master)
+        master = _master_weights(question, parameters)
+        memory.assign(OPTIMIZER, master)
         for parameter in parameters:
             hooked: Any = parameter
-            hooked.register_post_accumulate_grad_hook(lambda p: memory.name(GRADIENTS, [p.grad]))
-        _have_states(optimizer, parameters, memory)
+            hooked.register_post_accumulate_grad_hook(lambda p: memory.assign(GRADIENTS, [p.grad]))
+        _create_optimizer_states(optimizer, parameters, memory)
         memory.reset_peak()
         loss = _forward(module, question)
-        kept = memory.now[ACTIVATIONS]
+        retained = memory.live_bytes[ACTIVATIONS]
         peaks["forward"] = memory.peak
         memory.reset_peak()
         loss.backward()  # type: ignore[no-untyped-call]
         del loss
         peaks["backward"] = memory.peak
         memory.reset_peak()
-        gradients = memory.now[GRADIENTS]
+        gradients = memory.live_bytes[GRADIENTS]
         if optimizer is not None:
             optimizer.step()
         peaks["optimizer"] = memory.peak
-    gathered = {name: 0 if name == "optimizer" else _gathered(skeleton, question) for name in peaks}
+    gathered = {name: 0 if name == "optimizer" else _gathered_bytes(skeleton, question) for name in peaks}
     worst = max(peaks, key=lambda name: sum(peaks[name].values()) + gathered[name])
-    held = memory.now
+    held = memory.live_bytes
     return TrainingPlan(
         question=question,
         weights=round(held[WEIGHTS]),
         gradients=round(gradients),
         optimizer=round(held[OPTIMIZER]),
-        activations=round(kept),
+        activations=round(retained),
         worst=worst,
         at_worst={kind: round(size) for kind, size in peaks[worst].items()},
         gathered=gathered[worst],
@@ -208,10 +208,10 @@ def _trainable(skeleton: Skeleton, question: TrainingQuestion) -> nn.Module:
 def _forward(module: Any, question: TrainingQuestion) -> torch.Tensor:
     assert question.length is not None, "resolved before"
     ids = torch.zeros(question.batch_size, question.length, dtype=torch.int64)
-    numbers: AbstractContextManager[Any] = nullcontext()
+    autocast: AbstractContextManager[Any] = nullcontext()
     if question.precision == "autocast":
-        numbers = torch.autocast("cpu", torch.bfloat16)
-    with numbers, warnings.catch_warnings():
+        autocast = torch.autocast("cpu", torch.bfloat16)
+    with autocast, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # transformers warns about options that are not set here
         loss: torch.Tensor = module(input_ids=ids, labels=ids, use_cache=False).loss
     return loss
@@ -226,7 +226,7 @@ def _optimizer(question: TrainingQuestion, module: nn.Module, parameters: list[n
     return torch.optim.SGD(parameters, foreach=False)
 
 
-def _master(question: TrainingQuestion, parameters: list[nn.Parameter]) -> list[torch.Tensor]:
+def _master_weights(question: TrainingQuestion, parameters: list[nn.Parameter]) -> list[torch.Tensor]:
     """Return the float32 tensors that the optimizer holds in `mixed`; otherwise none."""
     if question.precision != "mixed":
         return []
@@ -234,7 +234,7 @@ def _master(question: TrainingQuestion, parameters: list[nn.Parameter]) -> list[
     return [torch.empty(parameter.shape, dtype=torch.float32) for parameter in parameters for _ in range(copies)]
 
 
-def _have_states(optimizer: Any, parameters: list[nn.Parameter], memory: LiveMemory) -> None:
+def _create_optimizer_states(optimizer: Any, parameters: list[nn.Parameter], memory: LiveMemory) -> None:
     """Run a step, because an optimizer only creates its states then."""
     if optimizer is None:
         return
@@ -243,12 +243,12 @@ def _have_states(optimizer: Any, parameters: list[nn.Parameter], memory: LiveMem
     optimizer.step()
     optimizer.zero_grad()
     states = [value for state in optimizer.state.values() for value in state.values()]
-    memory.name(OPTIMIZER, [value for value in states if isinstance(value, torch.Tensor)])
+    memory.assign(OPTIMIZER, [value for value in states if isinstance(value, torch.Tensor)])
 
 
-def _gathered(skeleton: Skeleton, question: TrainingQuestion) -> int:
+def _gathered_bytes(skeleton: Skeleton, question: TrainingQuestion) -> int:
     """Return the bytes of gathered weights: one layer in use and the next being fetched."""
     if question.zero < 3 or question.data_parallel == 1:
         return 0
-    largest = max(*(layer.number for layer in skeleton.layers), skeleton.embedding.number)
+    largest = max(*(layer.total for layer in skeleton.layers), skeleton.embedding.total)
     return round(2 * largest * question.weights_dtype.itemsize * (1 - 1 / question.data_parallel))

@@ -20,11 +20,11 @@ from kvscope_engine.cache_folder import cache_folder
 from kvscope_telemetry.errors import KvscopeError
 
 _FILE: Final = "device_limits.json"
-_KEPT_S: Final = 24 * 3600.0
+_CACHE_TTL_S: Final = 24 * 3600.0
 """Seconds for which a measurement is reused. It expires because other load may have distorted it."""
 _BUDGET_S: Final = 0.04
 """Time budget in seconds of each of the two measurements, after warm-up."""
-_LEAST_RUNS, _MOST_RUNS = 8, 20
+_MIN_RUNS, _MAX_RUNS = 8, 20
 """Minimum and maximum number of runs. The fastest counts, because other processes on the same cores slow some of them
 down.
 """
@@ -51,16 +51,16 @@ def device_limits(device: torch.device, name: str, dtype: torch.dtype) -> Device
 
 @cache
 def _limits(device: str, key: str) -> DeviceLimits:
-    kept = _read_cached().get(key)
-    if isinstance(kept, list) and len(kept) == 3 and 0 <= time.time() - kept[2] < _KEPT_S:
-        return DeviceLimits(int(kept[0]), int(kept[1]))
+    cached = _read_cached().get(key)
+    if isinstance(cached, list) and len(cached) == 3 and 0 <= time.time() - cached[2] < _CACHE_TTL_S:
+        return DeviceLimits(int(cached[0]), int(cached[1]))
     dtype: torch.dtype = getattr(torch, key.split("|")[2].removeprefix("torch."))
     try:
-        found = measure(torch.device(device), dtype)
+        limits = measure(torch.device(device), dtype)
     except Exception:  # figures for display must not prevent a start
         return DeviceLimits()
-    _write_cached(key, found)
-    return found
+    _write_cached(key, limits)
+    return limits
 
 
 @torch.inference_mode()
@@ -92,7 +92,7 @@ def _best_s(device: torch.device, run: Callable[[], object]) -> float:
     """Return the time of the fastest of several runs after a warm-up, in seconds."""
     run()
     times: list[float] = []
-    while len(times) < _LEAST_RUNS or (sum(times) < _BUDGET_S and len(times) < _MOST_RUNS):
+    while len(times) < _MIN_RUNS or (sum(times) < _BUDGET_S and len(times) < _MAX_RUNS):
         times.append(max(_seconds(device, run), 1e-9))
     return min(times)
 
@@ -112,15 +112,15 @@ def _seconds(device: torch.device, run: Callable[[], object]) -> float:
 
 def _read_cached() -> dict[str, object]:
     try:
-        kept = json.loads((cache_folder() / _FILE).read_text("utf-8"))
+        cached = json.loads((cache_folder() / _FILE).read_text("utf-8"))
     except (OSError, ValueError, KvscopeError):
         return {}
-    return kept if isinstance(kept, dict) else {}
+    return cached if isinstance(cached, dict) else {}
 
 
-def _write_cached(key: str, found: DeviceLimits) -> None:
+def _write_cached(key: str, limits: DeviceLimits) -> None:
     with contextlib.suppress(OSError, KvscopeError):
-        place = cache_folder() / _FILE
-        new = place.with_name(f"{_FILE}.{os.getpid()}")
-        new.write_text(json.dumps({**_read_cached(), key: [*found, time.time()]}), "utf-8")
-        os.replace(new, place)
+        path = cache_folder() / _FILE
+        temporary = path.with_name(f"{_FILE}.{os.getpid()}")
+        temporary.write_text(json.dumps({**_read_cached(), key: [*limits, time.time()]}), "utf-8")
+        os.replace(temporary, path)

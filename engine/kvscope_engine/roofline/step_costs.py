@@ -68,10 +68,10 @@ class ModelWork:
         """Return the work of a step, without its timings."""
         if not plan.scheduled:
             return Work()
-        _, starts, nums, samples, drafts = zip(
+        _, starts, counts, samples, drafts = zip(
             *plan.scheduled, strict=True
         )  # zip runs in C: there may be hundreds of sequences
-        num_tokens, num_samples = sum(nums), sum(samples) + sum(map(len, drafts))
+        num_tokens, num_samples = sum(counts), sum(samples) + sum(map(len, drafts))
         decodes, chunks = starts[: plan.num_single_token], plan.scheduled[plan.num_single_token :]
         kv_read = kv_written = attention = 0
         for kind, count in self.kinds.items():
@@ -99,7 +99,7 @@ def _attended(decodes: Sequence[int], chunks: Sequence[Scheduled], kind: LayerKi
     single-token sequences.
     """
     window, attended = kind.window, kind.attended
-    read = sum([attended(start + 1) for start in decodes]) if attended is not None else _seen(decodes, kind)
+    read = sum([attended(start + 1) for start in decodes]) if attended is not None else _positions_read(decodes, kind)
     pairs = read
     for item in chunks:
         start, num = item.start, item.num_tokens
@@ -124,7 +124,7 @@ def _pairs_in_chunks(num_tokens: int, chunk: int) -> int:
     return whole * (chunk * (chunk + 1) // 2) + rest * (rest + 1) // 2
 
 
-def _seen(decodes: Sequence[int], kind: LayerKind) -> int:
+def _positions_read(decodes: Sequence[int], kind: LayerKind) -> int:
     window = kind.window
     if kind.is_chunked:
         return sum([start % window + 1 for start in decodes])

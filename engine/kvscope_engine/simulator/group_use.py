@@ -44,7 +44,7 @@ class GroupTally:
                 num_layers=group.num_layers,
                 token_bytes=group.token_bytes,
                 mean_blocks=total / max(1, self._num_steps),
-                most_blocks=most,
+                most_blocks=maximum,
             )
-            for group, total, most in zip(self._layout.groups, self._sums.tolist(), self._max.tolist(), strict=True)
+            for group, total, maximum in zip(self._layout.groups, self._sums.tolist(), self._max.tolist(), strict=True)
         )

@@ -68,7 +68,7 @@ class KVLayout:
         """Return the bytes of a block of the pool, which the largest group determines."""
         return round(max(group.token_bytes for group in self.groups) * block_size)
 
-    def whole(self) -> KVLayout:
+    def merged(self) -> KVLayout:
         """Return a layout with all layers in one group without a window."""
         return replace(self, groups=(SimulatedGroup("full", GroupRule(), self.num_layers, self.token_bytes),))
 
@@ -91,11 +91,11 @@ class KVLayout:
             total += 2 * self.state_bytes
         return total
 
-    def share_of_pairs(self, scheduled: Iterable[Scheduled]) -> float:
+    def mean_pairs(self, scheduled: Iterable[Scheduled]) -> float:
         """Return the number of pairs of a token and one it attends to, as the mean over layers."""
         shares = [(group.rule, group.num_layers / max(1, self.num_layers)) for group in self.groups]
         return sum(
-            share * (_pairs(rule, item.start + item.num_tokens) - _pairs(rule, item.start))
+            share * (_num_pairs(rule, item.start + item.num_tokens) - _num_pairs(rule, item.start))
             for item in scheduled
             for rule, share in shares
         )
@@ -110,9 +110,9 @@ def recorded_layout(cache: CacheInfo) -> KVLayout | None:
     states = [group.block_bytes for group in cache.groups if group.kind == "state"]
     if not block_groups or not all(group.block_bytes and group.num_layers for group in block_groups):
         return None
-    groups = [_recorded(group, cache.block_size) for group in block_groups]
+    groups = [_recorded_group(group, cache.block_size) for group in block_groups]
     if any(group.num_blocks for group in block_groups):
-        groups = _cut(groups)
+        groups = _split_equally(groups)
     return KVLayout(tuple(groups), sum(states))
 
 
@@ -137,13 +137,13 @@ def recorded_tiers(cache: CacheInfo) -> tuple[int, int]:
     return cache.host_tier_bytes, cache.num_disk_blocks * cache.block_bytes
 
 
-def _recorded(group: KVGroup, block_size: int) -> SimulatedGroup:
+def _recorded_group(group: KVGroup, block_size: int) -> SimulatedGroup:
     tokens = group.block_size or block_size
     rule = GroupRule(group.window, group.kind == "chunked")
     return SimulatedGroup(group.kind, rule, group.num_layers, group.block_bytes / tokens, group.expanded_bytes / tokens)
 
 
-def _cut(groups: Sequence[SimulatedGroup]) -> list[SimulatedGroup]:
+def _split_equally(groups: Sequence[SimulatedGroup]) -> list[SimulatedGroup]:
     size = gcd(*(group.num_layers for group in groups))
     parts = [
         replace(
@@ -158,7 +158,7 @@ def _cut(groups: Sequence[SimulatedGroup]) -> list[SimulatedGroup]:
     return parts if len(parts) <= _MAX_GROUPS else list(groups)
 
 
-def _pairs(rule: GroupRule, num_tokens: int) -> int:
+def _num_pairs(rule: GroupRule, num_tokens: int) -> int:
     """Return the number of pairs of a token and one it attends to, over the first `num_tokens` tokens of a text."""
     window = rule.window or num_tokens
     if rule.is_chunked:

@@ -122,9 +122,9 @@ class SimulatedMover:
     def recovered(self) -> list[tuple[int, Prefix]]:
         return []
 
-    def _wait(self, lane: _Lane, ahead: float = 0.0) -> int:
+    def _wait(self, lane: _Lane, max_left: float = 0.0) -> int:
         """Advance the clock until at most `ahead` blocks are left on the lane. Returns the time waited."""
-        waited_ns = max(0, lane.free_ns - round(ahead / lane.blocks_per_s * 1e9) - self.now_ns)
+        waited_ns = max(0, lane.free_ns - round(max_left / lane.blocks_per_s * 1e9) - self.now_ns)
         self.now_ns += waited_ns
         return waited_ns
 

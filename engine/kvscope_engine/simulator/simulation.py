@@ -36,7 +36,7 @@ SALT: Final = b"simulation"
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class SimulationSetup:
     """Configuration of a simulation. `allocator` is a name that `make_allocation` accepts."""
 
     workload: Workload
@@ -69,7 +69,7 @@ class Setup:
         if self.layout is None:
             return None
         layout = self.layout.expanded() if self.question == EXPANDED else self.layout
-        return layout.whole() if self.question == NOT_FREED or self.allocator != "paged" else layout
+        return layout.merged() if self.question == NOT_FREED or self.allocator != "paged" else layout
 
     @property
     def attention_layout(self) -> KVLayout | None:
@@ -88,7 +88,9 @@ class Setup:
             return self.block_layout.block_bytes(self.limits.block_size)
         return round(self.cost.kv_bytes_per_token * self.limits.block_size)
 
-    def sized(self, kv_bytes: float, state_checkpoints: int | None = None, *, for_blocks: bool = False) -> Setup:
+    def sized(
+        self, kv_bytes: float, state_checkpoints: int | None = None, *, for_blocks: bool = False
+    ) -> SimulationSetup:
         """Return a setup with the blocks and state slots that fit into a memory of `kv_bytes`, divided as by the
         engine.
 
@@ -113,8 +115,10 @@ class Setup:
         """Numbers of blocks that fit in host memory and on disk. Raises BadInput as `Tiers` does."""
         if self.allocator != "paged":
             return 0, 0
-        taken = self.num_host_states * self._state_bytes
-        return replace(self.tiers, kv_host_memory=self.tiers.kv_host_memory - taken).num_tier_blocks(self.block_bytes)
+        host_state_bytes = self.num_host_states * self._state_bytes
+        return replace(self.tiers, kv_host_memory=self.tiers.kv_host_memory - host_state_bytes).num_tier_blocks(
+            self.block_bytes
+        )
 
     @property
     def num_host_states(self) -> int:
@@ -151,15 +155,15 @@ class Simulation:
     Raises BadInput for an allocator that does not exist or cannot serve such a pool.
     """
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: SimulationSetup) -> None:
         limits = setup.limits
         self._workload = setup.workload
         self._num_blocks = limits.num_blocks
         self._cost = setup.cost
         self.allocator = setup.allocator
         self.setup = setup
-        self._attention_layout, held = setup.attention_layout, setup.block_layout
-        caching = limits.enable_prefix_caching and setup.allocator == "paged"
+        self._attention_layout, block_layout = setup.attention_layout, setup.block_layout
+        has_prefix_cache = limits.enable_prefix_caching and setup.allocator == "paged"
         is_virtual = setup.allocator == "virtual"
         space = setup.paging.space(limits, setup.token_bytes) if is_virtual else None
         num_host, num_disk = setup.num_tier_blocks
@@ -168,7 +172,7 @@ class Simulation:
             setup.allocator,
             limits.num_blocks,
             limits.block_size,
-            prefix_caching=caching,
+            prefix_caching=has_prefix_cache,
             salt=SALT,
             other_tiers={
                 Tier.HOST: num_host,
@@ -177,7 +181,7 @@ class Simulation:
                 Tier.HOST_STATES: setup.num_host_states,
             },
             space=space,
-            groups=ONE_GROUP if held is None else held.rules,
+            groups=ONE_GROUP if block_layout is None else block_layout.rules,
         )
         self.states = None
         """Slots for recurrent states; None if the model has none."""
@@ -186,7 +190,7 @@ class Simulation:
                 self.pool,
                 setup.state_interval,
                 max_recorded_tokens(limits.max_model_len),
-                keeps_checkpoints=caching,
+                keeps_checkpoints=has_prefix_cache,
                 copy_seconds=setup.state_copy_seconds,
             )
         self.scheduler = Scheduler(
@@ -209,7 +213,7 @@ class Simulation:
         self._num_added = 0
         self.now_ns = 0
         self.step_count = 0
-        self.tally = SimulationTally(None if held is None else GroupTally(held))
+        self.tally = SimulationTally(None if block_layout is None else GroupTally(block_layout))
         self._observer: StepObserver | None = None
 
     def observe(self, observer: StepObserver) -> None:

@@ -22,7 +22,7 @@ class Percentiles(msgspec.Struct, frozen=True):
     p99: float
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     """Result for one policy. Rates are over `simulated_s`, from the first arrival to the end of the last request.
 
     Values that need a finished request are None without one; values that need a step under load (one that left requests
@@ -77,11 +77,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Latency divided by the number of output tokens."""
 
 
-def report(simulation: Simulation) -> Report:
+def report(simulation: Simulation) -> SimulationReport:
     """Return the report of a run that has ended."""
     tally, seconds = simulation.tally, simulation.now_ns / 1e9
     samples, states = tally.memory.num_samples, simulation.states
-    return Report(
+    return SimulationReport(
         allocator=simulation.allocator,
         question=simulation.setup.question,
         num_blocks=simulation.pool.num_blocks,

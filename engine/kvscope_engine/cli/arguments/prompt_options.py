@@ -92,10 +92,12 @@ def _from_line(line: bytes, base: Submit) -> Submit:
     prompt, messages = options.pop("prompt", None), options.pop("messages", None)
     if (prompt is None) == (messages is None):
         raise BadInput('exactly one of "prompt" and "messages" is accepted')
-    beside = {name: options.pop(name) for name in _LINE_FIELDS if name in options}
-    if not isinstance(beside.get("tools", ""), str):
-        beside["tools"] = json.dumps(beside["tools"])
-    whole = {"type": "Submit", "request_id": "-", "raw": base.raw} | {"prompt": prompt, "messages": messages} | beside
-    given = {"priority": base.priority, "cache_salt": base.cache_salt, "adapter": base.adapter}
-    submit = msgspec.convert(given | whole, Submit)
+    line_fields = {name: options.pop(name) for name in _LINE_FIELDS if name in options}
+    if not isinstance(line_fields.get("tools", ""), str):
+        line_fields["tools"] = json.dumps(line_fields["tools"])
+    fields = (
+        {"type": "Submit", "request_id": "-", "raw": base.raw} | {"prompt": prompt, "messages": messages} | line_fields
+    )
+    defaults = {"priority": base.priority, "cache_salt": base.cache_salt, "adapter": base.adapter}
+    submit = msgspec.convert(defaults | fields, Submit)
     return msgspec.structs.replace(submit, sampling=overridden(base.sampling, options))

@@ -99,12 +99,12 @@ def overridden(base: SamplingParams, options: Mapping[str, Any]) -> SamplingPara
     values = {name: value for name, value in options.items() if name not in structured_output_options.NAMES}
     if isinstance(values.get("stop"), str):
         values["stop"] = (values["stop"],)
-    form = structured_output_options.structured_of(options)
-    if form is not None:
-        values["structured"] = msgspec.to_builtins(form)
+    structured = structured_output_options.structured_of(options)
+    if structured is not None:
+        values["structured"] = msgspec.to_builtins(structured)
     try:  # token ids are strings as keys of JSON
-        written = msgspec.to_builtins(base, str_keys=True) | values
-        return msgspec.convert(written, SamplingParams, str_keys=True)
+        merged = msgspec.to_builtins(base, str_keys=True) | values
+        return msgspec.convert(merged, SamplingParams, str_keys=True)
     except msgspec.ValidationError as error:
         raise BadInput(str(error)) from None
 

@@ -33,7 +33,7 @@ from kvscope_telemetry.messages.telemetry import CacheInfo, Hello
 from kvscope_telemetry.messages.what_if import EXPANDED, NOT_FREED
 
 if TYPE_CHECKING:
-    from kvscope_engine.simulator.simulation import Setup
+    from kvscope_engine.simulator.simulation import SimulationSetup
     from kvscope_engine.simulator.workloads.workload import Workload
     from kvscope_telemetry.recordings.reader import Recording
 
@@ -287,8 +287,8 @@ def _missing_in_recording(args: argparse.Namespace, hello: Hello, name: str, *, 
         "size of the pool": recorded_slots(hello.cache) or args.kv_memory or args.num_gpu_blocks_override,
         "max length": hello.model.max_model_len or args.max_model_len,
     }
-    words = ", ".join(word for word, is_known in known.items() if not is_known)
-    return f"not told by the recording, so {name}'s: {words} (--model-preset, --costs)" if words else ""
+    missing = ", ".join(item for item, is_known in known.items() if not is_known)
+    return f"not told by the recording, so {name}'s: {missing} (--model-preset, --costs)" if missing else ""
 
 
 def chosen_limits(args: argparse.Namespace, preset: Preset, recording: Recording | None) -> SimulatedLimits:
@@ -312,10 +312,10 @@ def chosen_limits(args: argparse.Namespace, preset: Preset, recording: Recording
 def chosen_cost(args: argparse.Namespace, preset: Preset) -> CostModel:
     """Return the preset's cost model with the given overrides. Raises BadInput for a value outside its range."""
     names = [field.name for field in dataclasses.fields(CostModel) if field.name != "step_overhead_s"]
-    given = {name: float(value) for name in names if (value := getattr(args, name)) is not None}
+    overrides = {name: float(value) for name in names if (value := getattr(args, name)) is not None}
     if args.step_overhead_ms is not None:
-        given["step_overhead_s"] = args.step_overhead_ms / 1000
-    return dataclasses.replace(preset.cost, **given)
+        overrides["step_overhead_s"] = args.step_overhead_ms / 1000
+    return dataclasses.replace(preset.cost, **overrides)
 
 
 def chosen_paging(args: argparse.Namespace, preset: Preset, layout: KVLayout | None) -> Paging:
@@ -350,17 +350,17 @@ def chosen_setups(
     cost: CostModel,
     workload: Workload,
     recording: Recording | None,
-) -> list[Setup]:
+) -> list[SimulationSetup]:
     """Return one setup per run: the allocators, then the what-if questions.
 
     Raises BadInput for questions that do not apply.
     """
-    from kvscope_engine.simulator.simulation import Setup
+    from kvscope_engine.simulator.simulation import SimulationSetup
 
     cache = None if recording is None else recording.info.hello.cache
     layout = _chosen_layout(args, limits, cache)
     setups = [
-        Setup(
+        SimulationSetup(
             workload,
             limits,
             cost,
@@ -382,10 +382,10 @@ def chosen_setups(
     if checkpoints is None and args.model is None and cache is not None and cache.num_states:
         checkpoints = max(0, cache.num_states - 1 - cache.max_num_seqs)
     if blocks is not None:
-        kv_bytes = float(blocks * Setup(workload, limits, cost, "paged", layout=layout).block_bytes)
+        kv_bytes = float(blocks * SimulationSetup(workload, limits, cost, "paged", layout=layout).block_bytes)
     else:
-        of_preset = preset.num_slots * preset.cost.kv_bytes_per_token
-        kv_bytes = args.kv_memory or (0 if cache is None else recorded_pool_bytes(cache)) or of_preset
+        preset_bytes = preset.num_slots * preset.cost.kv_bytes_per_token
+        kv_bytes = args.kv_memory or (0 if cache is None else recorded_pool_bytes(cache)) or preset_bytes
     return [setup.sized(kv_bytes, checkpoints, for_blocks=blocks is not None) for setup in setups]
 
 
@@ -403,12 +403,12 @@ def _chosen_layout(args: argparse.Namespace, limits: SimulatedLimits, cache: Cac
 
 def _questions(args: argparse.Namespace, layout: KVLayout | None) -> list[str]:
     """Return the what-if questions. Raises BadInput for those that do not apply to the model."""
-    given = {
+    obstacles = {
         "without_freeing": "" if layout is not None and layout.has_windows else "no layer has a window or chunks",
         "mla_expanded": "no layer holds latents" if layout is None else layout.why_not_expanded,
         "state_checkpoints": "" if layout is not None and layout.state_bytes else "no layer keeps a state",
     }
-    for name, why in given.items():
+    for name, why in obstacles.items():
         if why and getattr(args, name) not in (None, False):
             known = "" if layout is not None else ": give --model, or a recording that names its KV groups"
             raise BadInput(f"--{name.replace('_', '-')} is not accepted, as {why}{known}")

@@ -52,12 +52,12 @@ def structured(args: argparse.Namespace) -> Structured | None:
 
 def structured_of(options: Mapping[str, Any]) -> Structured | None:
     """Return the structured output of a line in a prompts file, whose schema may be an object. Raises BadInput."""
-    given = {name: options[name] for name in NAMES if options.get(name) not in (None, False, [])}
-    if not given:
+    requested = {name: options[name] for name in NAMES if options.get(name) not in (None, False, [])}
+    if not requested:
         return None
-    if len(given) > 1:
-        raise BadInput(f"one form of the answer is accepted, not {' and '.join(given)}")
-    ((kind, value),) = given.items()
+    if len(requested) > 1:
+        raise BadInput(f"one form of the answer is accepted, not {' and '.join(requested)}")
+    ((kind, value),) = requested.items()
     if kind == "json_object":
         text = ""
     elif kind == "choice" or (kind == "json_schema" and not isinstance(value, str)):

@@ -24,9 +24,9 @@ from kvscope_telemetry.errors import KvscopeError
 
 MAX_ROUNDS: Final = 50
 MIN_SAMPLES: Final = 5
-SAME: Final = 1e-9
+EQUAL_ERROR: Final = 1e-9
 """Root mean square of the relative error of step times below which two explanations are equally good."""
-FREE: Final = 1e18
+FREE_RATE: Final = 1e18
 """Rate in bytes/s or FLOP/s if no step showed any cost."""
 Floats = NDArray[np.float64]
 
@@ -75,12 +75,12 @@ def fit_costs(samples: Sequence[Sample], sizes: ModelSizes) -> Fit:
     seconds = np.array([sample.seconds for sample in samples])
     # Two initial guesses: steps with more than one token per request are compute-bound, and all steps are.
     guesses = (np.array([s.pairs > s.context for s in samples]), np.ones(len(samples), np.bool_))
-    settled = [_fit_assignment(memory, compute, seconds, is_compute) for is_compute in guesses]
+    solutions = [_fit_assignment(memory, compute, seconds, is_compute) for is_compute in guesses]
     best, best_error = np.zeros(5), np.inf
-    for found in sorted(settled, key=np.count_nonzero):
-        error = float(np.square(_predict(found, memory, compute) / seconds - 1).sum())
-        if error < best_error - SAME**2 * len(samples):
-            best, best_error = found, error
+    for solution in sorted(solutions, key=np.count_nonzero):
+        error = float(np.square(_predict(solution, memory, compute) / seconds - 1).sum())
+        if error < best_error - EQUAL_ERROR**2 * len(samples):
+            best, best_error = solution, error
     return Fit(_cost_model(best, sizes), tuple(_predict(best, memory, compute).tolist()))
 
 
@@ -94,14 +94,14 @@ def nonnegative_least_squares(matrix: Floats, target: Floats) -> Floats:
     usable = np.flatnonzero(scale).tolist()
     scaled = matrix / np.where(scale, scale, 1.0)
     total = float(np.square(target).sum())
-    best, least = np.zeros(matrix.shape[1]), total
+    best, least_error = np.zeros(matrix.shape[1]), total
     for count in range(1, len(usable) + 1):
         for columns in map(list, combinations(usable, count)):
-            found = np.linalg.lstsq(scaled[:, columns], target, rcond=None)[0]
-            error = float(np.square(scaled[:, columns] @ found - target).sum())
-            if (found >= 0).all() and error < least - SAME**2 * total:
-                best, least = np.zeros(matrix.shape[1]), error
-                best[columns] = found / scale[columns]
+            solution = np.linalg.lstsq(scaled[:, columns], target, rcond=None)[0]
+            error = float(np.square(scaled[:, columns] @ solution - target).sum())
+            if (solution >= 0).all() and error < least_error - EQUAL_ERROR**2 * total:
+                best, least_error = np.zeros(matrix.shape[1]), error
+                best[columns] = solution / scale[columns]
     return best
 
 
@@ -113,26 +113,26 @@ def _terms(samples: Sequence[Sample]) -> tuple[Floats, Floats]:
 
 
 def _fit_assignment(memory: Floats, compute: Floats, seconds: Floats, is_compute: NDArray[np.bool_]) -> Floats:
-    found = np.zeros(5)
+    solution = np.zeros(5)
     for _ in range(MAX_ROUNDS):
         rows = np.hstack([memory * ~is_compute[:, None], compute * is_compute[:, None], np.ones((len(memory), 1))])
-        found = nonnegative_least_squares(rows / seconds[:, None], np.ones(len(memory)))
-        again = compute @ found[2:4] > memory @ found[:2]
-        if np.array_equal(again, is_compute):
+        solution = nonnegative_least_squares(rows / seconds[:, None], np.ones(len(memory)))
+        updated = compute @ solution[2:4] > memory @ solution[:2]
+        if np.array_equal(updated, is_compute):
             break
-        is_compute = again
-    return found
+        is_compute = updated
+    return solution
 
 
-def _predict(found: Floats, memory: Floats, compute: Floats) -> Floats:
-    predicted: Floats = np.maximum(memory @ found[:2], compute @ found[2:4]) + found[4]
+def _predict(solution: Floats, memory: Floats, compute: Floats) -> Floats:
+    predicted: Floats = np.maximum(memory @ solution[:2], compute @ solution[2:4]) + solution[4]
     return predicted
 
 
-def _cost_model(found: Floats, sizes: ModelSizes) -> CostModel:
-    w, k, f, p, o = found.tolist()
-    bandwidth = sizes.weight_bytes / w if w else sizes.kv_bytes_per_token / k if k else FREE
-    rate = sizes.flops_per_token / f if f else sizes.attention_flops_per_pair / p if p else FREE
+def _cost_model(solution: Floats, sizes: ModelSizes) -> CostModel:
+    w, k, f, p, o = solution.tolist()
+    bandwidth = sizes.weight_bytes / w if w else sizes.kv_bytes_per_token / k if k else FREE_RATE
+    rate = sizes.flops_per_token / f if f else sizes.attention_flops_per_pair / p if p else FREE_RATE
     return CostModel(
         weight_bytes=w * bandwidth,
         kv_bytes_per_token=k * bandwidth,

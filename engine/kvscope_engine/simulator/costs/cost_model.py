@@ -54,7 +54,7 @@ class CostModel:
         With a `layout`, its groups determine what is read of the context.
         """
         if layout is not None:
-            kv_bytes, pairs = layout.read_bytes(plan.scheduled), layout.share_of_pairs(plan.scheduled)
+            kv_bytes, pairs = layout.read_bytes(plan.scheduled), layout.mean_pairs(plan.scheduled)
             return self._step_ns(plan.num_tokens, kv_bytes, pairs)
         num_tokens = context = num_pairs = 0
         for item in plan.scheduled:

@@ -27,7 +27,7 @@ class Candidate:
     """Difference from the engine besides the policy: `NOT_FREED` or `EXPANDED`."""
 
     @property
-    def made_as(self) -> str:
+    def allocator_name(self) -> str:
         """Name of the policy for `make_allocation`.
 
         Any physical page can be mapped at any address: as for memory, `virtual` is paging with blocks as large as a
@@ -48,33 +48,33 @@ def candidates(memory: Memory) -> list[Candidate]:
     Raises BadInput for invalid KV groups.
     """
     groups, own = GroupedMemory(memory), memory.block_size
-    found = []
+    result = []
     if groups.has_windows and not groups.why_not_whole:
-        found.append(Candidate("paged", own, groups.whole(own), NOT_FREED))
+        result.append(Candidate("paged", own, groups.whole(own), NOT_FREED))
     if groups.holds_latents and not groups.why_not_expanded:
-        found.append(Candidate("paged", own, groups.expanded(), EXPANDED))
+        result.append(Candidate("paged", own, groups.expanded(), EXPANDED))
     if groups.has_tokens and not groups.why_not_whole:
         if memory.max_model_len:
-            found += [Candidate(name, own, groups.whole(own)) for name in ("contiguous", "buddy")]
+            result += [Candidate(name, own, groups.whole(own)) for name in ("contiguous", "buddy")]
         if memory.block_bytes and groups.num_layers and memory.page_bytes:
-            found.append(_virtual(memory, groups))
+            result.append(_virtual(memory, groups))
     sizes = sorted({*PAGED_BLOCK_SIZES, own} if memory.allocator == "paged" else PAGED_BLOCK_SIZES)
     for size in sizes if groups.has_tokens else [own]:
-        found.append(Candidate("paged", size, groups.by_group(size)))
-    return found
+        result.append(Candidate("paged", size, groups.by_group(size)))
+    return result
 
 
 def not_asked(memory: Memory) -> list[NotAsked]:
     """Return the questions that cannot be answered because of missing information, with the reason."""
-    groups, found = GroupedMemory(memory), []
+    groups, result = GroupedMemory(memory), []
     if groups.has_windows and (why := groups.why_not_whole):
-        found.append(NotAsked(NOT_FREED, why))
+        result.append(NotAsked(NOT_FREED, why))
     if groups.holds_latents and (why := groups.why_not_expanded):
-        found.append(NotAsked(EXPANDED, why))
-    return found
+        result.append(NotAsked(EXPANDED, why))
+    return result
 
 
-def check(candidate: Candidate) -> None:
+def check_candidate(candidate: Candidate) -> None:
     """Raise BadInput if not one block fits into the memory, or a block has too many slots to be counted."""
     for pool in candidate.pools:
         if not pool.num_blocks:

@@ -42,27 +42,29 @@ class LayoutUse:
 class PlacedPool:
     """Allocates requests in one pool. Raises BadInput for a policy that cannot serve such a pool."""
 
-    def __init__(self, made_as: str, layout: PoolLayout, *, max_model_len: int) -> None:
+    def __init__(self, allocator_name: str, layout: PoolLayout, *, max_model_len: int) -> None:
         self.layout = layout
         rules = tuple(group.rule for group in layout.groups)
         self._num_null = 1 if any(rule.window for rule in rules) else 0
         self._has_unread = any(rule.window for group in layout.groups for _, rule in group.readers)
         num_blocks = layout.num_blocks + self._num_null
-        self._pool = make_pool(made_as, num_blocks, layout.block_size, prefix_caching=False, groups=rules)
-        self._allocation = make_allocation(made_as, self._pool, max_model_len=max_model_len)
+        self._pool = make_pool(allocator_name, num_blocks, layout.block_size, prefix_caching=False, groups=rules)
+        self._allocation = make_allocation(allocator_name, self._pool, max_model_len=max_model_len)
 
     def lengthen(self, request: Request, num_tokens: int, step: int) -> bool:
         """Allocate blocks for the request's tokens.
 
         Returns False if there are too few; the caller must then release it.
         """
-        before, request.num_computed_tokens = request.num_computed_tokens, num_tokens
+        num_computed_before, request.num_computed_tokens = request.num_computed_tokens, num_tokens
         if not request.num_null_blocks or len(request.block_tables) != len(self.layout.groups):
             request.block_tables = tuple([] for _ in self.layout.groups)
             request.num_null_blocks = (0,) * len(self.layout.groups)
         needed = [self._prepare_group(request, group, step) for group in range(len(self.layout.groups))]
         if any(needed):
-            request.num_computed_tokens = before  # policies that move and reserve expect the previous count
+            request.num_computed_tokens = (
+                num_computed_before  # policies that move and reserve expect the previous count
+            )
             if sum(needed) > self._allocation.num_available(request):
                 return False
             if self._allocation.reserves:
@@ -72,9 +74,9 @@ class PlacedPool:
                     request.block_tables[group].extend(self._allocation.allocate(request, count, group))
             request.num_reserved_tokens = self._allocation.num_reserved_tokens(request)
             request.num_computed_tokens = num_tokens
-        if num_tokens != before:
+        if num_tokens != num_computed_before:
             for index, kind in enumerate(self.layout.groups):
-                self._write(request, index, kind, before, step)
+                self._write(request, index, kind, num_computed_before, step)
         return True
 
     def release(self, request: Request, step: int) -> None:
@@ -87,20 +89,20 @@ class PlacedPool:
 
     def use(self, requests: Mapping[int, Request], limits: Mapping[int, int]) -> LayoutUse:
         """Return the use of the slots. Slots beyond a request's limit count as never to be used."""
-        has_ends = self._allocation.reserves
-        found = kv_use(self._pool, _with_ends(requests, limits) if has_ends else requests.values())
+        counts_to_limit = self._allocation.reserves
+        use = kv_use(self._pool, _with_expected_tokens(requests, limits) if counts_to_limit else requests.values())
         unread = 0
         if self._has_unread:
             unread = sum(int(slots.sum()) for request in requests.values() for _, slots in self._unread(request))
         return LayoutUse(
-            num_slots=found.num_slots,
-            num_used=found.num_used - unread,
+            num_slots=use.num_slots,
+            num_used=use.num_used - unread,
             num_unread=unread,
-            num_reserved=found.num_reserved,
-            num_internal=found.num_internal,
-            num_rounding=found.num_rounding,
-            num_external=found.num_external,
-            largest_free_run=found.largest_free_run,
+            num_reserved=use.num_reserved,
+            num_internal=use.num_internal,
+            num_rounding=use.num_rounding,
+            num_external=use.num_external,
+            largest_free_run=use.largest_free_run,
         )
 
     def spans(self, requests: Mapping[int, Request], limits: Mapping[int, int]) -> dict[MapKind, Spans]:
@@ -206,6 +208,6 @@ def _held_blocks(request: Request) -> Iterator[list[int]]:
         yield table[num_null:]
 
 
-def _with_ends(requests: Mapping[int, Request], limits: Mapping[int, int]) -> Iterator[Request]:
+def _with_expected_tokens(requests: Mapping[int, Request], limits: Mapping[int, int]) -> Iterator[Request]:
     for number, request in requests.items():
         yield replace(request, expected_tokens=limits[number] or None)

@@ -34,8 +34,8 @@ def map_cells(num_slots: int, spans: Mapping[MapKind, Spans]) -> bytes:
     size = slots_per_cell(num_slots)
     edges = np.minimum(np.arange(-(-num_slots // size) + 1, dtype=np.int64) * size, num_slots)
     counts = np.zeros((len(edges) - 1, len(MapKind)), np.int64)
-    for kind, these in spans.items():
-        counts[:, kind] += np.diff(_num_before(edges, these))
+    for kind, kind_spans in spans.items():
+        counts[:, kind] += np.diff(_num_before(edges, kind_spans))
     counts[:, MapKind.FREE] = np.diff(edges) - counts.sum(axis=1)
     return _kinds(counts, size)
 
@@ -56,11 +56,11 @@ def _num_before(edges: Slots, spans: Spans) -> Slots:
 def _kinds(counts: Slots, size: int) -> bytes:
     """Return the kind of each cell; slots that a cell could not show are carried over to the next ones."""
     kinds: npt.NDArray[np.uint8] = counts.argmax(axis=1).astype(np.uint8)
-    owed = [0] * counts.shape[1]
+    deficits = [0] * counts.shape[1]
     mixed = np.flatnonzero(counts.max(axis=1) < size)
     for cell, row in zip(mixed.tolist(), counts[mixed].tolist(), strict=True):
-        owed = [debt + here for debt, here in zip(owed, row, strict=True)]
-        best = max((kind for kind in reversed(range(len(row))) if row[kind]), key=owed.__getitem__)
-        owed[best] -= size
+        deficits = [deficit + count for deficit, count in zip(deficits, row, strict=True)]
+        best = max((kind for kind in reversed(range(len(row))) if row[kind]), key=deficits.__getitem__)
+        deficits[best] -= size
         kinds[cell] = best
     return kinds.tobytes()

@@ -112,9 +112,9 @@ def _lengths(kinds: tuple[Lengths, ...], random: Random, max_count: int) -> Iter
 def _prefixes(options: GeneratorOptions, random: Random) -> Iterator[tuple[int, ...]]:
     if not options.shared_prefix_tokens:
         yield from repeat(())
-    up_to = list(accumulate(1 / rank for rank in range(1, options.num_prefixes + 1)))
+    cumulative_weights = list(accumulate(1 / rank for rank in range(1, options.num_prefixes + 1)))
     while True:
-        yield (bisect(up_to, random.random() * up_to[-1], hi=options.num_prefixes - 1),)
+        yield (bisect(cumulative_weights, random.random() * cumulative_weights[-1], hi=options.num_prefixes - 1),)
 
 
 def _arrivals(options: GeneratorOptions, random: Random) -> Iterator[int]:

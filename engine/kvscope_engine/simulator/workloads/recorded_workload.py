@@ -29,31 +29,34 @@ def read_recording(path: Path, max_requests: int | None = None) -> Workload:
     """
     recording = Recording.open(path)
     requests = recorded_requests(recording)[:max_requests]
-    texts = _texts(requests)
-    made = [
+    texts = _text_ids(requests)
+    workload_requests = [
         WorkloadRequest(request.arrival_ns, request.num_prompt_tokens, max(1, request.num_output_tokens), text_ids)
         for request, text_ids in zip(requests, texts, strict=True)
     ]
-    return Workload(path.name, from_first_arrival(path, made), recording.info.hello.cache.block_size)
+    return Workload(path.name, from_first_arrival(path, workload_requests), recording.info.hello.cache.block_size)
 
 
-def _texts(requests: Sequence[RecordedRequest]) -> list[tuple[int, ...]]:
+def _text_ids(requests: Sequence[RecordedRequest]) -> list[tuple[int, ...]]:
     """Return, for each request, numbers of its first blocks, up to the last one that another request has, too."""
-    found = Counter(name for request in requests for name in _names(request))
+    counts = Counter(name for request in requests for name in _text_names(request))
     numbers: dict[TextName, int] = {}
-    fresh = count(len(found))
+    unshared_numbers = count(len(counts))
     return [
-        tuple(numbers.setdefault(name, len(numbers)) if name[1] else next(fresh) for name in _shared(request, found))
+        tuple(
+            numbers.setdefault(name, len(numbers)) if name[1] else next(unshared_numbers)
+            for name in _shared_names(request, counts)
+        )
         for request in requests
     ]
 
 
-def _names(request: RecordedRequest) -> list[TextName]:
+def _text_names(request: RecordedRequest) -> list[TextName]:
     return [(request.epoch, hash_) for hash_ in request.prefix_hashes]
 
 
-def _shared(request: RecordedRequest, found: Counter[TextName]) -> list[TextName]:
-    names = _names(request)
-    while names and (not names[-1][1] or found[names[-1]] == 1):
+def _shared_names(request: RecordedRequest, counts: Counter[TextName]) -> list[TextName]:
+    names = _text_names(request)
+    while names and (not names[-1][1] or counts[names[-1]] == 1):
         names.pop()
     return names

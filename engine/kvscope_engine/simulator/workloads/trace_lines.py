@@ -22,7 +22,7 @@ def trace_lines(path: Path) -> Iterator[NumberedLine]:
     try:
         with path.open("rb") as file:
             for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
-                with complaints(path, number):
+                with line_errors(path, number):
                     if text := _decoded(line).strip():
                         yield number, text
     except OSError as error:
@@ -30,7 +30,7 @@ def trace_lines(path: Path) -> Iterator[NumberedLine]:
 
 
 @contextmanager
-def complaints(path: Path, number: int) -> Iterator[None]:
+def line_errors(path: Path, number: int) -> Iterator[None]:
     """Convert errors in a line to BadInput with the file and the line number."""
     try:
         yield
@@ -38,7 +38,7 @@ def complaints(path: Path, number: int) -> Iterator[None]:
         raise BadInput(f"{path}, line {number}: {error}") from None
 
 
-def whole(name: str, value: int, low: int) -> int:
+def checked_count(name: str, value: int, low: int) -> int:
     """Return `value` if it is from `low` to `MAX_REQUEST_TOKENS`; otherwise raise BadInput."""
     if not low <= value <= MAX_REQUEST_TOKENS:
         raise BadInput(f"{name} {value} is not accepted: a whole number from {low} to {MAX_REQUEST_TOKENS}")
