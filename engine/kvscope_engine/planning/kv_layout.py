@@ -1,4 +1,4 @@
-"""The KV groups and states of a model as in its engine, from its configuration alone, for the simulator."""
+"""KV groups and recurrent states of a model, from its configuration alone, for the simulator."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kvscope_engine.policy.kv_groups import GroupRule
 from kvscope_engine.simulator.kv_layout import KVLayout, SimulatedGroup
 
 _PROBE_TOKENS = 16
-"""Number of tokens of the forward pass that shows how each layer calls its attention."""
+"""Number of tokens of the forward pass that records how each layer calls its attention."""
 
 
 def model_layout(model: str, max_tokens: int, block_size: int, kv_cache_dtype: str = "auto") -> KVLayout:
-    """Return the layout of `model`, named as for `plan`, for requests of up to `max_tokens` tokens.
+    """Return the layout of `model`, named as for the command `plan`, for requests of up to `max_tokens` tokens.
 
     Raises BadInput for a model that the engine does not serve.
     """

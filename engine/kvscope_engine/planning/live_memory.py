@@ -1,7 +1,7 @@
 """Counts the bytes of live tensors by kind while torch runs, with or without data.
 
-Owns the count. A storage is counted once, however many tensors view it, from the operation that created it until its
-last reference is dropped: the bytes requested from torch's allocator, without its rounding and unused rest.
+A storage is counted once, however many tensors view it, from the operation that created it until its last reference is
+dropped. Bytes are those requested from torch's allocator, without rounding and unused memory.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ GRADIENTS: Final = "gradients"
 OPTIMIZER: Final = "optimizer states"
 ACTIVATIONS: Final = "activations"
 KINDS: Final = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS)
-"""All kinds. Tensors that were not named otherwise are activations."""
+"""All kinds. Tensors that were not assigned to another kind are activations."""
 
 
 class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what operations create while active.
+    """Counts the tensors that operations create while the mode is active.
 
-    `shares`: fraction of each kind that this device holds (default: all).
+    `shares`: fraction of each kind that this device stores; default: all.
     """
 
     def __init__(self, shares: Mapping[str, float] | None = None) -> None:
@@ -45,11 +45,11 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return round(sum(self.peak.values()))
 
     def reset_peak(self) -> None:
-        """Reset the peak to the live bytes."""
+        """Restart the peak from the bytes that are live now."""
         self.peak = self.live_bytes
 
     def assign(self, kind: str, tensors: Iterable[torch.Tensor]) -> None:
-        """Assign the storages of `tensors` to a kind; those not seen before are counted from now on."""
+        """Assign the storages of `tensors` to a kind. Storages that are not known yet are counted from then on."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             known = self._storages.get(storage._cdata)

@@ -1,6 +1,5 @@
-"""Converts a plan to the answer that is shown: parts that add up, numbers of requests by length, and suggested changes.
-
-Owns the texts.
+"""Converts a plan to the answer that is shown: memory by part, numbers of requests by length, and suggested changes.
+Defines their texts.
 """
 
 from __future__ import annotations
@@ -33,16 +32,15 @@ from kvscope_telemetry.messages.memory_plan import (
 )
 
 SUGGESTED_BATCHED_TOKENS: Final = 2048
-"""Suggested `max_num_batched_tokens` if the current value is higher.
-
-Prompts are then computed in smaller chunks, which saves memory for activations.
+"""Suggested `max_num_batched_tokens` if the current value is higher. Smaller prefill chunks need less memory for
+activations.
 """
 GPU_SIZES_GIB: Final = (8, 12, 16, 24, 32, 40, 48, 80, 96, 141, 192)
 GIB: Final = 1 << 30
 MIN_GAIN: Final = 1.02
-"""Minimum factor by which a change must improve a plan to be suggested."""
+"""Minimum factor by which a change must improve a plan in order to be suggested."""
 BUS_BYTES_A_SECOND: Final = 25e9
-"""Bandwidth of PCIe 4.0 x16 that is reached in practice, in bytes/s."""
+"""Practical bandwidth of PCIe 4.0 x16 in bytes/s."""
 DEFAULT_LENGTHS: Final = (1024, 4096, 16384)
 _MOMENTS: Final = {
     "forward": "in the forward pass",
@@ -64,7 +62,7 @@ def answer(
     Lengths beyond the longest request are left out, and the length of the longest request is added.
 
     Args:
-        lengths: Tokens of a request for which to show how many requests fit.
+        lengths: Tokens of a request for which to compute how many requests fit.
         is_first: Omit the suggested changes, each of which takes another plan.
     """
     return PlanAnswer(
@@ -220,9 +218,9 @@ def _gradients_note(plan: TrainingPlan, moment: str) -> str:
 
 # Suggested changes: options are tried one at a time, and only those that help are returned.
 def better_serving(skeleton: Skeleton, plan: InferencePlan) -> tuple[Change, ...]:
-    """Return changes that let more tokens into the KV cache.
+    """Return changes with which more tokens fit in the KV cache.
 
-    Changes after which the longest request fits come first, then those with the most tokens.
+    Changes with which the longest request fits come first, then those with the most tokens.
     """
     changes = []
     for options, note, question in _serving_changes(skeleton, plan):
@@ -239,7 +237,7 @@ def better_serving(skeleton: Skeleton, plan: InferencePlan) -> tuple[Change, ...
 
 
 def better_training(skeleton: Skeleton, plan: TrainingPlan, gpu_memory: int) -> tuple[Change, ...]:
-    """Return changes that make a training step smaller, smallest first; none if it fits."""
+    """Return changes that reduce the memory of a training step, smallest result first; empty if the step fits."""
     if plan.needed <= gpu_memory:
         return ()
     changes = []
@@ -291,7 +289,7 @@ def _serving_changes(skeleton: Skeleton, plan: InferencePlan) -> Iterator[tuple[
 
 
 def _larger_gpus(skeleton: Skeleton, plan: InferencePlan) -> Iterator[tuple[str, str, InferenceQuestion]]:
-    """Yield the smallest GPU that holds the longest request, if the present one does not."""
+    """Yield the smallest GPU that holds the longest request, if the current one does not."""
     if plan.holds_longest:
         return
     for size in GPU_SIZES_GIB:

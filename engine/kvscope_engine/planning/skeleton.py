@@ -1,6 +1,6 @@
-"""A model without memory: its configuration, its modules with only shapes, and the location of its parameters.
+"""A model without memory: its configuration, its modules with only shapes, and its parameters by layer.
 
-Owns how a name is resolved to a configuration without downloading anything else.
+Resolves a name to a configuration without downloading anything else.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Skeleton:
-    """Properties of a model that a plan needs. Compared by identity: two with the same name are not equal."""
+    """Properties of a model that a plan needs. Compared by identity."""
 
     name: str
     architecture: str
     config: PretrainedConfig
-    """Configuration of the part that reads and writes text."""
+    """Configuration of the text part of the model."""
     whole: PretrainedConfig
-    """Configuration of the whole model, as `build` takes it."""
+    """Configuration of the whole model, the argument of `build`."""
     layers: tuple[Parameters, ...]
     embedding: Parameters
-    """Parameters of the input embedding; if weights are tied, the head uses them, too."""
+    """Parameters of the input embedding. If weights are tied, the head uses them as well."""
     head: Parameters
-    """Parameters of the final projection and the norm before it. Without the matrix if weights are tied."""
+    """Parameters of the final projection (0 if weights are tied) and the norm before it."""
     by_module: tuple[tuple[str, int], ...]
-    """Parameters of each kind of module, such as "self_attn" and "mlp", over all layers; largest first."""
+    """Parameters by kind of module, such as "self_attn" and "mlp", summed over all layers; largest first."""
 
     @property
     def num_parameters(self) -> int:
@@ -108,15 +108,15 @@ def read_skeleton(model: str) -> Skeleton:
 
 
 def build(config: PretrainedConfig, dtype: torch.dtype, device: torch.device, attention: str = "eager") -> Any:
-    """Return the causal language model of `config`, without values on the device "meta" or inside a fake
-    tensor mode.
+    """Return the causal language model of `config`. Its tensors have no data on the device "meta" or in a fake tensor
+    mode.
     """
     with device:
         return make_model(config, dtype, attention)
 
 
 def _module_kind(name: str, match: re.Match[str] | None) -> str:
-    """Return the first part of a parameter's name below its layer; without a layer, the module that holds it."""
+    """Return the first part of a parameter's name within its layer; outside layers, the top-level module."""
     parts = (name[match.end() :] if match else name.removeprefix("model.")).split(".")
     return parts[0]
 
@@ -141,7 +141,7 @@ def _existing_file(path: Path, model: str) -> Path:
 
 
 def _gguf_config(path: Path | None) -> PretrainedConfig:
-    """Return the configuration of a GGUF file from its header alone; of the default model if `path` is None."""
+    """Return the configuration of a GGUF file, read from its header; of the default model if `path` is None."""
     from kvscope_engine.model.loader.download.default_model import default_gguf
     from kvscope_engine.model.loader.download.progress import TerminalProgress
     from kvscope_engine.model.loader.gguf.gguf_cache import entry_folder

@@ -1,5 +1,5 @@
-"""Predicts, without loading the default model, in which format its weights will be held in memory on this machine's
-CPU.
+"""Predicts the format in which the default model's weights will be stored on this machine's CPU, without loading the
+model.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ NO_FILE: Final = "as in its file, which is not downloaded yet"
 
 
 def default_weights() -> tuple[str, bool]:
-    """Return a description of the format, and whether the weights are held as integers of few bits. Compiles the CPU
-    kernels if that has not been done yet.
+    """Return a description of the format, and whether the weights are stored as integers of few bits.
+
+    Compiles the CPU kernels if necessary.
     """
     if library() is None:
         return NO_COMPILER, False

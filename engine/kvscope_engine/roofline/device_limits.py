@@ -1,7 +1,7 @@
 """Measured limits of a device: memory read bandwidth (bytes/s) and matrix product throughput (FLOP/s).
 
 A measurement takes about 0.1 s and is cached on disk for a day, by device, number of threads, dtype and torch version.
-The figures are only displayed, so that any failure makes them unknown (0) and is not reported.
+The figures are only displayed, so any failure makes them unknown (0) and is not reported.
 """
 
 from __future__ import annotations
@@ -23,13 +23,11 @@ _FILE: Final = "device_limits.json"
 _CACHE_TTL_S: Final = 24 * 3600.0
 """Seconds for which a measurement is reused. It expires because other load may have distorted it."""
 _BUDGET_S: Final = 0.04
-"""Time budget in seconds of each of the two measurements, after warm-up."""
+"""Seconds for each of the two measurements, after warm-up."""
 _MIN_RUNS, _MAX_RUNS = 8, 20
-"""Minimum and maximum number of runs. The fastest counts, because other processes on the same cores slow some of them
-down.
-"""
+"""Bounds of the number of runs. The fastest counts, because other processes on the same cores slow down some."""
 _CPU_BYTES: Final = 64 << 20
-"""Size of the array read on a CPU: larger than its caches."""
+"""Size of the array that is read on a CPU, larger than the caches."""
 _GPU_BYTES: Final = 256 << 20
 _CPU_SIDE, _GPU_SIDE = 512, 4096
 
@@ -42,8 +40,8 @@ class DeviceLimits(NamedTuple):
 
 
 def device_limits(device: torch.device, name: str, dtype: torch.dtype) -> DeviceLimits:
-    """Return the limits of `device` for products in `dtype`, measured unless the cache has figures of the last 24
-    hours. `name` is the device's model name.
+    """Return the limits of `device` for products in `dtype`, from the cache if it has figures of the last 24 hours,
+    else measured. `name` is the device's model name.
     """
     threads = torch.get_num_threads() if device.type == "cpu" else 0
     return _limits(str(device), f"{name}|{threads}|{dtype}|{torch.__version__}")
@@ -65,10 +63,10 @@ def _limits(device: str, key: str) -> DeviceLimits:
 
 @torch.inference_mode()
 def measure(device: torch.device, dtype: torch.dtype) -> DeviceLimits:
-    """Measure both limits now. Raises what torch raises if memory is short.
+    """Measure both limits. Raises torch's error if memory is short.
 
-    On a CPU, products are measured in float32 too, and the faster counts: a CPU without instructions for `dtype` is
-    slower in it, but operations that widen to float32 are not limited by that.
+    On a CPU, products are also measured in float32, and the faster type counts: a CPU without instructions for `dtype`
+    is slower in it, but operations that widen to float32 are not limited by that.
     """
     is_gpu = device.type == "cuda"
     large = torch.ones((_GPU_BYTES if is_gpu else _CPU_BYTES) // 4, dtype=torch.float32, device=device)
@@ -83,13 +81,13 @@ def measure(device: torch.device, dtype: torch.dtype) -> DeviceLimits:
 
 
 def measured_product_s(device: torch.device, side: int, dtype: torch.dtype) -> float:
-    """Return the seconds of the product of two square matrices with `side` rows."""
+    """Return the seconds for the product of two square matrices with `side` rows."""
     left, right = (torch.ones((side, side), dtype=dtype, device=device) for _ in range(2))
     return _best_s(device, lambda: left @ right)
 
 
 def _best_s(device: torch.device, run: Callable[[], object]) -> float:
-    """Return the time of the fastest of several runs after a warm-up, in seconds."""
+    """Return the seconds of the fastest of several runs after a warm-up."""
     run()
     times: list[float] = []
     while len(times) < _MIN_RUNS or (sum(times) < _BUDGET_S and len(times) < _MAX_RUNS):

@@ -1,4 +1,4 @@
-"""Builds the status line that describes how a model's weights are held, and how many bytes of them a step reads."""
+"""Builds the status line that describes how a model's weights are stored, and how many bytes of them a step reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GB: Final = 1_000_000_000
 
 
 def weights_line(loaded: LoadedModel, fused: FusedCounts, work: ModelWork | None) -> str:
-    """Return a line such as `weights: the file's own 4 bits (Q4_1), 98 MB read a step`, for a step of one token, per
+    """Return a line such as `weights: the file's own 4 bits (Q4_1), 98 MB read a step`, for a step of one token on each
     rank.
     """
     text = _weights_text(loaded, fused)
@@ -25,7 +25,7 @@ def weights_line(loaded: LoadedModel, fused: FusedCounts, work: ModelWork | None
 
 
 def file_bits_text(bits: int, name: str) -> str:
-    """Describe weights that are kept in the format of their file; `name` is the file's name for the format."""
+    """Describe weights that keep their file's format. `name`: the file's name for the format; "" if unknown."""
     return f"the file's own {bits} bits{f' ({name})' if name else ''}"
 
 

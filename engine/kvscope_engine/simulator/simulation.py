@@ -1,6 +1,6 @@
-"""One run: a workload through the scheduler under one allocation policy, on a clock that the cost model advances.
+"""Runs a workload through the scheduler with one allocator, on a clock that the cost model advances.
 
-Owns the clock, and plays the engine's part: adds requests when they arrive, makes up the sampled tokens and ends
+Owns the clock, and takes the engine's part: adds requests when they arrive, makes up the sampled tokens and ends
 requests at their length. Scheduling and block allocation are the engine's own code.
 """
 
@@ -44,15 +44,15 @@ class SimulationSetup:
     cost: CostModel
     allocator: str
     paging: Paging = field(default_factory=Paging)
-    """Sizes of physical pages; used only by the allocator `virtual`."""
+    """Sizes of physical pages. Used only by the allocator `virtual`."""
     tiers: Tiers = field(default_factory=Tiers)
-    """Lower tiers; used only by the allocator `paged`, because the others support none."""
+    """Lower tiers. Used only by the allocator `paged`; the others support none."""
     layout: KVLayout | None = None
-    """KV groups and states of the model; None: one group, with the bytes per token of the cost model."""
+    """KV groups and recurrent states of the model; None: a single group with the cost model's bytes per token."""
     question: str = ""
-    """Scenario that differs from the engine: `NOT_FREED`, `EXPANDED`, or empty."""
+    """Scenario that differs from the engine: `NOT_FREED`, `EXPANDED`, or "" for none."""
     num_states: int = 0
-    """Number of slots for states of recurrent layers, needed by a layout with states."""
+    """Number of slots for recurrent states, which a layout with states needs."""
     state_interval: int = 512
     """Tokens between two checkpoints of a recurrent state."""
 
@@ -62,9 +62,9 @@ class SimulationSetup:
 
     @property
     def block_layout(self) -> KVLayout | None:
-        """Layout for which blocks are allocated; None: one KV group with full attention.
+        """Layout for which blocks are allocated; None: a single KV group with full attention.
 
-        Allocators other than `paged` have a single group, which frees no block while a request runs.
+        Allocators other than `paged` have a single group, and free no block while its request runs.
         """
         if self.layout is None:
             return None
@@ -78,12 +78,12 @@ class SimulationSetup:
 
     @property
     def token_bytes(self) -> float:
-        """KV bytes per token over all layers."""
+        """KV bytes per token, summed over all layers."""
         return self.cost.kv_bytes_per_token if self.block_layout is None else self.block_layout.token_bytes
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block of the pool, keys and values."""
+        """Bytes of the keys and values of a block of the pool."""
         if self.block_layout is not None:
             return self.block_layout.block_bytes(self.limits.block_size)
         return round(self.cost.kv_bytes_per_token * self.limits.block_size)
@@ -91,12 +91,11 @@ class SimulationSetup:
     def sized(
         self, kv_bytes: float, state_checkpoints: int | None = None, *, for_blocks: bool = False
     ) -> SimulationSetup:
-        """Return a setup with the blocks and state slots that fit into a memory of `kv_bytes`, divided as by the
-        engine.
+        """Return a setup with the blocks and state slots that fit into `kv_bytes`, divided as by the engine.
 
-        There are state slots for requests and for `state_checkpoints` prefixes (by default, as many as requests). With
-        `for_blocks`, all of `kv_bytes` is for blocks, and states are in addition. Raises BadInput if not one block
-        fits.
+        There are state slots for requests and for `state_checkpoints` prefixes (default: as many as requests). With
+        `for_blocks`, `kv_bytes` is for blocks alone, and states need memory in addition. Raises BadInput if not one
+        block fits.
         """
         limits = self.limits
         if self.layout is None or not self.layout.state_bytes:
@@ -112,7 +111,7 @@ class SimulationSetup:
 
     @property
     def num_tier_blocks(self) -> tuple[int, int]:
-        """Numbers of blocks that fit in host memory and on disk. Raises BadInput as `Tiers` does."""
+        """Number of blocks that fit in host memory and on disk. Raises BadInput as `Tiers` does."""
         if self.allocator != "paged":
             return 0, 0
         host_state_bytes = self.num_host_states * self._state_bytes
@@ -128,7 +127,7 @@ class SimulationSetup:
 
     @property
     def state_copy_seconds(self) -> float:
-        """Time to copy a state to host memory or back."""
+        """Seconds to copy a recurrent state to host memory or back."""
         return self._state_bytes / self.cost.host_bandwidth
 
     @property
@@ -137,22 +136,22 @@ class SimulationSetup:
 
 
 class StepObserver(Protocol):
-    """Observer of each step. It drains the scheduler's changes, which the simulation otherwise does."""
+    """Observer of each step. It must drain the scheduler's changes, which the simulation does otherwise."""
 
     def step(self, plan: StepPlan, result: StepResult, waited_ns: int) -> None:
-        """Observe a step that ended: its tokens are in the requests, and finished requests have ended.
+        """Called after a step: its tokens are in the requests, and finished requests have ended.
 
-        The step waited `waited_ns` for lower tiers before its forward pass.
+        `waited_ns`: time that the step waited for lower tiers before its forward pass.
         """
 
     def end(self) -> None:
-        """Observe that the last request has ended."""
+        """Called once the last request has ended."""
 
 
 class Simulation:
     """A pool, a scheduler, and a clock that starts at 0 ns. Deterministic: equal setups give equal runs.
 
-    Raises BadInput for an allocator that does not exist or cannot serve such a pool.
+    Raises BadInput for an allocator that does not exist or cannot manage such a pool.
     """
 
     def __init__(self, setup: SimulationSetup) -> None:
@@ -217,7 +216,7 @@ class Simulation:
         self._observer: StepObserver | None = None
 
     def observe(self, observer: StepObserver) -> None:
-        """Notify `observer` of each step from now on."""
+        """Notify `observer` of each following step."""
         self._observer = observer
 
     @property
@@ -225,7 +224,7 @@ class Simulation:
         return len(self._workload.requests)
 
     def run(self) -> None:
-        """Run until the last request has ended. Raises KvscopeError if the policy can never schedule a request."""
+        """Run until the last request has ended. Raises KvscopeError if the allocator can never place a request."""
         while self.advance():
             pass
 
@@ -247,7 +246,7 @@ class Simulation:
         return True
 
     def _schedule(self) -> StepPlan:
-        """Plan the next step, and advance the clock by the time it waits for lower tiers."""
+        """Plan the next step, and advance the clock by the time that the step waits for lower tiers."""
         if self.mover is None:
             return self.scheduler.schedule(self.step_count + 1, self.now_ns)
         self.mover.start_step(self.now_ns)
@@ -274,7 +273,7 @@ class Simulation:
             self._observer.step(plan, StepResult(tokens, forward_ns=elapsed_ns), waited_ns)
 
     def _sample(self, request: Request) -> None:
-        """Append the token `-number` to request `number`; no other request's text contains it."""
+        """Append the token `-number` to request `number`. No other request's text contains this token."""
         output = request.output_token_ids
         output.append(-request.number)
         if request.first_token_ns is None:

@@ -1,6 +1,6 @@
 """Recording of a simulation: the output of the engine's own step recorder, at simulated time.
 
-Owns the hello message, which describes an engine that does not exist, and the file. The desktop plays it like any other
+Owns the file, and builds the hello message of an engine that does not exist. The desktop plays the file like any other
 recording.
 """
 
@@ -35,9 +35,10 @@ from kvscope_telemetry.recordings.writer import RecordingWriter
 
 
 class SimulationRecording:
-    """Records `simulation`, created from `setup` and not started; `model` names what the cost model represents.
+    """Records `simulation`, created from `setup` and not started yet. `model` is the name of what the cost model
+    represents.
 
-    Raises BadInput for an unsuitable path. Leaving the context raises KvscopeError if the file could not be written.
+    Raises BadInput for an unsuitable path, and KvscopeError on exit if the file could not be written.
     """
 
     def __init__(self, simulation: Simulation, setup: SimulationSetup, path: Path, model: str) -> None:
@@ -67,7 +68,7 @@ class SimulationRecording:
         self._step_recorder.record(plan, result, timings, simulation.step_count, simulation.now_ns)
 
     def end(self) -> None:
-        """Record the changes after the last step, and the end."""
+        """Record the changes after the last step, and the goodbye."""
         self._step_recorder.record_idle(self._simulation.step_count, self._simulation.now_ns)
         self._writer.write(Goodbye(epoch=self._hello.epoch), wait=True)
 
@@ -118,7 +119,7 @@ def _hello(setup: SimulationSetup, simulation: Simulation, model: str) -> Hello:
 
 
 def _groups(setup: SimulationSetup) -> tuple[KVGroup, ...]:
-    """Return the KV groups as the engine publishes them: none for a single group with full attention and no states."""
+    """Return the KV groups as the engine publishes them: empty for a single group with full attention and no states."""
     groups = () if setup.block_layout is None else setup.block_layout.groups
     if len(groups) == 1 and groups[0].kind == "full" and not setup.num_states:
         return ()

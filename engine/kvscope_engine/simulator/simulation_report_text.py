@@ -17,7 +17,7 @@ MIB = 1 << 20
 def text(
     workload: Workload, limits: SimulatedLimits, reports: Sequence[SimulationReport], notes: Sequence[str] = ()
 ) -> str:
-    """Describe the run, with `notes`, and append tables for memory, throughput and latency, with a row per policy."""
+    """Describe the run, with `notes`, and append tables of memory, throughput and latency with a row per allocator."""
     sections = [
         "\n".join([_setup(workload, limits), *notes]),
         "KV slots under load (mean over steps with waiting requests), % of all\n" + _memory(reports),
@@ -29,7 +29,7 @@ def text(
 
 
 def policy_label(report: SimulationReport) -> str:
-    """Return the name of the policy, with the question."""
+    """Return the name of the allocator and, if there is one, the scenario."""
     return f"{report.allocator}, {report.question}" if report.question else report.allocator
 
 
@@ -103,7 +103,7 @@ def _latency(reports: Sequence[SimulationReport]) -> str:
 
 
 def _groups(reports: Sequence[SimulationReport]) -> Iterator[str]:
-    """Yield the table of the blocks of each KV group; nothing if no groups are known."""
+    """Yield the table of blocks by KV group; nothing if the groups are unknown."""
     rows = [
         [
             f"{policy_label(report)} ({report.num_blocks})",
@@ -123,7 +123,7 @@ def _groups(reports: Sequence[SimulationReport]) -> Iterator[str]:
 
 
 def _states(reports: Sequence[SimulationReport]) -> Iterator[str]:
-    """Yield the table of slots for states of recurrent layers; nothing if there are none."""
+    """Yield the table of slots for recurrent states; nothing if there are none."""
     rows = [
         [
             policy_label(report),
@@ -168,7 +168,7 @@ def _percentiles(percentiles: Percentiles | None) -> str:
 
 
 def tier_lines(reports: Sequence[SimulationReport]) -> Iterator[str]:
-    """Yield two tables about the lower tiers, and the policies without; nothing if no policy has any."""
+    """Yield two tables on the lower tiers, and the allocators without any; nothing if no allocator has lower tiers."""
     uses = [(policy_label(report), report.tiers) for report in reports if report.tiers is not None]
     if not uses:
         return

@@ -1,12 +1,13 @@
 """Fits a cost model to measured steps: the rates that explain them best, none of them negative.
 
-A step takes `max(w + k x context, f x tokens + p x pairs) + o` seconds (`cost_model`); `w, k, f, p, o` are fitted.
-Which of the two terms is larger is not known beforehand: it is guessed, which leaves a linear problem, and the guess is
-updated from the solution until it no longer changes. Residuals are relative: a short step counts as much as a long one.
+A step takes `max(w + k x context, f x tokens + p x pairs) + o` seconds (`cost_model`); `w, k, f, p, o` are fitted. The
+larger of the two terms is not known in advance. An assignment of steps to terms is guessed, which leaves a linear
+problem, and the assignment is updated from the solution until it no longer changes. Residuals are relative, so a short
+step counts as much as a long one.
 
 Several sets of rates may explain the times equally well: on a device that is limited by compute, memory may have any
-cost below that. Then the set with the fewest rates is chosen. Errors that differ by less than any clock can measure
-count as equal, so that rounding does not decide. No scipy.
+cost below that. Then the set with the fewest rates is chosen. Errors that differ by less than clocks can measure count
+as equal, so that rounding does not decide. Does not use scipy.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from kvscope_telemetry.errors import KvscopeError
 MAX_ROUNDS: Final = 50
 MIN_SAMPLES: Final = 5
 EQUAL_ERROR: Final = 1e-9
-"""Root mean square of the relative error of step times below which two explanations are equally good."""
+"""Root mean square of the relative error of step times; solutions that differ by less are equally good."""
 FREE_RATE: Final = 1e18
-"""Rate in bytes/s or FLOP/s if no step showed any cost."""
+"""Rate in bytes/s or FLOP/s that stands for "no cost was measurable"."""
 Floats = NDArray[np.float64]
 
 
@@ -47,7 +48,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """Sizes of the model that are known without measuring."""
+    """Sizes of the model, known without measuring."""
 
     weight_bytes: float
     kv_bytes_per_token: float
@@ -57,7 +58,7 @@ class ModelSizes:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The cost model, and the time in seconds that it predicts for each sample."""
+    """A fitted cost model, and the time in seconds that it predicts for each sample."""
 
     cost: CostModel
     predicted_s: tuple[float, ...]
@@ -66,8 +67,8 @@ class Fit:
 def fit_costs(samples: Sequence[Sample], sizes: ModelSizes) -> Fit:
     """Return the cost model that fits `samples`. Raises KvscopeError if there are fewer than `MIN_SAMPLES`.
 
-    Weights and dense layers keep their sizes and get one rate each. At these rates, the sizes of KV and attention are
-    those that explain their time. What no step shows to cost anything is free.
+    Weights and dense layers keep their known sizes and get one rate each. The sizes of KV and attention are then those
+    that explain their times at these rates. Quantities whose cost no step shows get no cost.
     """
     if len(samples) < MIN_SAMPLES:
         raise KvscopeError(f"{len(samples)} steps were timed: at least {MIN_SAMPLES} are needed for five costs")
@@ -85,10 +86,10 @@ def fit_costs(samples: Sequence[Sample], sizes: ModelSizes) -> Fit:
 
 
 def nonnegative_least_squares(matrix: Floats, target: Floats) -> Floats:
-    """Return `x >= 0`, shape (m,), with the least `|matrix @ x - target|`, by trying all sets of columns.
+    """Return `x >= 0`, shape (m,), that minimizes `|matrix @ x - target|`, by trying all sets of columns.
 
-    Among equally good sets the smallest is chosen; a column of zeros gets 0. For few columns. `matrix` has shape (n,
-    m).
+    Among equally good sets the smallest is chosen; a column of zeros gets 0. Only for few columns. `matrix` has shape
+    (n, m).
     """
     scale = np.linalg.norm(matrix, axis=0)
     usable = np.flatnonzero(scale).tolist()
@@ -106,7 +107,7 @@ def nonnegative_least_squares(matrix: Floats, target: Floats) -> Floats:
 
 
 def _terms(samples: Sequence[Sample]) -> tuple[Floats, Floats]:
-    """Return the factors of `w, k` and of `f, p`, shape (n, 2) each."""
+    """Return the factors of `w, k` and of `f, p`, each of shape (n, 2)."""
     memory = np.array([(1.0, sample.context) for sample in samples])
     compute = np.array([(sample.num_tokens, sample.pairs) for sample in samples], np.float64)
     return memory, compute

@@ -1,4 +1,4 @@
-"""The allocation policies and layouts that are compared."""
+"""Allocators and layouts that are compared."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _MAX_BLOCK_SIZE: Final = (1 << 16) - 1  # the ledger counts a block's filled slo
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One policy over a memory that is divided into `pools`, with blocks of `block_size` tokens."""
+    """An allocator for a memory that is divided into `pools`, with blocks of `block_size` tokens."""
 
     allocator: str
     block_size: int
     pools: tuple[PoolLayout, ...]
     question: str = ""
-    """Difference from the engine besides the policy: `NOT_FREED` or `EXPANDED`."""
+    """Difference from the engine besides the allocator: `NOT_FREED`, `EXPANDED`, or ""."""
 
     @property
     def allocator_name(self) -> str:
-        """Name of the policy for `make_allocation`.
+        """Name of the allocator for `make_allocation`.
 
-        Any physical page can be mapped at any address: as for memory, `virtual` is paging with blocks as large as a
+        Any physical page can be mapped at any address, so `virtual` uses memory like `paged` with blocks as large as a
         page.
         """
         return "paged" if self.allocator == VIRTUAL else self.allocator
@@ -42,7 +42,7 @@ class Candidate:
 
 
 def candidates(memory: Memory) -> list[Candidate]:
-    """Return all candidates for `memory`: questions about its KV groups, policies that reserve, and block sizes of
+    """Return all candidates for `memory`: scenarios with its KV groups, allocators that reserve, and block sizes of
     `paged`.
 
     Raises BadInput for invalid KV groups.
@@ -65,7 +65,7 @@ def candidates(memory: Memory) -> list[Candidate]:
 
 
 def not_asked(memory: Memory) -> list[NotAsked]:
-    """Return the questions that cannot be answered because of missing information, with the reason."""
+    """Return the scenarios that cannot be simulated because information is missing, with the reason."""
     groups, result = GroupedMemory(memory), []
     if groups.has_windows and (why := groups.why_not_whole):
         result.append(NotAsked(NOT_FREED, why))
@@ -75,7 +75,7 @@ def not_asked(memory: Memory) -> list[NotAsked]:
 
 
 def check_candidate(candidate: Candidate) -> None:
-    """Raise BadInput if not one block fits into the memory, or a block has too many slots to be counted."""
+    """Raise BadInput if not one block fits in the memory, or a block has too many slots to be counted."""
     for pool in candidate.pools:
         if not pool.num_blocks:
             raise BadInput(f"the memory is smaller than one block of {pool.block_size} slots")
@@ -86,10 +86,10 @@ def check_candidate(candidate: Candidate) -> None:
 
 
 def _virtual(memory: Memory, groups: GroupedMemory) -> Candidate:
-    """Return the candidate `virtual`, whose block is a page group of `policy/allocation/address_space`.
+    """Return the candidate `virtual`. Its block is a page group of `policy/allocation/address_space`.
 
-    A page group is one page in the tensor of each layer, with K and V interleaved in it, or as many pages as a block of
-    the engine takes if that is more.
+    A page group is one page in each layer's tensor, in which K and V are interleaved; or, if a block of the engine is
+    larger than a page, as many pages as that block takes.
     """
     own = memory.block_size
     first, *others = groups.whole(own)

@@ -1,7 +1,7 @@
 """Azure LLM inference traces (2023 and 2024): CSV with `TIMESTAMP,ContextTokens,GeneratedTokens`.
 
 A timestamp is `2023-11-16 18:15:46.6805900` or, from 2024 on, has a time zone; it is truncated to microseconds. Prompts
-share nothing, since the trace has no such information. Source: github.com/Azure/AzurePublicDataset.
+share no prefixes, because the trace has no such information. Source: github.com/Azure/AzurePublicDataset.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def read_azure(path: Path, max_requests: int | None = None) -> Workload:
-    """Return the first `max_requests` of a trace (default: all).
-
-    An output of 0 tokens counts as 1, that of the prefill.
+    """Return the first `max_requests` of a trace; None: all. An output of 0 tokens counts as 1, the token that the
+    prefill yields.
 
     Raises BadInput, with the line number, for a line that cannot be read, and for a trace without requests.
     """

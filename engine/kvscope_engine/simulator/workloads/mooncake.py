@@ -31,9 +31,8 @@ class MooncakeLine(msgspec.Struct, frozen=True):
 
 
 def read_mooncake(path: Path, max_requests: int | None = None) -> Workload:
-    """Return the first `max_requests` of a trace (default: all).
-
-    An output of 0 tokens counts as 1, that of the prefill.
+    """Return the first `max_requests` of a trace; None: all. An output of 0 tokens counts as 1, the token that the
+    prefill yields.
 
     Raises BadInput, with the line number, for a line that cannot be read, and for a trace without requests.
     """
@@ -47,7 +46,7 @@ def read_mooncake(path: Path, max_requests: int | None = None) -> Workload:
 
 
 def _request(line: MooncakeLine, numbers: dict[int, int]) -> WorkloadRequest:
-    """Convert a line. `numbers` maps each hash id to a number from 0 that can be used as a token id."""
+    """Convert a line. `numbers` maps each hash id to a number from 0 on that can be used as a token id."""
     length = checked_count("input_length", line.input_length, 1)
     blocks = len(line.hash_ids)
     if blocks and not length // TOKENS_PER_HASH <= blocks <= -(-length // TOKENS_PER_HASH):

@@ -1,8 +1,8 @@
 """A recording as a workload: arrivals, lengths, and shared prefixes of its requests.
 
-Shared prefixes are found by the hashes of the prompts' full blocks. They are underestimated if the recording lacks
-them: without prefix caching, for requests that ended with their first token, and for a block whose text another block
-held when it was computed.
+Shared prefixes are found by the hashes of the prompts' full blocks. They are underestimated where the recording has no
+hash: without prefix caching, for requests that ended with their first token, and for a block whose text another block
+already contained when it was computed.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.request_index import RecordedRequest, recorded_requests
 
 TextName = tuple[int, int]
-"""Epoch and hash: each start of an engine has its own hashes."""
+"""Epoch and block hash. Each start of an engine has its own hashes."""
 
 
 def read_recording(path: Path, max_requests: int | None = None) -> Workload:
-    """Return the first `max_requests` requests of a recording (default: all), with their final lengths.
+    """Return the first `max_requests` requests of a recording (None: all), with their final lengths.
 
-    A request without output counts as one token, that of the prefill. Raises BadInput for a file that is no recording,
-    and for one without requests.
+    A request without output counts as one token, which the prefill yields. Raises BadInput for a file that is no
+    recording, and for one without requests.
     """
     recording = Recording.open(path)
     requests = recorded_requests(recording)[:max_requests]
@@ -38,7 +38,9 @@ def read_recording(path: Path, max_requests: int | None = None) -> Workload:
 
 
 def _text_ids(requests: Sequence[RecordedRequest]) -> list[tuple[int, ...]]:
-    """Return, for each request, numbers of its first blocks, up to the last one that another request has, too."""
+    """Return, for each request, the numbers of its first blocks, up to the last one that another request has as
+    well.
+    """
     counts = Counter(name for request in requests for name in _text_names(request))
     numbers: dict[TextName, int] = {}
     unshared_numbers = count(len(counts))
