@@ -1,4 +1,6 @@
-"""Checks which of the things that kvscope uses a machine has. Never raises, and requires none of them."""
+"""Checks which of the programs, devices and files that kvscope uses a machine has. Never raises, and requires none of
+them.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ ENGINE_PACKAGES: Final = ("transformers", "tokenizers", "safetensors", "accelera
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of one check. `needed`: whether the engine cannot run without it, not even on a CPU."""
+    """Result of one check.
+
+    `needed`: whether the engine cannot run without it, not even on a CPU. `mend`: how to fix a failure; "" if unknown.
+    """
 
     name: str
     ok: bool
@@ -41,7 +46,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_machine() -> list[Check]:
-    """Return all checks in the order in which they are printed."""
+    """Return all checks, in the order in which they are printed."""
     checks: tuple[Callable[[], Check], ...] = (
         _python,
         _memory,
@@ -102,7 +107,7 @@ def _torch() -> Check:
 
 
 def _gpu_trouble() -> str:
-    """Return why the machine's GPU cannot be used; empty if it can, or there is none."""
+    """Return why the machine's GPU cannot be used; "" if it can, or there is none."""
     from kvscope_engine.model.platforms.device import too_old, unused_gpu
 
     torch = importlib.import_module("torch")

@@ -1,4 +1,4 @@
-"""Command `kvscope-engine replay`: replays a recording of a deterministic engine and compares bit by bit."""
+"""Command `kvscope-engine replay`: replays a recording of a deterministic engine and compares the runs bit by bit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replay and print the comparison.
+    """Replay the recording and print the comparison.
 
     Returns 0 if both runs are equal, else 1. Raises BadInput if they cannot be compared.
     """

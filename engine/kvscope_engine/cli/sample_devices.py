@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def default_sample_endpoint() -> str:
-    """Return an endpoint below an engine's default one, so that both can run concurrently."""
+    """Return an endpoint below an engine's default endpoint, so that both can run concurrently."""
     return f"{default_endpoint()}/devices"
 
 

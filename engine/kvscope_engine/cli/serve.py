@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 HTTP_VALUE_OPTIONS: Final = ("served_model_name", "tool_call_parser")
 HTTP_FLAGS: Final = ("no_metrics", "metrics_open", "trust_forwarded")
-"""Options that are passed unchanged to the OpenAI API's process."""
+"""Options that, like `HTTP_VALUE_OPTIONS`, are passed unchanged to the OpenAI API's process."""
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -176,7 +176,7 @@ def serve(
     sample_s: float = SAMPLE_S,
     stop_s: float = STOP_S,
 ) -> int:
-    """Serve the engine of `build` until it is stopped. Returns 0; raises the error that ended it.
+    """Serve the engine returned by `build` until it is stopped. Returns 0; raises the error that ended the engine.
 
     Args:
         endpoint: Where to listen.
@@ -185,7 +185,7 @@ def serve(
         keyless: On loopback tcp: role of all users of this machine, in place of keys.
         on_progress: Called with the progress of loading.
         record: File in which all telemetry is recorded.
-        record_text: Whether the texts of blocks are recorded, too.
+        record_text: Whether the texts of blocks are recorded as well.
         http: OpenAI API to run in addition.
         sample_s: Seconds between two samples of the devices.
         stop_s: Maximum seconds from a signal to the end of the process.

@@ -1,8 +1,8 @@
-"""Ends a service on a signal (`termination.END_SIGNALS`): orderly if possible, and in any case in time.
+"""Ends a service on a signal (`termination.END_SIGNALS`): orderly if possible, and always in time.
 
-A stop has three stages. Immediately, the service is asked to stop, and loading is interrupted. After most of the limit,
-a thread closes the recording and exits. At the limit, a separate process (`stop_guard`) kills this one, whatever it is
-doing.
+A stop has three stages. Immediately, the service is requested to stop, and loading is interrupted. After most of the
+limit, a thread closes the recording and exits. At the limit, a separate process (`stop_guard`) kills this one, whatever
+it is doing.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ STOP_S: Final = 10.0
 PR_SET_CHILD_SUBREAPER: Final = 36
 """Option of Linux's `prctl`."""
 FORCED_EXIT_SHARE: Final = 0.8
-"""Fraction of the limit after which only the recording is closed before exiting."""
+"""Fraction of the limit after which the process only closes the recording and exits."""
 
 
 class Stopping:
-    """Signal handler and the objects that it stops, which are set as they are created."""
+    """Signal handler, with the objects that it stops. They are set once they exist."""
 
     def __init__(self, limit_s: float) -> None:
         self.was_loading = False
-        """Whether the signal came before the engine was loaded."""
+        """Whether the signal arrived before the engine was loaded."""
         self._service: EngineService | None = None
         self._recorder: EngineRecorder | None = None
         self._limit_s = limit_s
@@ -98,7 +98,7 @@ def _adopt_orphans() -> None:
 
 @contextmanager
 def _guarded(limit_s: float) -> Iterator[None]:
-    """Run a process that kills this one if it does not end within `limit_s` of a signal."""
+    """Start a process that kills this one unless it ends within `limit_s` of a signal."""
     read_fd, write_fd = os.pipe()
     os.set_blocking(write_fd, False)
     command = [sys.executable, "-I", "-S", stop_guard.__file__, str(read_fd), str(limit_s)]

@@ -1,6 +1,6 @@
-"""Command `kvscope-engine simulate WORKLOAD`: runs scheduler and block pool without a model, and compares policies.
+"""Command `kvscope-engine simulate WORKLOAD`: runs scheduler and block pool without a model, and compares allocators.
 
-Owns running and printing. Nothing is printed before all policies have run.
+Nothing is printed before all simulations have run.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class _Run:
 
 
 def _run_all(runs: Sequence[_Run], model: str) -> None:
-    """Run the simulations one after the other, each with a progress bar on a terminal."""
+    """Run the simulations one after another, each with a progress bar on a terminal."""
     from kvscope_engine.model.loader.download.progress import Meter, TerminalProgress
 
     bar = TerminalProgress()

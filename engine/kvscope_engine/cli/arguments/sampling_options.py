@@ -18,7 +18,7 @@ DEFAULTS: Final = SamplingParams()
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options in a group, except `seed`, which is an option of the engine."""
+    """Add the options as a group. `seed` is not among them, because it is an option of the engine."""
     group = parser.add_argument_group(
         "sampling",
         "Defaults of temperature, top-p, top-k, min-p and repetition penalty come from the model's"
@@ -90,7 +90,9 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
 
 
 def overridden(base: SamplingParams, options: Mapping[str, Any]) -> SamplingParams:
-    """Return `base` with the options of a prompt file's line. Raises BadInput for an unknown name or a bad value."""
+    """Return `base` with the options of a prompt file's line. Raises BadInput for an unknown name or an invalid
+    value.
+    """
     known = (*NAMES, *structured_output_options.NAMES)
     unknown = sorted(set(options) - set(known))
     if unknown:

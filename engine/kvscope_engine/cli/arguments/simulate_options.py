@@ -1,6 +1,6 @@
-"""Options of `simulate` and the settings that they describe, with vLLM's names where the meaning is the same.
+"""Options of `simulate`, and their conversion to settings. Names are vLLM's where the meaning is the same.
 
-Owns names and help texts. `SimulatedLimits`, `CostModel` and `GeneratorOptions` check ranges.
+Defines names and help texts. `SimulatedLimits`, `CostModel` and `GeneratorOptions` check ranges.
 """
 
 from __future__ import annotations
@@ -245,10 +245,10 @@ def chosen_recording(args: argparse.Namespace) -> Recording | None:
 
 
 def chosen_preset(args: argparse.Namespace, recording: Recording | None) -> tuple[str, Preset, str]:
-    """Return the name and preset of model and device, and a note.
+    """Return the name and preset of the model and device, and a note.
 
-    They are those of the recording unless options override them. The note names what the recording lacks; empty without
-    a recording. Raises BadInput for an invalid file of costs.
+    They are those of the recording unless options override them. The note names what the recording lacks; it is ""
+    without a recording. Raises BadInput for an invalid file of costs.
     """
     name = args.model_preset or "opt-13b"
     preset = PRESETS[name]
@@ -270,7 +270,7 @@ def chosen_preset(args: argparse.Namespace, recording: Recording | None) -> tupl
 
 
 def _as_recorded(preset: Preset, hello: Hello, cost: CostModel | None) -> Preset:
-    """Return the preset with the recorded pool and lengths, and with `cost` if given."""
+    """Return the preset with the recorded pool and lengths, and with `cost` unless that is None."""
     token_bytes = recorded_token_bytes(hello.cache) or preset.cost.kv_bytes_per_token
     return Preset(
         cost=cost or dataclasses.replace(preset.cost, kv_bytes_per_token=token_bytes),
@@ -292,7 +292,7 @@ def _missing_in_recording(args: argparse.Namespace, hello: Hello, name: str, *, 
 
 
 def chosen_limits(args: argparse.Namespace, preset: Preset, recording: Recording | None) -> SimulatedLimits:
-    """Return the limits: given, else recorded, else default. Raises BadInput for a value outside its range."""
+    """Return the limits: from options, else recorded, else default. Raises BadInput for a value outside its range."""
     cache = CacheInfo(num_blocks=0, block_size=0) if recording is None else recording.info.hello.cache
 
     def size(given: int | None, recorded: int, default: int) -> int:
@@ -310,7 +310,9 @@ def chosen_limits(args: argparse.Namespace, preset: Preset, recording: Recording
 
 
 def chosen_cost(args: argparse.Namespace, preset: Preset) -> CostModel:
-    """Return the preset's cost model with the given overrides. Raises BadInput for a value outside its range."""
+    """Return the preset's cost model with the options that override it. Raises BadInput for a value outside its
+    range.
+    """
     names = [field.name for field in dataclasses.fields(CostModel) if field.name != "step_overhead_s"]
     overrides = {name: float(value) for name in names if (value := getattr(args, name)) is not None}
     if args.step_overhead_ms is not None:
@@ -319,14 +321,14 @@ def chosen_cost(args: argparse.Namespace, preset: Preset) -> CostModel:
 
 
 def chosen_paging(args: argparse.Namespace, preset: Preset, layout: KVLayout | None) -> Paging:
-    """Return how memory is divided into pages. Raises BadInput for a value outside its range."""
+    """Return the division of memory into pages. Raises BadInput for a value outside its range."""
     known = preset.num_layers if layout is None else max(1, layout.num_layers)
     num_layers = known if args.num_layers is None else args.num_layers
     return Paging(num_layers) if args.page_size is None else Paging(num_layers, args.page_size)
 
 
 def chosen_tiers(args: argparse.Namespace, cache: CacheInfo | None) -> Tiers:
-    """Return the lower tiers: given, else recorded.
+    """Return the lower tiers: from options, else recorded.
 
     Raises BadInput for sizes out of range, and if no selected allocator supports lower tiers.
     """
@@ -351,9 +353,9 @@ def chosen_setups(
     workload: Workload,
     recording: Recording | None,
 ) -> list[SimulationSetup]:
-    """Return one setup per run: the allocators, then the what-if questions.
+    """Return one setup per run: one per allocator, then one per what-if scenario.
 
-    Raises BadInput for questions that do not apply.
+    Raises BadInput for scenarios that do not apply to the model.
     """
     from kvscope_engine.simulator.simulation import SimulationSetup
 
@@ -402,7 +404,7 @@ def _chosen_layout(args: argparse.Namespace, limits: SimulatedLimits, cache: Cac
 
 
 def _questions(args: argparse.Namespace, layout: KVLayout | None) -> list[str]:
-    """Return the what-if questions. Raises BadInput for those that do not apply to the model."""
+    """Return the what-if scenarios. Raises BadInput for those that do not apply to the model."""
     obstacles = {
         "without_freeing": "" if layout is not None and layout.has_windows else "no layer has a window or chunks",
         "mla_expanded": "no layer holds latents" if layout is None else layout.why_not_expanded,
@@ -416,7 +418,7 @@ def _questions(args: argparse.Namespace, layout: KVLayout | None) -> list[str]:
 
 
 def chosen_workload(args: argparse.Namespace, max_model_len: int) -> Workload:
-    """Read or generate the workload. Raises BadInput if that is impossible."""
+    """Read or generate the workload. Raises BadInput if that fails."""
     from kvscope_engine.simulator.workloads.azure import read_azure
     from kvscope_engine.simulator.workloads.generators import generate
     from kvscope_engine.simulator.workloads.mooncake import read_mooncake
@@ -454,7 +456,9 @@ def _generator_options(args: argparse.Namespace) -> GeneratorOptions:
 
 
 def recording_paths(args: argparse.Namespace, labels: Sequence[str]) -> list[Path]:
-    """Return the recording path of each run, in order; empty without `--record`. Raises BadInput for a path in use."""
+    """Return the recording path of each run, in order; empty without `--record`. Raises BadInput for a path that is in
+    use.
+    """
     if args.record is None:
         return []
     from kvscope_telemetry.recordings.mcap_file import check_path

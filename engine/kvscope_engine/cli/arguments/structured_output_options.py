@@ -1,5 +1,5 @@
-"""Options for structured output: a JSON schema, any JSON object, a regex, a grammar, or choices; at most one of
-them.
+"""Options for structured output: a JSON schema, any JSON object, a regex, a grammar, or choices. At most one may be
+used.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def add_structured_output_options(parser: argparse.ArgumentParser) -> None:
 
 
 def structured(args: argparse.Namespace) -> Structured | None:
-    """Return the requested structured output.
+    """Return the requested structured output; None if there is none.
 
-    Raises BadInput for several options and for a file that cannot be read.
+    Raises BadInput for several options, and for a file that cannot be read.
     """
     options = {name: value for name in NAMES if (value := getattr(args, name))}
     for name in ("json_schema", "grammar"):
@@ -51,7 +51,11 @@ def structured(args: argparse.Namespace) -> Structured | None:
 
 
 def structured_of(options: Mapping[str, Any]) -> Structured | None:
-    """Return the structured output of a line in a prompts file, whose schema may be an object. Raises BadInput."""
+    """Return the structured output that a line of a prompts file requests; None if there is none. Its schema may be an
+    object.
+
+    Raises BadInput.
+    """
     requested = {name: options[name] for name in NAMES if options.get(name) not in (None, False, [])}
     if not requested:
         return None
@@ -71,7 +75,7 @@ def structured_of(options: Mapping[str, Any]) -> Structured | None:
 
 
 def _text_or_file(value: str, mark: str) -> str:
-    """Return `value` if it contains `mark`; otherwise the contents of the file that it names."""
+    """Return `value` if it contains `mark`, otherwise the contents of the file with that name."""
     if mark in value:
         return value
     try:
