@@ -117,7 +117,7 @@ def heat(context: int, pairs: int) -> None:
     newest, batch = NewestStep(), BATCHES[-1]
     blocks = context // 16 + batch * (2 * pairs // 16 + 8)
     config = EngineConfig(device="cpu", num_threads=1, page_heat=2, num_gpu_blocks_override=blocks)
-    with Engine(config, publish=newest.take) as engine:
+    with Engine(config, publish=newest.receive) as engine:
         assert engine.tokenizer is not None, "the default model has a tokenizer"
         ids = engine.tokenizer.encode(sample_text())
         prompt = tuple((ids * (context // len(ids) + 1))[:context])
@@ -127,7 +127,7 @@ def heat(context: int, pairs: int) -> None:
         _submit(engine, batch - 1, prompt, 2 * pairs + 40, first=1)
         step_times: dict[bool, list[float]] = {True: [], False: []}
         while engine.has_unfinished and min(map(len, step_times.values())) < pairs:
-            newest.begin(engine)
+            newest.start_step(engine)
             seconds = _step(engine)
             if newest.num_decodes == batch:
                 step_times[newest.is_measured].append(seconds)

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from benchmarks.command_line import run_benchmark
-from kvscope_engine.bench.measure import teller
+from kvscope_engine.bench.measure import progress_printer
 from kvscope_engine.text_table import table
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput, KvscopeError
@@ -196,7 +196,7 @@ def run(args: argparse.Namespace) -> int:
     from kvscope_engine.model.platforms.device import choose_dtype, dtype_name
 
     torch.set_num_threads(args.num_threads)
-    tell = teller(args.json)
+    show_progress = progress_printer(args.json)
     report: dict[str, Any] = {
         "dtype": dtype_name(choose_dtype(args.dtype, torch.device("cpu"))),
         "context": args.context,
@@ -208,13 +208,13 @@ def run(args: argparse.Namespace) -> int:
         "left_out": {},
     }
     for family in args.only or FAMILIES:
-        tell(family)
+        show_progress(family)
         try:
             report["families"][family] = _measure(family, counts, args)
         except KvscopeError as error:
             report["left_out"][family] = str(error)
         gc.collect()
-    tell("")
+    show_progress("")
     print(json.dumps(report) if args.json else _text(report))
     return 0
 

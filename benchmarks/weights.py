@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from benchmarks.command_line import run_benchmark
 from kvscope_engine.bench import kv_cache
-from kvscope_engine.bench.kv_cache import progress_teller, text_ids
+from kvscope_engine.bench.kv_cache import printer_for, text_ids
 from kvscope_engine.text_table import table
 from kvscope_telemetry.engine_config import EngineConfig
 
@@ -47,13 +47,15 @@ def _measured(args: argparse.Namespace, name: str, report: dict[str, Any]) -> di
     from kvscope_engine.model.loader.model_loader import load_model
     from kvscope_engine.model.verification.ready_to_run import make_ready_to_run
 
-    tell = progress_teller(args)
+    show_progress = printer_for(args)
     config = EngineConfig(model=args.model, device=args.device, dtype=args.dtype, quantization="none")
-    loaded = load_model(config, lambda progress: tell(f"{name}: {progress.stage}"))
+    loaded = load_model(config, lambda progress: show_progress(f"{name}: {progress.stage}"))
     make_ready_to_run(loaded.module, name)
     ids = text_ids(loaded, args.tokens)
     report["device"], report["num_text_tokens"] = loaded.device.type, len(ids)
-    text_perplexity = perplexity(loaded, ids, "auto", lambda done: tell(f"{name}: {done} of {len(ids)} tokens read"))
+    text_perplexity = perplexity(
+        loaded, ids, "auto", lambda done: show_progress(f"{name}: {done} of {len(ids)} tokens read")
+    )
     return {"perplexity": text_perplexity, "weights_bytes": weights_bytes(loaded.module)}
 
 

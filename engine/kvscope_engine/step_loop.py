@@ -46,7 +46,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from kvscope_engine.model.device_memory.out_of_memory import clear_traceback, is_library_error, is_out_of_memory
 from kvscope_engine.policy.request import Request
-from kvscope_engine.policy.scheduling.planned_progress import RESERVED
+from kvscope_engine.policy.scheduling.planned_progress import RESERVING_ALLOCATOR
 from kvscope_engine.policy.scheduling.scheduler import MAX_RESTARTS_WITHOUT_PROGRESS, Scheduler
 from kvscope_engine.policy.step_plan import Scheduled, StepPlan, StepResult, to_run_again, without_ended
 from kvscope_telemetry.errors import KvscopeError
@@ -216,7 +216,7 @@ class StepLoop:
         blocker = self._scheduler.overlap_blocker(running)
         if blocker:
             self.counts.blockers[blocker] += 1
-            self._may_launch_next = blocker != RESERVED  # which may unmap memory while a step runs
+            self._may_launch_next = blocker != RESERVING_ALLOCATOR  # which may unmap memory while a step runs
             return None
         plan = self._scheduler.schedule_ahead(running, started_ns)
         clock.record_scheduling(since_ns=started_ns)

@@ -109,7 +109,7 @@ def growth_after_windows(desktop, open_one, times, qtbot):
     """Return the counts that grew between the first window and `times` further windows."""
     gone = open_and_close(desktop, open_one, qtbot)  # the first window creates lasting objects: imports, fonts, caches
     wait_until_gone(gone, qtbot)
-    qtbot.waitUntil(lambda: not desktop._forgetting.isActive())
+    qtbot.waitUntil(lambda: not desktop._cleanup_timer.isActive())
     before = object_counts()
     for _ in range(times):
         gone += open_and_close(desktop, open_one, qtbot)

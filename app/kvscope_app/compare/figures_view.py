@@ -94,7 +94,7 @@ class FiguresView(QWidget):
         self.setAccessibleName("Key figures of both runs")
         self.comparison: Comparison | None = None
         self.model = FiguresModel(self)
-        self.table = RowTable("Key figures", many=True)
+        self.table = RowTable("Key figures", is_multi_select=True)
         self.ranges = SegmentedControl(["Whole recordings", "Visible range"], "Range")
         self.ranges.set_tip(1, "Figures of the range that the charts show")
         self.ranges.chosen.connect(self._on_range_chosen)

@@ -105,11 +105,11 @@ def ask_video(window: SessionWindow) -> VideoDialog | None:
     return dialog
 
 
-def suggested_path(window: SessionWindow, what: str) -> Path:
-    """Return a path without suffix for a picture of the view called `what`, in the user's pictures folder."""
+def suggested_path(window: SessionWindow, title: str) -> Path:
+    """Return a path without suffix for a picture of the view called `title`, in the user's pictures folder."""
     folder = Path(QStandardPaths.writableLocation(QStandardPaths.StandardLocation.PicturesLocation))
     model = re.sub(r"[^\w.-]+", "-", model_name(window.session.mirror.hello)).strip("-") or "kvscope"
-    return folder / f"{model}-{what.lower().replace(' ', '-')}"
+    return folder / f"{model}-{title.lower().replace(' ', '-')}"
 
 
 def _ask_path(window: SessionWindow, view: View, style: PictureStyle) -> None:

@@ -31,7 +31,7 @@ class RecordingsTable(OpenableTable):
 
     @property
     def chosen(self) -> list[ListedRecording]:
-        """The selected recordings, in the order shown."""
+        """Selected recordings in displayed order."""
         return [self.recordings.shown[row] for row in selected_rows(self)]
 
     def apply_theme(self, theme: Theme) -> None:

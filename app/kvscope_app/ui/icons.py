@@ -1,4 +1,4 @@
-"""Renders kvscope's SVG icons in a theme colour as pixmaps. There is no icon engine in Python."""
+"""Renders kvscope's SVG icons in a theme colour, as pixmaps instead of by a `QIconEngine` written in Python."""
 
 from __future__ import annotations
 

@@ -30,11 +30,11 @@ class Theme:
     """Background of edited and listed text, the page map and plots."""
     panel: str
     raised: str
-    """Buttons, cards, hovered rows."""
+    """Background of buttons, cards and hovered rows."""
     border: str
     text: str
     muted: str
-    """Labels, units and secondary text. Contrast ratio at least 4.5 on `panel`."""
+    """Colour of labels, units and secondary text. Contrast ratio at least 4.5 on `panel`."""
     accent: str
     accent_text: str
     good: str
@@ -57,11 +57,13 @@ class Theme:
     flash_copied: str
     flash_saved: str
     flash_loaded: str
-    """Like the other flash colours, shown briefly after a cell changed. Large cells also get a sign."""
+    """Colour of a cell shortly after its block was loaded; likewise the other flash colours. Large cells also get a
+    sign.
+    """
     selection: str
 
     def color(self, name: str, alpha: int = 255) -> QColor:
-        """Return the colour of that field, with `alpha` from 0 (transparent) to 255."""
+        """Return the colour of the field `name`, with `alpha` from 0 (transparent) to 255."""
         color = QColor(str(getattr(self, name)))
         color.setAlpha(alpha)
         return color
@@ -174,8 +176,8 @@ SAFE_THEMES: Final[dict[str, Theme]] = {theme.name: theme for theme in (SAFE_DAR
 def mix(first: str, second: str, share: float) -> str:
     """Return a mixture of two colours as `#rrggbb`, with `share` (0 to 1) of `second`."""
     a, b = QColor(first), QColor(second)
-    parts = ((a.red(), b.red()), (a.green(), b.green()), (a.blue(), b.blue()))
-    return "#" + "".join(f"{round(x + (y - x) * share):02x}" for x, y in parts)
+    channels = ((a.red(), b.red()), (a.green(), b.green()), (a.blue(), b.blue()))
+    return "#" + "".join(f"{round(x + (y - x) * share):02x}" for x, y in channels)
 
 
 def readable_on(color: str, theme: Theme) -> str:

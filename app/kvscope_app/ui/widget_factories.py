@@ -41,7 +41,7 @@ def set_icon(button: QToolButton, name: str, theme: Theme) -> None:
 
 
 def label(text: str = "", look: str = "", *, wraps: bool = False, elastic: bool = False) -> QLabel:
-    """Return a plain-text label. An `elastic` label may become narrower than its text, as its dock does."""
+    """Return a plain-text label. An `elastic` label may become narrower than its text, and so may its dock."""
     result = PlainLabel(text)
     result.setProperty("look", look)
     result.setWordWrap(wraps)
@@ -90,7 +90,7 @@ def seconds_box(minimum: float, maximum: float, value: float, name: str) -> Numb
 
 
 def head_row(bar: QLayout) -> QWidget:
-    """Return a widget with the layout `bar` for the top of a view. It may become narrow with its dock."""
+    """Return a widget with the layout `bar` for the top of a view. It does not keep a dock from becoming narrow."""
     row = QWidget()
     row.setLayout(bar)
     vertical = QSizePolicy.Policy.Minimum if bar.hasHeightForWidth() else QSizePolicy.Policy.Fixed  # wrapping grows it

@@ -25,7 +25,7 @@ def engine_name(capabilities: Capabilities) -> str:
 
 
 def plugin_hint(capabilities: Capabilities) -> str:
-    """Return how kvscope's plugin reports what the engine itself does not, to end a sentence with.
+    """Return a hint on kvscope's plugin, which reports what the engine itself does not, as the end of a sentence.
 
     "" if there is no plugin for the engine, or if the engine reports requests.
     """

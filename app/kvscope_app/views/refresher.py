@@ -40,12 +40,12 @@ _PAUSE_FACTOR: Final = 3
 """Pause after refreshing a slow view, as a multiple of its duration: slow views take at most a quarter of the time."""
 _MAX_PAUSE_NS: Final = 500_000_000
 _SINGLE_UPDATE_NS: Final = 100_000_000
-"""Pause after which an update is shown by `follows_page_map` views together with the page map, whatever their rate.
+"""An update after a pause of this length is shown by views with `follows_page_map` together with the page map.
 
 With a slow or stepped engine, all views then show the same state.
 """
 _CURVES_SETTLED_NS: Final = 8_000_000_000
-"""Time after the last data from which on heartbeats refresh the views only every `_IDLE_INTERVAL_NS`."""
+"""If no data arrived for this long, heartbeats refresh the views only every `_IDLE_INTERVAL_NS`."""
 _IDLE_INTERVAL_NS: Final = 3_000_000_000
 
 
@@ -130,8 +130,8 @@ class Refresher(QObject):
     def _waits(self, views: Iterable[View]) -> dict[View, float]:
         """Return the ns until each visible view may be refreshed.
 
-        Views that are not visible are no longer marked as changed until the next update, or until they become visible,
-        because checking their visibility takes longer than most refreshes.
+        Other views are skipped until the next update, or until they become visible, because checking their visibility
+        takes longer than most refreshes.
         """
         now_ns = time.monotonic_ns()
         visible = [view for view in views if is_on_screen(view)]

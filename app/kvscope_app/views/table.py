@@ -72,9 +72,9 @@ class TableModel(QAbstractTableModel):
 
 
 class RowTable(QTableView):
-    """Table without grid lines. Whole rows are selected: one, or several if `many`."""
+    """Table without grid lines. Whole rows are selected: one, or several if `is_multi_select`."""
 
-    def __init__(self, name: str, *, many: bool) -> None:
+    def __init__(self, name: str, *, is_multi_select: bool) -> None:
         super().__init__()
         self.setAccessibleName(name)
         self.setShowGrid(False)
@@ -82,7 +82,7 @@ class RowTable(QTableView):
         self.setTabKeyNavigation(False)
         self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
         mode = QAbstractItemView.SelectionMode
-        self.setSelectionMode(mode.ExtendedSelection if many else mode.SingleSelection)
+        self.setSelectionMode(mode.ExtendedSelection if is_multi_select else mode.SingleSelection)
         self.setHorizontalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
         self.verticalHeader().hide()
         self.horizontalHeader().setHighlightSections(False)
@@ -117,7 +117,7 @@ class OpenableTable(RowTable):
     open_requested = Signal()
 
     def __init__(self, name: str) -> None:
-        super().__init__(name, many=True)
+        super().__init__(name, is_multi_select=True)
         self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
         self.doubleClicked.connect(lambda _: self.open_requested.emit())
 

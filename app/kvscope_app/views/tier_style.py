@@ -31,7 +31,7 @@ class TierStyle:
     search_words: tuple[str, ...] = ()
     """Words that precede the number of a row of this tier in a search."""
     color: str = ""
-    """Name of the theme colour of rows that requests need; "" if the colour depends on a row's state."""
+    """Name of the theme colour of rows in use by requests; "" if the colour depends on a row's state."""
 
 
 TIER_STYLES: Final = {
@@ -55,7 +55,7 @@ TIER_STYLES: Final = {
 
 
 def tier_color(tier: Tier, theme: Theme) -> str:
-    """Return the colour of a lower tier's rows that requests need, as `#rrggbb`."""
+    """Return the colour, `#rrggbb`, of a lower tier's rows that are in use by requests."""
     return str(getattr(theme, TIER_STYLES[tier].color))
 
 

@@ -21,7 +21,7 @@ from kvscope_app.engine_launcher.engine_supervisor import EngineSupervisor
 from kvscope_app.playback.playback_bar import PlaybackBar
 from kvscope_app.recent_recordings.file_drops import DropSign, accept_drag, open_dropped
 from kvscope_app.recording.recording_actions import recording_menu
-from kvscope_app.recording.text_consent import follow_agreement
+from kvscope_app.recording.text_consent import apply_text_consent
 from kvscope_app.session.session import Session
 from kvscope_app.session_window import NO_OPENERS, Openers
 from kvscope_app.setting_names import window_group
@@ -83,7 +83,7 @@ class MainWindow(WindowBody):
         self.layouts = NamedLayouts(self, self.actions_by_name, self.layout_undo)
         build_menus(self, self.actions_by_name, self.layouts)
         offer_undo(self)
-        follow_agreement(self)
+        apply_text_consent(self)
         if openers.open_recording is not None:
             for name in ("sample", "recordings"):
                 self.welcome.offer(self.actions_by_name[name])

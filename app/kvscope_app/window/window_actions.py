@@ -13,7 +13,7 @@ from kvscope_app.actions.action_registry import Actions, ActionSpec
 from kvscope_app.actions.command_palette import CommandPalette
 from kvscope_app.actions.shortcut_dialog import shortcut_dialog
 from kvscope_app.actions.shortcut_editor import ShortcutEditor
-from kvscope_app.alarms.bookmark_actions import bookmark_actions, clear_choice
+from kvscope_app.alarms.bookmark_actions import bookmark_actions, clear_loop_or_selection
 from kvscope_app.compare.comparison_opener import ask_other
 from kvscope_app.debugger.debug_actions import DEBUG, debug_actions
 from kvscope_app.debugger.permission import FOR_OPERATORS
@@ -265,7 +265,7 @@ def _view(window: WindowBody) -> list[ActionSpec]:
 def _clear(window: WindowBody) -> None:
     """Handle Esc: first dismiss what a view shows temporarily, then clear the loop or the selection."""
     if not any(view.dismiss() for view in list(window.views.values())):
-        clear_choice(window.session)
+        clear_loop_or_selection(window.session)
 
 
 def _map(window: WindowBody) -> list[ActionSpec]:

@@ -108,10 +108,10 @@ def _torch() -> Check:
 
 def _gpu_trouble() -> str:
     """Return why the machine's GPU cannot be used; "" if it can, or there is none."""
-    from kvscope_engine.model.platforms.device import too_old, unused_gpu
+    from kvscope_engine.model.platforms.device import unsupported_gpu_reason, unused_gpu
 
     torch = importlib.import_module("torch")
-    return too_old() if torch.cuda.is_available() else unused_gpu()
+    return unsupported_gpu_reason() if torch.cuda.is_available() else unused_gpu()
 
 
 def _triton() -> Check:

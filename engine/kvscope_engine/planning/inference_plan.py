@@ -265,8 +265,10 @@ def _expansion(calls: Sequence[LayerCall], num_ranks: int) -> float:
     """Return the factor by which the KV would grow if keys and values were stored. Latents are replicated; heads are
     divided among ranks.
     """
-    numbers = sum(call.shape.numbers / (1 if call.shape.latent_dim else num_ranks) for call in calls)
-    return sum(shape.numbers / num_ranks for shape in expanded_layers(calls)) / numbers if numbers else 1.0
+    num_elements = sum(call.shape.num_elements / (1 if call.shape.latent_dim else num_ranks) for call in calls)
+    return (
+        sum(shape.num_elements / num_ranks for shape in expanded_layers(calls)) / num_elements if num_elements else 1.0
+    )
 
 
 def weight_bytes(stage: PipelineStage, dtype: str) -> int:

@@ -64,7 +64,7 @@ def _kind(index: int, call: LayerCall, kv_dtype: torch.dtype, choice: PageChoice
         kv_bytes=block_bytes(
             [replace(call.shape, shares_with=None)], 1, kv_dtype
         ),  # each layer that shares a cache reads it
-        flops_per_pair=2 * call.num_query_heads * call.shape.multiplied,
+        flops_per_pair=2 * call.num_query_heads * call.shape.num_multiplied,
         attended=choice.num_tokens_read if choice is not None and may_choose(index, call) else None,
     )
 

@@ -16,7 +16,7 @@ from kvscope_telemetry.errors import BadInput, KvscopeError
 COLORS = ((200, 30, 30), (30, 200, 30), (30, 30, 200), (220, 220, 40))
 
 
-def make_film(fps=20.0, size=(32, 48)):
+def make_frames(fps=20.0, size=(32, 48)):
     frames = (np.full((*size, 3), color, np.uint8) for color in COLORS)
     return VideoFrames(frames, len(COLORS), fps, size[1], size[0])
 
@@ -25,7 +25,7 @@ def make_film(fps=20.0, size=(32, 48)):
 def test_encoded_file_contains_every_frame(tmp_path, suffix):
     path = tmp_path / f"x{suffix}"
     with path.open("wb") as file:
-        encode(make_film(), suffix, file)
+        encode(make_frames(), suffix, file)
     image = Image.open(io.BytesIO(path.read_bytes()))
     assert (image.n_frames, image.size) == (4, (48, 32))
     for number, color in enumerate(COLORS):
@@ -86,7 +86,7 @@ def fake_ffmpeg(tmp_path, monkeypatch, body):
 def test_ffmpeg_receives_all_pixels_and_the_frame_rate(tmp_path, monkeypatch):
     fake_ffmpeg(tmp_path, monkeypatch, f'echo "$@" > {tmp_path}/words; for last; do :; done; cat > "$last"')
     with (tmp_path / "x.mp4.part").open("wb") as file:
-        encode(make_film(fps=12.5), ".mp4", file)
+        encode(make_frames(fps=12.5), ".mp4", file)
     assert (tmp_path / "x.mp4.part").read_bytes() == b"".join(bytes(color) * 32 * 48 for color in COLORS)
     assert "-s 48x32 -r 12.5" in (tmp_path / "words").read_text()
 
@@ -94,7 +94,7 @@ def test_ffmpeg_receives_all_pixels_and_the_frame_rate(tmp_path, monkeypatch):
 def test_ffmpeg_failure_raises_an_error_with_its_output(tmp_path, monkeypatch):
     fake_ffmpeg(tmp_path, monkeypatch, "cat > /dev/null; echo no room >&2; exit 3")
     with (tmp_path / "x").open("wb") as file, pytest.raises(KvscopeError, match="ffmpeg failed: no room"):
-        encode(make_film(), ".mp4", file)
+        encode(make_frames(), ".mp4", file)
 
 
 def test_ffmpeg_ends_when_the_frames_are_interrupted(tmp_path, monkeypatch):

@@ -217,7 +217,7 @@ def stylesheet(theme: Theme, zoom_percent: int = 100) -> str:
 def _at_zoom(match: re.Match[str], zoom_percent: int) -> str:
     """Scale a matched length.
 
-    A radius is rounded down, because Qt ignores one of more than half the side: a circle would become a square.
+    A radius is rounded down, because Qt ignores a radius of more than half the side: a circle would become a square.
     """
     property_name, length = match[1] or "", int(match[2])
     rounding = math.floor if property_name else round

@@ -111,8 +111,8 @@ class PanelGrid(QWidget):
 class ChartStack(PanelGrid):
     """Charts of one session, with the bar that selects their time range.
 
-    A subclass lists the charts with content (`present`), draws one (`draw_curves`) and returns the values at a time
-    (`texts_at`). Times are seconds of the monotonic clock.
+    A subclass names the charts with content (`charts_with_content`), draws one (`draw_curves`) and returns the values
+    at a time (`texts_at`). Times are seconds of the monotonic clock.
     """
 
     range_setting: ClassVar[str]
@@ -121,7 +121,7 @@ class ChartStack(PanelGrid):
     charts_per_refresh: ClassVar[int] = 1
     """Number of charts drawn per `refresh`, which limits the duration of a call."""
     max_lag_s: ClassVar[float] = 1.5
-    """Maximum lag of the session's cursor behind the right edge, in seconds, at which the cursor is not drawn."""
+    """The session's cursor is drawn if it is more than this many seconds behind the right edge."""
 
     def __init__(self, session: Session, heading: str = "") -> None:
         """Create the stack.
@@ -154,11 +154,11 @@ class ChartStack(PanelGrid):
 
     # Methods that subclasses override
 
-    def present(self, first_s: float, last_s: float) -> Sequence[str]:
+    def charts_with_content(self, first_s: float, last_s: float) -> Sequence[str]:
         """Return the names of the charts that have content between `first_s` and `last_s`."""
         raise NotImplementedError
 
-    def read(self, names: Sequence[str], first_s: float, last_s: float) -> None:
+    def fetch_data(self, names: Sequence[str], first_s: float, last_s: float) -> None:
         """Fetch the data of the charts `names`. Called once before they are drawn."""
 
     def draw_curves(self, name: str, first_s: float, last_s: float) -> None:
@@ -301,7 +301,7 @@ class ChartStack(PanelGrid):
         if not names:
             return
         first_s, last_s = span
-        self.read(names, first_s, last_s)
+        self.fetch_data(names, first_s, last_s)
         cursor_s = self.session.timeline.shown_until_ns / 1e9
         is_behind = first_s <= cursor_s < last_s - self.max_lag_s
         stops = stop_bands(self.session, first_s, last_s)
@@ -317,7 +317,7 @@ class ChartStack(PanelGrid):
 
     def _prepare(self) -> tuple[float, float]:
         span = self._span()
-        self.show_panels(self.present(*span))
+        self.show_panels(self.charts_with_content(*span))
         return span
 
     def _span(self) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Card of one message: role, text, how it ended, and statistics. Owns the state of this card only."""
+"""Card of one message: role, text, ending and statistics."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _ENDING_TEXT = {
     "interrupted": "interrupted",
 }
 
-_QUEUED_FROM_S = 0.01
-"""Waiting times below this are not shown."""
+_MIN_QUEUE_S_SHOWN = 0.01
+"""Queue times below this are not shown."""
 
 
 class MessageCard(QFrame):
-    """Shows one message; an unfinished answer grows."""
+    """Shows one message. Call `show_text` when an unfinished answer grew, `show_whole` when it ended."""
 
-    request_wanted = Signal(object, object)
-    """Emitted with epoch and number of the request to show. Declared as objects, because Qt's int has 32 bits."""
-    again_wanted = Signal()
-    edit_wanted = Signal()
-    version_wanted = Signal(int)
-    """Emitted with the offset of the version to show, relative to this one."""
+    request_clicked = Signal(object, object)
+    """Emitted with epoch and number of the answer's request. Declared as objects, because Qt's int has 32 bits."""
+    regenerate_requested = Signal()
+    edit_requested = Signal()
+    version_requested = Signal(int)
+    """Emitted with the offset from this version to the one to show, -1 or 1."""
 
     def __init__(self, message: Message) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class MessageCard(QFrame):
         self.show_state("")
 
     def show_text(self) -> None:
-        """Show the text received so far. Reasoning is folded when the answer starts."""
+        """Show the text received so far. Reasoning is folded when the answer begins."""
         reasoning, answer = self._reasoning_and_text()
         if self.fold.isHidden() or (answer and not self.body.toPlainText()):
             self.fold.setChecked(not answer)
@@ -84,7 +84,7 @@ class MessageCard(QFrame):
         self._show_parts(reasoning, answer)
 
     def show_state(self, progress: str, *, can_ask: bool = True) -> None:
-        """Show the engine's progress, or how the answer ended, and the statistics.
+        """Show the engine's progress, or the answer's ending, and the statistics.
 
         `can_ask`: whether a prompt can be sent now.
         """
@@ -109,12 +109,12 @@ class MessageCard(QFrame):
             self.show_state("")
 
     def show_versions(self, index: int, num_versions: int) -> None:
-        """Show the index of this version, counted from 0; hidden if there is one version."""
+        """Show that this is version `index` (from 0) of `num_versions`; hidden if there is one version."""
         self.version.setText(f"{index + 1}/{num_versions}")
         self.previous.setEnabled(index > 0)
         self.next.setEnabled(index < num_versions - 1)
-        for part in (self.previous, self.version, self.next):
-            part.setVisible(num_versions > 1)
+        for widget in (self.previous, self.version, self.next):
+            widget.setVisible(num_versions > 1)
 
     @property
     def _left_out_text(self) -> str:
@@ -129,28 +129,29 @@ class MessageCard(QFrame):
         self.body.setVisible(bool(answer))
 
     def apply_theme(self, theme: Theme) -> None:
-        """Apply the theme: prompts are on a raised card, and failures are red."""
-        back = theme.raised if not self._is_answer else "transparent"
-        line = mix(theme.raised, theme.border, 0.6) if not self._is_answer else "transparent"
+        """Apply the theme: prompts have a raised background, and failures are red."""
+        background = theme.raised if not self._is_answer else "transparent"
+        border = mix(theme.raised, theme.border, 0.6) if not self._is_answer else "transparent"
         self.setStyleSheet(
-            f"QFrame#prompt, QFrame#answer {{ background: {back}; border: 1px solid {line}; border-radius: 8px; }}"
+            f"QFrame#prompt, QFrame#answer {{ background: {background}; border: 1px solid {border};"
+            " border-radius: 8px; }"
         )
         self.reasoning.setStyleSheet(f"{self.body.styleSheet()} QTextBrowser {{ color: {theme.muted}; }}")
         set_icon(self.copy, "copy", theme)
         set_icon(self.redo, "restart" if self._is_answer else "pencil", theme)
-        bad = self.message.ending in ("refused", "error", "interrupted")
-        self.notice.setStyleSheet(f"color: {theme.bad if bad else theme.muted};")
+        is_failure = self.message.ending in ("refused", "error", "interrupted")
+        self.notice.setStyleSheet(f"color: {theme.bad if is_failure else theme.muted};")
 
     def _connect(self) -> None:
         self.copy.clicked.connect(lambda: QGuiApplication.clipboard().setText(self.message.content))
-        self.redo.clicked.connect(self.again_wanted if self._is_answer else self.edit_wanted)
+        self.redo.clicked.connect(self.regenerate_requested if self._is_answer else self.edit_requested)
         self.link.clicked.connect(self._on_link)
         self.fold.toggled.connect(self._on_fold)
-        self.previous.clicked.connect(lambda: self.version_wanted.emit(-1))
-        self.next.clicked.connect(lambda: self.version_wanted.emit(1))
+        self.previous.clicked.connect(lambda: self.version_requested.emit(-1))
+        self.next.clicked.connect(lambda: self.version_requested.emit(1))
 
     def _on_link(self) -> None:
-        self.request_wanted.emit(self.message.stats.epoch, self.message.stats.number)
+        self.request_clicked.emit(self.message.stats.epoch, self.message.stats.number)
 
     def _on_fold(self, is_open: bool) -> None:
         self.fold.setText("▾ Reasoning" if is_open else "▸ Reasoning")
@@ -179,7 +180,7 @@ class MessageCard(QFrame):
 
 
 def stats_text(stats: AnswerStats) -> str:
-    """Return text such as `120 tokens - 45.2 tok/s - first after 120 ms - prompt 345 tokens, 128 cached`.
+    """Return text such as `120 tokens · 45.2 tok/s · first after 120 ms · prompt 345 tokens, 128 cached`.
 
     Until the engine reports its own time, `first seen after 130 ms` is shown.
     """
@@ -188,7 +189,7 @@ def stats_text(stats: AnswerStats) -> str:
         parts.append(plural(stats.num_tokens, "token"))
     if stats.tokens_per_s is not None:
         parts.append(f"{short(stats.tokens_per_s)} tok/s")
-    if stats.queue_s is not None and stats.queue_s >= _QUEUED_FROM_S:
+    if stats.queue_s is not None and stats.queue_s >= _MIN_QUEUE_S_SHOWN:
         parts.append(f"queued {seconds(stats.queue_s)}")
     if stats.ttft_s is not None:
         parts.append(f"first after {seconds(stats.ttft_s)}")

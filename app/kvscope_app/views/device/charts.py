@@ -27,7 +27,7 @@ _GIB: Final = float(1 << 30)
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """Quantity of a chart: a column of the device log, of the GPUs or of the host (`of_host`), and its formatting."""
+    """Definition of a chart: a column of the device log, for GPUs or for the host (`of_host`), and its formatting."""
 
     title: str
     column: str
@@ -105,7 +105,7 @@ class DeviceCharts(ChartStack):
             self._devices = tuple(devices)
             self.set_panels({quantity.title: self._make_panel(quantity) for quantity in QUANTITIES})
 
-    def present(self, first_s: float, last_s: float) -> Sequence[str]:
+    def charts_with_content(self, first_s: float, last_s: float) -> Sequence[str]:
         return [title for title in self.panels if self._is_available(_BY_TITLE[title])]
 
     def draw_curves(self, name: str, first_s: float, last_s: float) -> None:

@@ -204,7 +204,7 @@ class ProcessTable(RowTable):
     """Table of processes, in reported order until a header is clicked. As high as its rows, up to a limit."""
 
     def __init__(self) -> None:
-        super().__init__("Processes", many=True)
+        super().__init__("Processes", is_multi_select=True)
         self.rows = ProcessModel()
         self.rows.setParent(self)
         self._sort_model = QSortFilterProxyModel(self)

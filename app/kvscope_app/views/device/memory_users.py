@@ -55,7 +55,7 @@ class ProcessRow:
     num_bytes: int | None
     cores: float | None = None
     color_index: int = -1
-    """Index of the process's segment in the device's bar, whose colour it has. -1: no segment of its own."""
+    """Index of the segment in the device's bar that has the same colour. -1: the process has no segment of its own."""
 
 
 def process_rows(devices: Devices) -> list[ProcessRow]:
@@ -100,5 +100,5 @@ def _with_unattributed(users: list[MemoryUser], used: int) -> list[MemoryUser]:
     return [*limited, MemoryUser("no process reported", remaining)] if remaining else limited
 
 
-def _sum(*parts: int | None) -> int | None:
-    return None if None in parts else sum(part or 0 for part in parts)
+def _sum(*values: int | None) -> int | None:
+    return None if None in values else sum(value or 0 for value in values)

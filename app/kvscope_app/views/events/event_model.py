@@ -41,7 +41,7 @@ class EventModel(EventEntries):
         self._serial = 0
         self._num_clears = 0
 
-    def follow(self, log: EventLog) -> None:
+    def append_new(self, log: EventLog) -> None:
         if log.num_clears != self._num_clears:
             self._num_clears, self._serial = log.num_clears, 0
             self.show_entries([])

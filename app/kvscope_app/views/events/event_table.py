@@ -52,7 +52,7 @@ class EventTable(RowTable):
     _is_built = False
 
     def __init__(self, model: EventEntries, name: str) -> None:
-        super().__init__(name, many=False)
+        super().__init__(name, is_multi_select=False)
         self.setModel(model)
         self.verticalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
         self.horizontalHeader().setStretchLastSection(True)
@@ -129,7 +129,7 @@ class EventTable(RowTable):
         self._update_row_heights()
 
     def _update_row_heights(self, *_: object) -> None:
-        """Set the heights of the visible rows. There may be thousands of others, which are not needed."""
+        """Set the heights of the visible rows only, because there may be thousands of rows."""
         header, bottom = self.verticalHeader(), self.viewport().height()
         row, width = self.rowAt(0), self.viewport().width()
         while 0 <= row < self._events.rowCount() and self.rowViewportPosition(row) < bottom:

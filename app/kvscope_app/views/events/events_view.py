@@ -69,10 +69,10 @@ class EventsView(View):
             "Show only preemptions: which request, why, and how many tokens are recomputed",
             checkable=True,
         )
-        self.of_selected = tool_button(
+        self.only_selected = tool_button(
             "Selected request", "Only events of the selected request, or caused by it", checkable=True
         )
-        self.in_range = tool_button(
+        self.only_in_range = tool_button(
             "In range", "Only events of the time to which the linked views are zoomed", checkable=True
         )
         self.export = tool_button("Export…", "Save the listed events to a file")
@@ -86,8 +86,8 @@ class EventsView(View):
     def refresh(self) -> None:
         self._navigator.select_pending()
         events = self.session.overview.events
-        self._search.request = (self._navigator.selected or (-1, -1)) if self.of_selected.isChecked() else None
-        self._search.span = self.session.timeline.shared_zoom.span if self.in_range.isChecked() else None
+        self._search.request = (self._navigator.selected or (-1, -1)) if self.only_selected.isChecked() else None
+        self._search.span = self.session.timeline.shared_zoom.span if self.only_in_range.isChecked() else None
         filtered = (self._search.kinds, self._search.request, self._search.span, self.text.text())
         state = (id(events), events.num_forgotten, len(events), filtered)
         if state != self._shown_state:
@@ -182,8 +182,8 @@ class EventsView(View):
     def _connect(self) -> None:
         self.table.entry_chosen.connect(self._on_chosen)
         self.text.textChanged.connect(self.refresh)
-        self.of_selected.toggled.connect(self.refresh)
-        self.in_range.toggled.connect(self.refresh)
+        self.only_selected.toggled.connect(self.refresh)
+        self.only_in_range.toggled.connect(self.refresh)
         self.session.timeline.shared_zoom.changed.connect(self._on_overview_changed)
         self.preemptions.toggled.connect(self._on_preemptions)
         self.export.clicked.connect(self._ask_file)
@@ -195,7 +195,15 @@ class EventsView(View):
             self.refresh()
 
     def _lay_out(self) -> None:
-        widgets = (self.text, self.kinds, self.preemptions, self.of_selected, self.in_range, self.count, self.export)
+        widgets = (
+            self.text,
+            self.kinds,
+            self.preemptions,
+            self.only_selected,
+            self.only_in_range,
+            self.count,
+            self.export,
+        )
         bar = FlowLayout(*widgets, margins=QMargins(8, 6, 8, 4))
         body = QWidget()
         column = QVBoxLayout(body)
@@ -221,16 +229,16 @@ class IndexModel(EventEntries):
 
     def show_serials(self, events: EventIndex, serials: IntArray) -> None:
         """Show the events with these ascending serials. Rows that are unchanged keep their selection."""
-        kept = self._serials[int(np.searchsorted(self._serials, events.num_forgotten)) :]
-        if events is not self._events or not np.array_equal(serials[: kept.size], kept):
+        still_indexed = self._serials[int(np.searchsorted(self._serials, events.num_forgotten)) :]
+        if events is not self._events or not np.array_equal(serials[: still_indexed.size], still_indexed):
             self.beginResetModel()
             self._events, self._serials = events, serials
             self.endResetModel()
             return
-        num_removed, num_added = self._serials.size - kept.size, serials.size - kept.size
+        num_removed, num_added = self._serials.size - still_indexed.size, serials.size - still_indexed.size
         if num_removed:
-            self.beginRemoveRows(QModelIndex(), kept.size, self._serials.size - 1)
-            self._serials = kept
+            self.beginRemoveRows(QModelIndex(), still_indexed.size, self._serials.size - 1)
+            self._serials = still_indexed
             self.endRemoveRows()
         if num_added:
             self.beginInsertRows(QModelIndex(), 0, num_added - 1)

@@ -24,7 +24,7 @@ IntArray = npt.NDArray[np.int64]
 GAP: Final = 0
 FREE: Final = 2
 LEVELS: Final = 16
-"""Number of shades per colour. A darker or lighter shade shows how much of the bin is in use."""
+"""Number of shades per colour. The shade shows how much of a bin is in use."""
 _MIN_STRENGTH: Final = 0.45
 """Share of a state's colour in its faintest shade, 0 to 1; the rest is the colour of free blocks.
 
@@ -113,8 +113,8 @@ def _with_level(kinds: npt.NDArray[np.integer], shares: npt.NDArray[np.integer])
 
 def _used_keys(active: Keys, cached: Keys, filled: Keys) -> Keys:
     in_use = active.astype(np.float32) + cached.astype(np.float32)
-    empty = 1 - np.minimum(filled.astype(np.float32) / np.maximum(in_use, 1), 1)
-    keys = page_map.FILL_FULL + np.rint(empty * page_map.FILL_STEPS)
+    empty_share = 1 - np.minimum(filled.astype(np.float32) / np.maximum(in_use, 1), 1)
+    keys = page_map.FILL_FULL + np.rint(empty_share * page_map.FILL_STEPS)
     return np.where(in_use > 0, keys, FREE).astype(np.uint8)
 
 

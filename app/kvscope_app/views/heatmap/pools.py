@@ -1,4 +1,4 @@
-"""Caches of the engine's starts: how the rows of an overview are divided into pool and lower tiers.
+"""`CacheInfo` of each engine start, which divides the rows of an overview into the pool and the lower tiers.
 
 An overview contains only the number of rows. Their division is known only from the engine, for its current start.
 """
@@ -18,20 +18,20 @@ IntArray = npt.NDArray[np.int64]
 
 
 class PoolRegistry:
-    """Caches of all engine starts seen so far, by epoch."""
+    """`CacheInfo` of all engine starts seen so far, by epoch."""
 
     def __init__(self) -> None:
         self._caches: dict[int, CacheInfo] = {}
         self._newest: CacheInfo | None = None
 
     def record(self, epoch: int, cache: CacheInfo) -> bool:
-        """Record the cache of an engine start. Returns whether it differs from the one recorded before."""
+        """Record the `CacheInfo` of an engine start. Returns whether it differs from the one recorded before."""
         is_new = self._caches.get(epoch) != cache
         self._caches[epoch] = self._newest = cache
         return is_new
 
     def cache_of(self, epoch: int, num_rows: int) -> CacheInfo | None:
-        """Return the cache of an engine start, or None if it is unknown or has another number of rows.
+        """Return the `CacheInfo` of an engine start, or None if it is unknown or has another number of rows.
 
         An unknown start is assumed to have the same cache as the newest one.
         """

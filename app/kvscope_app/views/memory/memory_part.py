@@ -1,4 +1,4 @@
-"""Part of a device's memory, as the breakdown and its charts share it. Imports no Qt."""
+"""Part of a device's memory, used by the breakdown and its charts. Imports no Qt."""
 
 from __future__ import annotations
 

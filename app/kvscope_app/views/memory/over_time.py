@@ -104,7 +104,7 @@ class MemoryOverTime(ChartStack):
         self.set_panels({chart.title: self._make_panel(chart) for chart in _CHARTS})
         self.hide()
 
-    def present(self, first_s: float, last_s: float) -> Sequence[str]:
+    def charts_with_content(self, first_s: float, last_s: float) -> Sequence[str]:
         overview, wall_ns = self.session.overview, self.session.history.wall_ns(0)
         self._window = overview_window(overview, wall_ns, int(first_s * 1e9), int(last_s * 1e9), _COLUMNS)
         self.setVisible(self._window is not None)

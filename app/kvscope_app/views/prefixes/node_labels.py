@@ -19,7 +19,7 @@ LABEL_BLOCKS: Final = 4
 TIP_BLOCKS: Final = 16
 _MAX_SIBLINGS: Final = 256
 _MAX_SHOWN_PREFIX: Final = 24
-"""Maximum number of characters that siblings may share without their omission from the labels."""
+"""If siblings share a beginning of more characters than this, it is left out of their labels."""
 _CONTEXT_CHARACTERS: Final = 14
 
 

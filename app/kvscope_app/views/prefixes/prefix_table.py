@@ -34,7 +34,7 @@ class PrefixTable(RowTable):
     released = Signal()
 
     def __init__(self, model: PrefixModel) -> None:
-        super().__init__("Prefix tree", many=True)
+        super().__init__("Prefix tree", is_multi_select=True)
         self._prefixes = model
         self._delegate = BranchDelegate(model)
         self._has_own_widths = False

@@ -83,9 +83,9 @@ class PrefixesView(View):
         self.table = PrefixTable(self.model)
         self.selection = PrefixSelection(session, self.model, self.table)
         self.detail = PrefixDetail()
-        self.which = QComboBox()
-        self.which.addItems([which.value for which in PrefixFilter])
-        self.which.setAccessibleName("Filter")
+        self.filter_box = QComboBox()
+        self.filter_box.addItems([node_filter.value for node_filter in PrefixFilter])
+        self.filter_box.setAccessibleName("Filter")
         self.group = QComboBox()
         self.group.setAccessibleName("KV group")
         self.group.setToolTip("Prefixes of one KV group. A prompt finds only what all groups have of it")
@@ -137,9 +137,9 @@ class PrefixesView(View):
         self.builder.close()
 
     def restore_settings(self, settings: QSettings) -> None:
-        which, order = str(settings.value(PREFIX_FILTER, "")), str(settings.value(PREFIX_ORDER, "")).split()
-        if self.which.findText(which) >= 0:
-            self.which.setCurrentText(which)
+        filter_name, order = str(settings.value(PREFIX_FILTER, "")), str(settings.value(PREFIX_ORDER, "")).split()
+        if self.filter_box.findText(filter_name) >= 0:
+            self.filter_box.setCurrentText(filter_name)
         titles = [column.title.replace(" ", "_") for column in COLUMNS]
         if len(order) == 2 and order[0] in titles and order[1] in _ORDERS:
             self.table.sortByColumn(titles.index(order[0]), _ORDERS[order[1]])
@@ -148,7 +148,7 @@ class PrefixesView(View):
         header = self.table.horizontalHeader()
         title = COLUMNS[header.sortIndicatorSection()].title.replace(" ", "_")
         order = next(name for name, each in _ORDERS.items() if each == header.sortIndicatorOrder())
-        settings.setValue(PREFIX_FILTER, self.which.currentText())
+        settings.setValue(PREFIX_FILTER, self.filter_box.currentText())
         settings.setValue(PREFIX_ORDER, f"{title} {order}")
 
     def apply_theme(self, theme: Theme) -> None:
@@ -224,12 +224,12 @@ class PrefixesView(View):
         moment = self.model.moment
         if moment is None:
             return
-        tree, shown = moment.tree, self.model.shown
+        tree, rows = moment.tree, self.model.shown
         text = f"{plural(tree.num_texts, 'text')}, {plural(int(tree.num_blocks.sum()), 'block')}"
-        if self.model.which is not PrefixFilter.ALL or self.search.text().strip():
-            text = f"{count(shown.num_matching)} of {plural(len(tree), 'row')}"
-        if shown.num_left_out:
-            text += f"; the first {count(len(shown.nodes))} rows are shown"
+        if self.model.node_filter is not PrefixFilter.ALL or self.search.text().strip():
+            text = f"{count(rows.num_matching)} of {plural(len(tree), 'row')}"
+        if rows.num_left_out:
+            text += f"; the first {count(len(rows.nodes))} rows are shown"
         self.count.setText(text)
 
     def _show_note(self) -> None:
@@ -264,8 +264,8 @@ class PrefixesView(View):
         if (selected := self.selection.current) is not None:
             pairs += moment.tree.blocks_of(selected, MAX_BLOCKS)
         if self._is_text_search():  # also all blocks that may match the search
-            part = slice(MAX_SEARCHED)
-            pairs += zip(moment.tree.row_hash[part].tolist(), moment.tree.rows[part].tolist(), strict=True)
+            searched = slice(MAX_SEARCHED)
+            pairs += zip(moment.tree.row_hash[searched].tolist(), moment.tree.rows[searched].tolist(), strict=True)
         unique = dict(pairs[:MAX_SEARCHED])
         self.session.texts.request(self, [self._lookup_of(block_hash, row) for block_hash, row in unique.items()])
         self._show_note()
@@ -301,15 +301,17 @@ class PrefixesView(View):
 
     def _on_filter(self) -> None:
         query = self.search.text().strip()
-        self.model.which = PrefixFilter(self.which.currentText())
-        self.model.found = None if not query else self._search_mask
+        self.model.node_filter = PrefixFilter(self.filter_box.currentText())
+        self.model.search = None if not query else self._search_mask
         self.model.reorder()
 
     def _search_mask(self, moment: PrefixMoment) -> Mask:
         query = self.search.text().strip()
         epoch = self.session.mirror.epoch
-        known = {block_hash for text_epoch, block_hash in self.session.texts.containing(query) if text_epoch == epoch}
-        return find(moment, query, self.session.mirror, known)
+        matching_hashes = {
+            block_hash for text_epoch, block_hash in self.session.texts.containing(query) if text_epoch == epoch
+        }
+        return matching_nodes(moment, query, self.session.mirror, matching_hashes)
 
     def _refresh_again(self) -> None:
         if is_on_screen(self):
@@ -320,12 +322,12 @@ class PrefixesView(View):
         self.selection.changed.connect(self._on_chosen)
         self.session.texts.arrived.connect(self._on_texts)
         self.table.verticalScrollBar().valueChanged.connect(self._request_texts)
-        self.which.currentIndexChanged.connect(self._on_filter)
+        self.filter_box.currentIndexChanged.connect(self._on_filter)
         self.group.currentIndexChanged.connect(self._on_group)
         self.search.textChanged.connect(self._on_filter)
 
     def _lay_out(self) -> None:
-        bar = FlowLayout(self.search, self.which, self.group, self.count, margins=QMargins(8, 6, 8, 4))
+        bar = FlowLayout(self.search, self.filter_box, self.group, self.count, margins=QMargins(8, 6, 8, 4))
         body = QWidget()
         column = QVBoxLayout(body)
         column.setContentsMargins(0, 0, 0, 0)
@@ -363,7 +365,7 @@ def _why_none(mirror: Mirror) -> str:
     return "" if mirror.hello.cache.has_parents else NO_PARENTS
 
 
-def find(moment: PrefixMoment, query: str, mirror: Mirror, containing: Set[int]) -> Mask:
+def matching_nodes(moment: PrefixMoment, query: str, mirror: Mirror, containing: Set[int]) -> Mask:
     """Return which nodes match a search, shape (nodes,).
 
     Args:
@@ -421,10 +423,12 @@ class PrefixDetail(QWidget):
 
 def facts_line(moment: PrefixMoment, node: int) -> str:
     tree, capabilities = moment.tree, moment.capabilities
-    blocks, owner, before = int(tree.num_blocks[node]), int(tree.owner[node]), int(tree.num_before[node])
+    blocks, owner, num_before = int(tree.num_blocks[node]), int(tree.owner[node]), int(tree.num_before[node])
     if not blocks:
         return f"The beginning of {plural(int(tree.num_with_all[node]), 'block')} below was evicted"
-    position = "after what was evicted" if before < 0 else f"from token {count(before * moment.cache.block_size)}"
+    position = (
+        "after what was evicted" if num_before < 0 else f"from token {count(num_before * moment.cache.block_size)}"
+    )
     parts = [
         f"{plural(blocks, 'block')}, {plural(int(moment.num_tokens[node]), 'token')} {position}",
         f"in {tiers_text(tree, node)}",

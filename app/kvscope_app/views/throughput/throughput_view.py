@@ -50,7 +50,7 @@ _SILENT_REFRESH_S = 3.0
 _FLAT_REFRESH_S = 9.0
 """The same interval while all curves are constant, as they look the same after the axis advanced."""
 _IDLE_INTERVAL_S = 1.0
-"""Interval between refreshes from which on they are due to heartbeats only.
+"""Refreshes that are at least this far apart are due to heartbeats only.
 
 All panels are then drawn together, because otherwise each would show another time.
 """
@@ -98,7 +98,8 @@ class ThroughputView(ChartedView):
 
 
 class ThroughputCharts(ChartStack):
-    """Charts of which one is drawn per refresh, so that each advances several times per second and no call takes long.
+    """Throughput charts. Each refresh draws one of them, so that all advance several times per second and no call takes
+    long.
 
     If refreshes are rare, all visible charts are drawn together at intervals.
     """
@@ -143,14 +144,14 @@ class ThroughputCharts(ChartStack):
         # each call draws the curves of one chart only
         self._show_values([name for name in self.shown if is_due or is_current(name)])
 
-    def present(self, first_s: float, last_s: float) -> Sequence[str]:
+    def charts_with_content(self, first_s: float, last_s: float) -> Sequence[str]:
         if self.session.history.epoch is None:
             return ()
         self.has_data.emit()
         known_columns = self.session.history.known_columns | self._known_in_overview()
         return [spec.key for spec in PANELS if not spec.needs or spec.needs in known_columns]
 
-    def read(self, names: Sequence[str], first_s: float, last_s: float) -> None:
+    def fetch_data(self, names: Sequence[str], first_s: float, last_s: float) -> None:
         window = self._window_of({*columns_of(names), "preemptions"}, first_s, last_s)
         self._window, self._is_constant = window, is_constant(window)
         is_known = np.isfinite(window.columns["num_running"])

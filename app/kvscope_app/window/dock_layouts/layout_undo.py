@@ -56,7 +56,7 @@ class LayoutUndo(QObject):
 
         `choices` has functions that undo and redo accompanying changes.
         """
-        if self._recorded_state is not None and not self._window.undo.is_at_work:
+        if self._recorded_state is not None and not self._window.undo.is_applying:
             self._recorded_state = self._window.saveState(LAYOUT_VERSION)  # with the current sizes
             self._text, self._choices = text, choices
             self._clock.start()
@@ -64,7 +64,7 @@ class LayoutUndo(QObject):
     def _on_change(self, name: str, *_: object) -> None:
         if not isValid(self._window):  # being deleted: its docks emit signals meanwhile
             return
-        if self._recorded_state is not None and not self._window.undo.is_at_work and self._window.isVisible():
+        if self._recorded_state is not None and not self._window.undo.is_applying and self._window.isVisible():
             self._moved = name
             self._clock.start()
 

@@ -102,7 +102,7 @@ def _rendered(
         raise BadInput(f"chat_template_kwargs may not have {sorted(reserved)}: they are fields of the request")
     try:
         variables = {
-            "messages": list(tokenizer.as_read(messages)),
+            "messages": list(tokenizer.to_template_content(messages)),
             "tools": [_template_tool(tool) for tool in tools] or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,

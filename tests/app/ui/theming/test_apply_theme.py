@@ -55,19 +55,19 @@ def combo_box(parent):
     box.addItem("one")
 
 
-@pytest.mark.parametrize("make", [QSpinBox, combo_box])
-def test_deleted_widgets_leave_no_style_rules(themed_app, live_bytes, make):
-    def come_and_go():
+@pytest.mark.parametrize("create_widget", [QSpinBox, combo_box])
+def test_deleted_widgets_leave_no_style_rules(themed_app, live_bytes, create_widget):
+    def create_and_delete_widgets():
         root = QWidget()
         for _ in range(NUM_WIDGETS):
-            make(root)
+            create_widget(root)
         shiboken6.delete(root)
         clear_style_cache(themed_app)
 
-    come_and_go()  # the first run creates lasting objects
+    create_and_delete_widgets()  # the first run creates lasting objects
     before = live_bytes()
-    come_and_go()
-    come_and_go()
+    create_and_delete_widgets()
+    create_and_delete_widgets()
     assert (live_bytes() - before) / (2 * NUM_WIDGETS) < MAX_BYTES_EACH
 
 

@@ -111,7 +111,7 @@ def test_answer_cannot_be_regenerated_after_the_engine_ended(console):
     console.session.poll()
     console.chat.flush()
     assert not console.card.redo.isEnabled()
-    console.page.transcript.again_wanted.emit(console.card.message)
+    console.page.transcript.regenerate_requested.emit(console.card.message)
     assert len(console.submits) == 1
     assert console.texts == ["One", "half an ans"]
 

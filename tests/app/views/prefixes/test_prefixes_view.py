@@ -96,10 +96,10 @@ def reply_with_texts(engine, session, poll, notes=None):
 
 
 def wait_and_reply_with_texts(view, engine, session, poll, qtbot, notes=None):
-    def asked():
+    def has_asked_for_texts():
         return any(isinstance(command, GetBlockText) for command in engine.source.sent)
 
-    qtbot.waitUntil(asked)
+    qtbot.waitUntil(has_asked_for_texts)
     return reply_with_texts(engine, session, poll, notes)
 
 
@@ -295,7 +295,7 @@ def test_viewer_does_not_request_texts(view, engine, session, poll, qtbot):
 )
 def test_filter_shows_matching_rows_and_their_ancestors(view, which, num_rows):
     view.model.set_all_expanded(True)
-    view.which.setCurrentText(which.value)
+    view.filter_box.setCurrentText(which.value)
     assert view.model.rowCount() == num_rows
 
 
@@ -334,7 +334,7 @@ def test_row_with_an_evicted_beginning_is_marked(view, engine, session, poll, qt
     poll(session)
     view.refresh()
     qtbot.waitUntil(lambda: "lost its beginning" in column(view, "Prefix"))
-    view.which.setCurrentText(PrefixFilter.CUT.value)
+    view.filter_box.setCurrentText(PrefixFilter.CUT.value)
     assert view.model.rowCount() == 1
     view.model.set_all_expanded(True)
     view.table.selectRow(0)
@@ -491,14 +491,14 @@ def test_selection_returns_with_its_node(view, engine, session, poll, qtbot):
 
 
 def test_filter_and_order_are_saved_and_restored(view, session, settings, qtbot):
-    view.which.setCurrentText(PrefixFilter.IDLE.value)
+    view.filter_box.setCurrentText(PrefixFilter.IDLE.value)
     view.table.sortByColumn(next(i for i, c in enumerate(COLUMNS) if c.title == "Hits"), Qt.SortOrder.AscendingOrder)
     view.save_settings(settings)
     other = PrefixesView(session)
     qtbot.addWidget(other)
     other.restore_settings(settings)
     header = other.table.horizontalHeader()
-    assert other.model.which is PrefixFilter.IDLE
+    assert other.model.node_filter is PrefixFilter.IDLE
     assert COLUMNS[header.sortIndicatorSection()].title == "Hits"
     assert header.sortIndicatorOrder() == Qt.SortOrder.AscendingOrder
     settings.setValue(PREFIX_ORDER, "Nonsense sideways")

@@ -102,15 +102,15 @@ def test_work_facts_show_weights_streamed_from_the_host():
 
 
 def test_execution_fact_names_graphs_or_eager_mode():
-    def told(device: DeviceInfo, **how: int) -> str:
+    def execution(device: DeviceInfo, **how: int) -> str:
         frame = Frame(epoch=1, seq=1, step=1, time_ns=1, work=Work(flops=1, **how))
         return next(iter(execution_facts(frame, device))).value
 
     gpu = DeviceInfo(kind="cuda")
-    assert told(gpu) == "kernel by kernel"
-    assert told(gpu, graph_size=1) == "a CUDA graph of 1 request"
-    assert told(gpu, graph_tokens=64) == "CUDA graphs of 64 tokens, attention kernel by kernel"
-    assert told(DeviceInfo(kind="cpu")) == "eager"
+    assert execution(gpu) == "kernel by kernel"
+    assert execution(gpu, graph_size=1) == "a CUDA graph of 1 request"
+    assert execution(gpu, graph_tokens=64) == "CUDA graphs of 64 tokens, attention kernel by kernel"
+    assert execution(DeviceInfo(kind="cpu")) == "eager"
 
 
 def test_step_without_reported_work_has_no_facts():

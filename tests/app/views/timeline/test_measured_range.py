@@ -19,7 +19,7 @@ from timed_fakes import EPOCH, START_NS, FakeTimedSession, second, small_overvie
 from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.ui.theme import DARK
 from kvscope_app.views.timeline.lane_layout import GUTTER
-from kvscope_app.views.timeline.measured_range import WholeSeconds, measured, most_delayed
+from kvscope_app.views.timeline.measured_range import WholeSeconds, measure_range, most_delayed
 from kvscope_app.views.timeline.request_lanes import RequestLanes
 from kvscope_app.views.timeline.timeline_view import TimelineView
 from kvscope_telemetry.summaries.latency_buckets import pack
@@ -51,7 +51,7 @@ def latency(*values_s):
 def test_measured_figures_cover_the_nearest_whole_seconds():
     overview = SessionOverview()
     overview.extend([second(at, decode_tokens=10 * at, finished=1, preemptions=at % 2) for at in range(20)])
-    found = measured(overview, RequestLanes(), span(4.2, 6.9), UNTIL_NS)
+    found = measure_range(overview, RequestLanes(), span(4.2, 6.9), UNTIL_NS)
     rows = dict(found.rows)
     assert found.title.startswith("2.7")
     assert rows["Requests finished"] == "3"
@@ -72,7 +72,7 @@ def test_measured_latencies_include_the_maximum():
         0.2, rel=0.01
     )
     assert largest_of(overview, "inter_token", slice(0, 2)) is None
-    rows = dict(measured(overview, RequestLanes(), span(0, 2), UNTIL_NS).rows)
+    rows = dict(measure_range(overview, RequestLanes(), span(0, 2), UNTIL_NS).rows)
     assert rows["First token, p50 / p95 / max"].count("/") == 2
     assert "unknown" in rows["Between tokens, p50 / p95 / max"]
 
@@ -110,7 +110,7 @@ def drag_with_shift(view, begin_s, end_s):
     canvas = view.canvas
     first, last = (
         QPoint(
-            GUTTER + round(canvas.shown.span.share_at(START_NS + at * SECOND_NS) * canvas.layout_now.chart_width), 60
+            GUTTER + round(canvas.shown.span.share_at(START_NS + at * SECOND_NS) * canvas.lane_layout.chart_width), 60
         )
         for at in (begin_s, end_s)
     )
@@ -159,7 +159,7 @@ def test_card_is_updated_while_its_range_grows(view):
 
 def test_wasd_keys_zoom_at_the_pointer_and_pan(view, qtbot):
     canvas = view.canvas
-    x = GUTTER + canvas.layout_now.chart_width // 4
+    x = GUTTER + canvas.lane_layout.chart_width // 4
     qtbot.mouseMove(canvas, QPoint(x, 60))
     under = canvas.shown.span.time_at(0.25)
     qtbot.keyClick(canvas, Qt.Key.Key_W)

@@ -194,6 +194,7 @@ def test_steps_do_not_overlap_without_async_scheduling(start_engine: Start, lane
 @pytest.mark.parametrize(
     ("share", "asked", "are_there"), [(0.08, None, False), (0.08, True, True), (0.2, None, True), (0.2, False, False)]
 )
+@pytest.mark.storm({"share": 0.2})
 def test_prefill_graphs_are_left_out_if_blocks_need_the_memory(
     start_engine: Start, lanes: Any, fake_gpu: Any, share: float, asked: bool | None, are_there: bool
 ) -> None:
@@ -252,7 +253,13 @@ def compared_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, SWAPPING, pytest.param({"dtype": "float16", "max_num_batched_tokens": 512}, marks=pytest.mark.storm)],
+    [
+        SWAPPING,
+        *(
+            pytest.param(options, marks=pytest.mark.storm)
+            for options in ({}, {"dtype": "float16", "max_num_batched_tokens": 512})
+        ),
+    ],
     ids=str,
 )
 def test_deterministic_engine_runs_tiles_of_one_shape(
@@ -465,13 +472,13 @@ def test_engines_on_one_gpu_start_one_after_another(
     def look(name: str) -> None:
         original = getattr(components, name)
 
-        def looked(*args: Any, **options: Any) -> Any:
+        def evaluated(*args: Any, **options: Any) -> Any:
             other = GpuRegister(tmp_path)
             has_turn.append(other.await_turn(("aaaa",), lambda whom: None, 0.0))
             other.close()
             return original(*args, **options)
 
-        monkeypatch.setattr(components, name, looked)
+        monkeypatch.setattr(components, name, evaluated)
 
     look("load_model")
     for name in ("pool_size", "storage_for_model", "ModelRunner"):

@@ -37,7 +37,7 @@ def test_fitting_label_shows_the_longest_text_that_fits(qtbot):
 
 @pytest.fixture
 def column(qtbot):
-    """Window, strip, button in the strip, button that Qt would focus next, and the strip's heir."""
+    """Window, strip, button in the strip, button that Qt would focus next, and the strip's focus heir."""
     window = QWidget()
     qtbot.addWidget(window)
     strip, inner, following, heir = (

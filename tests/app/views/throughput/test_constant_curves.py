@@ -1,4 +1,4 @@
-"""Tests of level (constant) curves, which are redrawn less often."""
+"""Tests of constant curves, which are redrawn less often."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def history_window(**columns):
     return HistoryWindow(np.arange(num) / 10.0, columns, 10**12)
 
 
-def test_changing_curve_is_not_level():
+def test_changing_curve_is_not_constant():
     zeros, unknown = np.zeros(100), np.full(100, np.nan)
     assert is_constant(history_window(a=zeros, b=unknown, c=zeros + 7))
     step = zeros.copy()
@@ -37,7 +37,7 @@ def test_missing_values_in_the_newest_second_do_not_matter():
     assert not is_constant(history_window(a=np.zeros(5)))
 
 
-def test_level_curves_are_redrawn_less_often(engine, session, view, monkeypatch):
+def test_constant_curves_are_redrawn_less_often(engine, session, view, monkeypatch):
     now_ns = [time.monotonic_ns()]
     clock = SimpleNamespace(monotonic=lambda: now_ns[0] / 1e9, monotonic_ns=lambda: now_ns[0])
     monkeypatch.setattr(view_module, "time", clock)
@@ -45,8 +45,8 @@ def test_level_curves_are_redrawn_less_often(engine, session, view, monkeypatch)
     draw = view.charts._draw_panels
     monkeypatch.setattr(view.charts, "_draw_panels", lambda names, span: (drawn.append(names), draw(names, span)))
 
-    def times_in_a_minute(*, level):
-        monkeypatch.setattr(view_module, "is_constant", lambda _: level)
+    def times_in_a_minute(*, is_constant):
+        monkeypatch.setattr(view_module, "is_constant", lambda _: is_constant)
         view.charts.refresh_all()
         drawn.clear()
         for _ in range(30):
@@ -54,11 +54,11 @@ def test_level_curves_are_redrawn_less_often(engine, session, view, monkeypatch)
             view.refresh()
         return len(drawn)
 
-    assert 12 <= times_in_a_minute(level=False) <= 16
-    assert 5 <= times_in_a_minute(level=True) <= 8
+    assert 12 <= times_in_a_minute(is_constant=False) <= 16
+    assert 5 <= times_in_a_minute(is_constant=True) <= 8
 
 
-def test_level_curves_are_redrawn_when_the_mouse_enters(session, view, monkeypatch):
+def test_constant_curves_are_redrawn_when_the_mouse_enters(session, view, monkeypatch):
     drawn, draw_all = [], view.charts.refresh_all
     monkeypatch.setattr(view.charts, "refresh_all", lambda: drawn.append(1))
     monkeypatch.setattr(view_module, "is_constant", lambda _: True)
