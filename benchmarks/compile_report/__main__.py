@@ -72,15 +72,15 @@ class _Case(NamedTuple):
 
     cases: str
     capability: int
-    index: int
+    launch_index: int
 
     @property
     def launch(self) -> Launch:
-        return _launches(self.cases, self.capability)[self.index]
+        return _launches(self.cases, self.capability)[self.launch_index]
 
 
 def _cases(cases: str, capability: int) -> list[_Case]:
-    return [_Case(cases, capability, index) for index in range(len(_launches(cases, capability)))]
+    return [_Case(cases, capability, launch_index) for launch_index in range(len(_launches(cases, capability)))]
 
 
 @cache
