@@ -231,7 +231,7 @@ class EngineComponents:
         if self.threads is not None:
             self.threads.close()
         if self.mover is not None:
-            if self.mover.keeps:
+            if self.mover.is_persistent:
                 deadline_s = time.monotonic() + SAVE_PREFIXES_TIMEOUT_S
                 self.scheduler.save_prefixes_to_disk(lambda: time.monotonic() < deadline_s)
             failure = f"the disk tier was given up: {self.mover.failure}" if self.mover.failure else ""
@@ -581,8 +581,8 @@ def expanded_notes(module: torch.nn.Module) -> list[str]:
         return []
     why = getattr(module, "kvscope_why_expanded", None) or "its attention has another structure than is known"
     return [
-        f"the cache holds keys and values in place of latents, {calls[0].shape.numbers:,} numbers a token and layer and"
-        f" not {sum(sizes):,}: {why:.200}"
+        f"the cache holds keys and values in place of latents, {calls[0].shape.num_elements:,} numbers a token and"
+        f" layer and not {sum(sizes):,}: {why:.200}"
     ]
 
 

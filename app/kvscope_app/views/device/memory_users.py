@@ -100,5 +100,5 @@ def _with_unattributed(users: list[MemoryUser], used: int) -> list[MemoryUser]:
     return [*limited, MemoryUser("no process reported", remaining)] if remaining else limited
 
 
-def _sum(*parts: int | None) -> int | None:
-    return None if None in parts else sum(part or 0 for part in parts)
+def _sum(*values: int | None) -> int | None:
+    return None if None in values else sum(value or 0 for value in values)

@@ -113,8 +113,8 @@ def _with_level(kinds: npt.NDArray[np.integer], shares: npt.NDArray[np.integer])
 
 def _used_keys(active: Keys, cached: Keys, filled: Keys) -> Keys:
     in_use = active.astype(np.float32) + cached.astype(np.float32)
-    empty = 1 - np.minimum(filled.astype(np.float32) / np.maximum(in_use, 1), 1)
-    keys = page_map.FILL_FULL + np.rint(empty * page_map.FILL_STEPS)
+    empty_share = 1 - np.minimum(filled.astype(np.float32) / np.maximum(in_use, 1), 1)
+    keys = page_map.FILL_FULL + np.rint(empty_share * page_map.FILL_STEPS)
     return np.where(in_use > 0, keys, FREE).astype(np.uint8)
 
 
