@@ -20,7 +20,7 @@ _ONE_GROUP = (KVGroup(kind="full"),)
 
 def why_pins_refused(mirror: Mirror, blocks: Iterable[int], *, with_prefix: bool = False) -> str:
     """Return why the engine would refuse to pin `blocks` of the prefix cache, or "" if it may accept them."""
-    assert mirror.hello is not None, "it has blocks"
+    assert mirror.hello is not None, "a mirror with blocks has a hello"
     cache, requests = mirror.hello.cache, mirror.requests
     requested = _with_prefixes(mirror, blocks) if with_prefix else set(blocks)
     pinned = mirror.pinned | requested
@@ -54,7 +54,7 @@ def why_pins_refused(mirror: Mirror, blocks: Iterable[int], *, with_prefix: bool
 
 def _max_own_blocks(mirror: Mirror, row: int, groups: tuple[KVGroup, ...], pinned: Set[int]) -> int:
     """Return how many of `pinned` contain the start of the request's text, or an upper bound where that is unknown."""
-    assert mirror.hello is not None, "it has blocks"
+    assert mirror.hello is not None, "a mirror with blocks has a hello"
     requests, hashes = mirror.requests, mirror.ledger.hash
     num_tokens = int(requests.num_prompt_tokens[row] + requests.num_output_tokens[row])
     num_full = max(0, num_tokens - 1) // mirror.hello.cache.block_size

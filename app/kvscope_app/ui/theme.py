@@ -57,9 +57,7 @@ class Theme:
     flash_copied: str
     flash_saved: str
     flash_loaded: str
-    """Colour of a cell shortly after its block was loaded; likewise the other flash colours. Large cells also get a
-    sign.
-    """
+    """Colour of a cell shortly after its block was loaded. Large cells also get a sign."""
     selection: str
 
     def color(self, name: str, alpha: int = 255) -> QColor:

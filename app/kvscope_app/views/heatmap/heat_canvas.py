@@ -154,7 +154,7 @@ class HeatCanvas(TimeArea):
             super().keyPressEvent(event)
 
     def _step_cell(self, dx: int, dy: int) -> None:
-        assert self.store is not None, "nothing to step on"
+        assert self.store is not None, "no store is shown"
         step_ns = max(SECOND_NS, self.frame.scale.column_ns)
         cell = self.cell
         if cell is None:

@@ -164,7 +164,7 @@ class PrefixesView(View):
 
     def _show_tree(self, mirror: Mirror) -> None:
         tree = self.builder.tree
-        assert tree is not None, "there is a tree to show"
+        assert tree is not None, "the builder has a tree"
         if mirror.hello is None or self.builder.epoch != mirror.epoch:
             return
         times = StepTimes(self.session.overview, mirror)
