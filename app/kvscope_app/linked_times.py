@@ -90,7 +90,6 @@ class LinkedTimes(QObject):
         self._notify()
 
     def follow(self) -> None:
-        """Move all linked windows to the leader's time."""
         leader = self._leader
         if leader is None:
             return

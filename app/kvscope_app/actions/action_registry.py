@@ -45,13 +45,9 @@ ACTION_NOTE_PREFIX: Final = "Action: "
 
 @dataclass(frozen=True, slots=True)
 class ActionSpec:
-    """Definition of an action: its texts, location and function."""
-
     name: str
-    """Unique identifier, which never changes."""
     text: str
     group: str
-    """Menu that has the action, and its heading in the list of shortcuts."""
     run: Callable[..., Any]
     shortcuts: Sequence[str] = ()
     icon: str = ""
@@ -69,12 +65,10 @@ class ActionSpec:
     question: Callable[[], str] | None = None
     """Returns a question to ask before an action that cannot be undone; if empty, the action runs without asking."""
     enabled: Callable[[], bool] | None = None
-    """Returns whether the action is available; None: always."""
     why_not: Callable[[], str] | None = None
     """Returns why the action is disabled, shown as its tooltip; empty if the action is enabled."""
     checked: Callable[[], bool] | None = None
     text_now: Callable[[], str] | None = None
-    """Returns the current text, for actions whose text changes."""
 
 
 class YieldingAction(QAction):

@@ -11,8 +11,6 @@ Chosen = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Properties of an action that the keymap needs."""
-
     name: str
     text: str
     own_keys: tuple[str, ...]

@@ -38,7 +38,6 @@ class AlarmEvaluator(QObject):
     alarm_updated = Signal(object)
     """Emitted with an ongoing `Alarm` of the live session, which has the worst value so far."""
     evaluated = Signal()
-    """Emitted after further seconds were evaluated."""
 
     def __init__(self, session: Session, settings: SettingsStore, parent: QObject | None = None) -> None:
         super().__init__(parent)

@@ -64,7 +64,6 @@ class AlarmStrip(PassingStrip):
 
     @property
     def names(self) -> list[str]:
-        """Rule names of all shown alarms, the newest last."""
         return list(self._shown_alarms)
 
     def apply_theme(self, theme: Theme) -> None:
@@ -168,7 +167,6 @@ class AlarmLine(QWidget):
 
     @property
     def is_narrow(self) -> bool:
-        """Whether rule and details are below each other."""
         return self._row.direction() is QBoxLayout.Direction.TopToBottom
 
     def show_alarm(self, rule: str, detail: str) -> None:

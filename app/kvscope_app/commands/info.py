@@ -46,7 +46,6 @@ def add_info_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argum
 
 
 def info(args: argparse.Namespace) -> int:
-    """Print the summary of `args.file`, as text or JSON, and return the exit code."""
     from kvscope_telemetry.exports.content import Content
     from kvscope_telemetry.exports.goodput import evaluate_goals
     from kvscope_telemetry.exports.run_summary import summarize_run

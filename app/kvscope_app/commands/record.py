@@ -170,7 +170,6 @@ class _RecordingMonitor:
         return ""
 
     def _end_reason(self, status: SourceStatus, waited_s: float) -> str:
-        """Return why the recording ends after `waited_s` seconds without telemetry from the engine."""
         if status.state is SourceState.REFUSED:
             return f"the engine at {self._endpoint} does not let us in: {status.reason}"
         if status.state is SourceState.ENDED:

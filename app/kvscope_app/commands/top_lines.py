@@ -46,7 +46,6 @@ _COLUMNS: Final = (("request", 9), ("state", 10), ("tokens", 9), ("blocks", 8), 
 
 
 def engine_lines(reading: EngineStatus, width: int, *, is_chosen: bool = False) -> list[Line]:
-    """Return the lines about an engine, without its requests."""
     lines = [_heading(reading, is_chosen=is_chosen)]
     if reading.reason:
         lines += [

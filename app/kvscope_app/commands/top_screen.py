@@ -102,7 +102,6 @@ class _Screen:
         self._window.refresh()
 
     def _lines(self, readings: Sequence[EngineStatus], width: int, height: int) -> list[Line]:
-        """Return at most `height` lines: engines, requests of the selected engine, and the legend."""
         blocks = [engine_lines(each, width, is_chosen=index == self._selected) for index, each in enumerate(readings)]
         if sum(map(len, blocks)) > height - _MIN_REQUEST_ROWS:
             blocks = [

@@ -80,7 +80,6 @@ class LineProcess(QObject):
         process.deleteLater()
 
     def fail(self, reason: str) -> None:
-        """End the child and emit `failed` with `reason`."""
         self.close()
         self.failed.emit(reason)
 

@@ -33,7 +33,6 @@ class FleetColumn(TableColumn[[FleetRow]]):
 
 
 def state_text(row: FleetRow) -> str:
-    """Return the engine's state, followed by the reason if there is one."""
     word = STATE_TEXTS[row.state]
     return f"{word}: {row.reason}" if row.reason else word
 
@@ -111,7 +110,6 @@ def sort_key(row: FleetRow, column: int) -> Key | None:
 
 
 def tip_of(row: FleetRow) -> str:
-    """Return the tooltip of a row: facts about the engine that no column shows."""
     lines = [row.entry.address.text, state_text(row)]
     if row.num_blocks is not None:
         lines.append(plural(row.num_blocks, "block"))

@@ -60,7 +60,6 @@ REFRESH_MS: Final = 500
 SORT_INTERVAL_S: Final = 2.0
 """Minimum seconds between two reorderings, so that rows do not constantly move away from under the mouse pointer."""
 MAX_OPENED: Final = 8
-"""Maximum number of engines opened by one command."""
 NOTHING_LISTED: Final = "The list is empty."
 NOTHING_KNOWN: Final = "No engines yet. Use Add engine…, or start kvscope fleet --file LIST."
 NOTHING_FOUND: Final = "No engine matches."
@@ -75,7 +74,6 @@ class FleetWindow(QMainWindow):
     """
 
     closing = Signal(object)
-    """Emitted with the closing window."""
 
     def __init__(
         self,
@@ -130,7 +128,6 @@ class FleetWindow(QMainWindow):
         self._show_buttons()
 
     def open_chosen(self) -> None:
-        """Open a window for each selected engine, at most `MAX_OPENED`."""
         self._open_error = ""
         for row in self.table.chosen[:MAX_OPENED]:
             try:
@@ -188,7 +185,6 @@ class FleetWindow(QMainWindow):
         self.refresh()
 
     def _escape(self) -> None:
-        """Clear the search, so that all rows are shown, and focus the table."""
         if self.search.text():
             self.search.clear()
         self.table.setFocus()
@@ -367,8 +363,6 @@ class FleetTable(OpenableTable):
 
 # Table models.
 class FleetModel(TableModel):
-    """Table model with a row for each engine, in the order of the list."""
-
     table_head: ClassVar[TableHead] = TableHead.of(COLUMNS)
 
     def __init__(self, parent: QObject | None = None) -> None:
@@ -376,7 +370,6 @@ class FleetModel(TableModel):
         self.rows: tuple[FleetRow, ...] = ()
         self.theme: Theme = DARK
         self.ratio = 1.0
-        """Device pixel ratio of the window's screen."""
         self._map_pixmaps: dict[FleetEntry, tuple[PoolBins, Theme, float, QPixmap]] = {}
 
     def show(self, rows: tuple[FleetRow, ...]) -> None:
@@ -438,7 +431,6 @@ class FleetProxy(QSortFilterProxyModel):
         self.setDynamicSortFilter(False)
 
     def search(self, text: str) -> None:
-        """Show only rows that contain all words of `text`."""
         self._search_words = tuple(text.casefold().split())
         self.sort_rows()
 
@@ -447,7 +439,6 @@ class FleetProxy(QSortFilterProxyModel):
         self.sort(self.sortColumn(), self.sortOrder())
 
     def row_at(self, position: int) -> FleetRow:
-        """Return the engine at a displayed row."""
         return self._rows[self.mapToSource(self.index(position, 0)).row()]
 
     def filterAcceptsRow(self, source_row: int, source_parent: Index) -> bool:

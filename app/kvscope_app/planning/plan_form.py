@@ -20,8 +20,6 @@ Field = TypeVar("Field", bound=QWidget)
 
 
 class PlanForm(QWidget):
-    """Form with the options for serving and, if requested, for training."""
-
     changed = Signal()
 
     def __init__(self, model: str = "default") -> None:
@@ -69,7 +67,6 @@ class PlanForm(QWidget):
 
     @property
     def question(self) -> Question:
-        """Options of `kvscope-engine plan`, from the fields."""
         options = [
             ("--model", self.model.text().strip() or "default"),
             ("--gpu-memory", with_decimal_point(self.gpu.currentText().strip())),

@@ -31,7 +31,6 @@ class EventJumps:
         self._report = report
 
     def choose(self, kind: str) -> None:
-        """Set the kind of event to step through; empty: any kind."""
         self.kind = kind
 
     def go(self, *, forward: bool) -> None:
@@ -50,7 +49,6 @@ class EventJumps:
 
 
 def playback_actions(timeline: Timeline, jumps: EventJumps) -> list[ActionSpec]:
-    """Return the actions to play, jump, step and change the speed."""
     wide_text, narrow_text = f"{BACK_S:.0f} s", f"{STEP_S:.0f} s"
     end = "Go to end" if timeline.is_file else "Go live"
     jump_by, shared_zoom = timeline.jump_by, timeline.shared_zoom
@@ -58,7 +56,6 @@ def playback_actions(timeline: Timeline, jumps: EventJumps) -> list[ActionSpec]:
     def history_action(
         name: str, text: str, run: Callable[[], object], keys: tuple[str, ...], icon: str = "", **options: Any
     ) -> ActionSpec:
-        """Return an action that is enabled once there is a history."""
         return ActionSpec(name, text, TIME, run, keys, icon, enabled=lambda: timeline.range_ns is not None, **options)
 
     return [

@@ -116,7 +116,6 @@ class PlaybackBar(QFrame):
             self.refresh()
 
     def minimumSizeHint(self) -> QSize:
-        """Return a small width that still fits the buttons and the slider."""
         return QSize(_MIN_WIDTH, super().minimumSizeHint().height())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -182,7 +181,6 @@ class PlaybackBar(QFrame):
         return self.slider.value() >= self.slider.maximum()
 
     def _on_press(self) -> None:
-        """Pause while the slider is dragged."""
         self._resumes_on_release = not self._timeline.is_live and self._timeline.is_playing
         self._timeline.pause()
 

@@ -16,11 +16,9 @@ from kvscope_app.ui.widget_factories import label
 from kvscope_app.ui.zoom import scaled
 
 MAX_AT_ONCE: Final = 8
-"""Maximum number of files opened by one drop; each opens in its own window."""
 _SUFFIXES: Final = (".mcap", ".mcap.part")
 _MAX_NAMES: Final = 3
 _MARGIN: Final = 18
-"""Pixels between the window's edges and the overlay."""
 
 
 def dropped_paths(data: QMimeData) -> tuple[list[str], list[str]]:
@@ -74,7 +72,6 @@ class DropSign(QFrame):
         self.hide()
 
     def offer(self, data: QMimeData) -> None:
-        """Show the effect of dropping `data`."""
         good, others = dropped_paths(data)
         names = Path(good[0]).name if len(good) == 1 else plural(len(good), "recording")
         self._heading.setText(f"Drop to open {names}" if good else "Not a recording")

@@ -68,10 +68,7 @@ class ListedRecording:
 
 @dataclass(frozen=True, slots=True)
 class FolderListing:
-    """State of a folder after one scan."""
-
     recordings: tuple[ListedRecording, ...] = ()
-    """Recordings of the folder, sorted by path."""
     num_left_out: int = 0
     """Number of older recordings beyond `MAX_LISTED`."""
     problem: str = ""

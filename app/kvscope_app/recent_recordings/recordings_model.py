@@ -101,7 +101,6 @@ class RecordingsModel(TableModel):
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.shown: list[ListedRecording] = []
-        """Recording of each row."""
         self.theme: Theme = DARK
         self._recordings: tuple[ListedRecording, ...] = ()
         self._search_words: tuple[str, ...] = ()
@@ -137,7 +136,6 @@ class RecordingsModel(TableModel):
         return None
 
     def _arrange(self) -> None:
-        """Filter and sort, and notify the view of moved and changed rows."""
         found = [each for each in self._recordings if all(word in each.search_text for word in self._search_words)]
         found.sort(key=COLUMNS[self._sorted_by].key, reverse=self._is_descending)
         before = self.shown

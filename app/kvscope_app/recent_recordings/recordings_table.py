@@ -31,7 +31,6 @@ class RecordingsTable(OpenableTable):
 
     @property
     def chosen(self) -> list[ListedRecording]:
-        """Selected recordings in displayed order."""
         return [self.recordings.shown[row] for row in selected_rows(self)]
 
     def apply_theme(self, theme: Theme) -> None:

@@ -63,7 +63,6 @@ class RecordingsWindow(Sheet):
 
     @property
     def chosen(self) -> list[ListedRecording]:
-        """Selected recordings in displayed order."""
         return self.table.chosen
 
     def apply_theme(self, theme: Theme) -> None:
@@ -74,13 +73,11 @@ class RecordingsWindow(Sheet):
             try_to_open(self._window, recording.path)
 
     def compare_chosen(self) -> None:
-        """Compare the selected recordings if exactly two are selected."""
         if len(self.chosen) == 2:
             first, second = self.chosen
             compare_two(self._window, first.path, second.path)
 
     def show_folder(self) -> None:
-        """Open the folder in the file manager."""
         QDesktopServices.openUrl(QUrl.fromLocalFile(self.folder.text()))
 
     def ask_other_folder(self) -> None:

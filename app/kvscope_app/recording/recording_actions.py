@@ -75,7 +75,6 @@ def toggle_recording(window: SessionWindow, _checked: bool = False) -> None:
 
 
 def recording_menu(window: SessionWindow) -> QMenu:
-    """Return a menu with the path of the running recording and an action to stop it."""
     menu = QMenu(window)
     menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
     recorder = window.session.recorder

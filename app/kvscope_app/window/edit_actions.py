@@ -16,7 +16,6 @@ from kvscope_app.window.window_body import WindowBody
 
 EDIT: Final = "Edit"
 MAX_ROWS: Final = 200_000
-"""Row limit for copying. Larger tables should be exported instead."""
 _NOTICE_MS: Final = 4000
 
 
@@ -45,15 +44,15 @@ def edit_actions(window: WindowBody) -> list[ActionSpec]:
             "copy_rows",
             "Copy selected rows",
             EDIT,
-            partial(_copy, window, whole=False),
+            partial(_copy_rows, window, whole=False),
             ("Ctrl+C",),
             starts_section=True,
         ),
-        ActionSpec("copy_table", "Copy table", EDIT, partial(_copy, window, whole=True), ("Ctrl+Shift+C",)),
+        ActionSpec("copy_table", "Copy table", EDIT, partial(_copy_rows, window, whole=True), ("Ctrl+Shift+C",)),
     ]
 
 
-def _copy(window: WindowBody, *, whole: bool) -> None:
+def _copy_rows(window: WindowBody, *, whole: bool) -> None:
     """Copy rows of the focused table, or the selected text of a focused text field."""
     focus = QApplication.focusWidget()
     if isinstance(focus, QLineEdit | QTextEdit | QPlainTextEdit):
