@@ -484,7 +484,8 @@ def test_recipe_for_a_figure_of_a_run_is_complete(recipe: Recipe, column: str) -
         assert (figure.words, figure.group) == ("Made-up things per second", "Cache")
         assert parse_rule(f"{COLUMN}_per_s > 100 for 5 s")
 
-        shown = measure_range(overview, RequestLanes(), TimeSpan(span.from_ns - 10**9, span.until_ns + 10**9), span.until_ns)
+        whole = TimeSpan(span.from_ns - 10**9, span.until_ns + 10**9)
+        shown = measure_range(overview, RequestLanes(), whole, span.until_ns)
         assert dict(shown.rows)["Made-up things"] == str(total)
         """
     )
