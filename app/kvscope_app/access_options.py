@@ -14,14 +14,14 @@ from kvscope_telemetry.credentials.api_keys import read_api_keys
 from kvscope_telemetry.errors import BadInput
 
 
-def addresses_of(args: argparse.Namespace, texts: Sequence[str], option: str) -> tuple[Address, ...]:
+def parse_addresses(args: argparse.Namespace, texts: Sequence[str], option: str) -> tuple[Address, ...]:
     """Parse `texts`, the values of `option`, together with the access options.
 
     Raises BadInput for invalid addresses or options that do not apply to them.
     """
-    given = [name for name, value in _access_options(args) if value]
-    if given and not texts:
-        raise BadInput(f"{given[0]} applies to attached engines: use it with {option} ADDRESS")
+    used_options = [name for name, value in _access_options(args) if value]
+    if used_options and not texts:
+        raise BadInput(f"{used_options[0]} applies to attached engines: use it with {option} ADDRESS")
     if args.kv_events and len(texts) > 1:
         raise BadInput(
             f"--kv-events {args.kv_events} works with one {option}; with several, put it into each "
@@ -30,14 +30,14 @@ def addresses_of(args: argparse.Namespace, texts: Sequence[str], option: str) ->
     texts = [each for text in texts for each in each_rank(text)]
     api_key = read_api_key(args.api_key_file) if texts else ""
     addresses = tuple(_with_access(Address(text), args, api_key) for text in texts)
-    _check_fits(args, addresses)
+    _check_applicable(args, addresses)
     for address in addresses:
         address.check()
     return addresses
 
 
 def add_access_options(parser: argparse.ArgumentParser, option: str) -> None:
-    """Add the options for access to the engines that `option` names."""
+    """Add the options for access to the engines that are given by `option`, such as `--attach`."""
     servers, publishers = each_engine("{name}"), each_engine("{name}", with_events=True)
     parser.add_argument(
         "--key",
@@ -70,8 +70,8 @@ def add_access_options(parser: argparse.ArgumentParser, option: str) -> None:
     )
 
 
-_FOR_ANY: Final = ("--tls-ca",)
-"""Options for both kinds of engines: another engine's HTTP server, and prompts to a kvscope engine's server."""
+_OPTIONS_FOR_ALL_ENGINES: Final = ("--tls-ca",)
+"""Options that apply both to kvscope engines and to the HTTP servers of other engines."""
 
 
 def _access_options(args: argparse.Namespace) -> tuple[tuple[str, object], ...]:
@@ -80,7 +80,6 @@ def _access_options(args: argparse.Namespace) -> tuple[tuple[str, object], ...]:
 
 
 def _with_access(address: Address, args: argparse.Namespace, api_key: str) -> Address:
-    """Return `address` with the options that apply to its kind of engine."""
     address = replace(address, ca_file=args.tls_ca)
     if not address.is_external:
         return replace(address, key=args.key)
@@ -93,10 +92,10 @@ def _with_access(address: Address, args: argparse.Namespace, api_key: str) -> Ad
     )
 
 
-def _check_fits(args: argparse.Namespace, addresses: Sequence[Address]) -> None:
+def _check_applicable(args: argparse.Namespace, addresses: Sequence[Address]) -> None:
     """Raise BadInput if an option applies to none of the addresses."""
     for name, value in _access_options(args):
-        if name in _FOR_ANY:
+        if name in _OPTIONS_FOR_ALL_ENGINES:
             continue
         is_for_external = name != "--key"
         if value and not any(address.is_external == is_for_external for address in addresses):

@@ -12,7 +12,7 @@ _DEFAULT: Final = "default"
 
 
 def add_alarm_options(parser: argparse.ArgumentParser, which: str) -> None:
-    """Add `--alarm` and `--alarm-webhook`. `which` describes the rules without `--alarm`, for the help."""
+    """Add `--alarm` and `--alarm-webhook`. `which` is inserted into the help of `--alarm`."""
     parser.add_argument(
         "--alarm",
         metavar="RULE",
@@ -29,12 +29,13 @@ def add_alarm_options(parser: argparse.ArgumentParser, which: str) -> None:
     )
 
 
-def alarm_rules(args: argparse.Namespace, *, has_own: bool) -> tuple[Rule, ...]:
-    """Return the rules given on the command line. `default` stands for the predefined rules.
+def alarm_rules(args: argparse.Namespace, *, has_saved_rules: bool) -> tuple[Rule, ...]:
+    """Return the rules of `--alarm`, where `default` stands for all predefined rules.
 
-    Without `has_own` rules, `--alarm-webhook` alone implies the predefined ones. Raises BadInput for an invalid rule.
+    Without saved rules (`has_saved_rules`), `--alarm-webhook` alone implies the predefined rules. Raises BadInput for
+    an invalid rule.
     """
-    texts: list[str] = args.alarm or ([_DEFAULT] if args.alarm_webhook and not has_own else [])
+    texts: list[str] = args.alarm or ([_DEFAULT] if args.alarm_webhook and not has_saved_rules else [])
     if not texts:
         return ()
     from kvscope_telemetry.alarms.rules import DEFAULT_RULES, checked, parse_rule
@@ -50,7 +51,7 @@ def alarm_rules(args: argparse.Namespace, *, has_own: bool) -> tuple[Rule, ...]:
 
 
 def alarm_webhook(args: argparse.Namespace) -> str:
-    """Return the webhook URL, or an empty text. Raises BadInput for an invalid URL."""
+    """Return the webhook URL, empty if none is given. Raises BadInput for an invalid URL."""
     if not args.alarm_webhook:
         return ""
     from kvscope_telemetry.alarms.webhook import checked_url

@@ -15,9 +15,9 @@ from kvscope_app.ui.fonts import apply_fonts, has_fonts
 from kvscope_app.ui.icons import app_icon
 
 _SWITCH_S: Final = 0.001
-"""Longest time that another Python thread runs while the GUI thread waits.
+"""Seconds that another Python thread may run while the GUI thread waits for the interpreter lock.
 
-With Python's default of 5 ms, an event would wait that long whenever it coincides with the reader thread.
+With Python's default of 5 ms, an event that coincides with the reader thread would wait that long.
 """
 
 
@@ -44,11 +44,11 @@ def make_application() -> QApplication:
 
 
 def _use_neutral_case_rules() -> None:
-    """Set LC_CTYPE to C.UTF-8. Numbers and dates stay in the user's language: Qt takes them from the environment.
+    """Set LC_CTYPE to C.UTF-8, because PySide fails in a Turkish or Azerbaijani locale.
 
-    QApplication has set all categories from the environment. PySide derives the setter of a keyword property from the
-    property's name with C's `toupper`, which maps `i` to nothing in Turkish and Azerbaijani: `QTimer(interval=5)` then
-    raises AttributeError.
+    QApplication sets all categories from the environment. PySide derives the setter of a keyword property from the
+    property's name with C's `toupper`, which does not map `i` to `I` in these languages: `QTimer(interval=5)` raises
+    AttributeError. Numbers and dates stay in the user's language, because Qt reads that from the environment.
     """
     for name in ("C.UTF-8", "C"):  # some systems have no C.UTF-8
         with suppress(locale.Error):

@@ -9,7 +9,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from kvscope_app.access_options import add_access_options, addresses_of
+from kvscope_app.access_options import add_access_options, parse_addresses
 from kvscope_app.alarm_options import add_alarm_options, alarm_rules, alarm_webhook
 from kvscope_telemetry.addresses import Address, accepted_addresses
 from kvscope_telemetry.engine_config import EngineConfig
@@ -30,9 +30,9 @@ _MAX_DIGITS: Final = 18
 _HELP: Final = ("-h", "--help")
 
 Command = Callable[[], "int | Options"]
-"""Runs the command. Returns the exit code, or the options of the desktop to open."""
+"""Function that runs a command. Returns the exit code, or the options of the desktop to open."""
 AddParser = Callable[["argparse._SubParsersAction[Any]"], argparse.ArgumentParser]
-"""Adds a command. Its parser sets `run`, which maps the arguments to an exit code."""
+"""Function that adds a command's parser, whose default `run` is a function from the arguments to an exit code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,27 +40,26 @@ class FleetOptions:
     text: ListText
     every_s: float
     api_key: str = field(default="", repr=False)
-    """API key for engines of other kinds that have no saved key."""
+    """API key for engines of other kinds without a saved key; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     attach: tuple[Address, ...] = ()
     engine: tuple[str, ...] = ()
-    """Arguments for kvscope's own engine."""
     keep_engine: bool = False
     theme: str | None = None
-    """Theme for this run; None: the saved choice."""
+    """Theme for this run; None: the saved one."""
     debug: bool = False
     recordings: tuple[str, ...] = ()
     at_s: float | None = None
-    """Initial position in seconds of the recording, paused there."""
+    """Initial time in seconds from the recording's start, paused there; None: play from the start."""
     selects: tuple[tuple[str, int], ...] = ()
-    """Initial selection: `request` or `block`, and its number."""
+    """Initial selection: pairs of `request` or `block`, and its number."""
     layout: str = ""
-    compares: bool = False
+    is_comparison: bool = False
     fleet: FleetOptions | None = None
-    """If given, open a table of many engines instead of a window for one."""
+    """If not None, open a table of many engines instead of a window for one."""
     alarms: tuple[Rule, ...] = ()
     """Rules for this run, in addition to the saved ones."""
     alarm_webhook: str = ""
@@ -75,7 +74,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse(arguments: Sequence[str], commands: Sequence[AddParser] = ()) -> Options | Command:
-    """Return the options of the window, or the named command to be called.
+    """Return the options of the window, or a function that runs the named command.
 
     Raises BadInput for invalid arguments. Prints and exits for --help and --version.
     """
@@ -90,13 +89,13 @@ def parse(arguments: Sequence[str], commands: Sequence[AddParser] = ()) -> Optio
 def _options(args: argparse.Namespace) -> Options:
     engine = engine_arguments(args)
     if args.attach and (engine or args.keep_engine):
-        given = engine[0].partition("=")[0] if engine else "--keep-engine"
-        raise BadInput(f"{given} applies to the engine that kvscope starts and cannot be used with --attach")
+        option = engine[0].partition("=")[0] if engine else "--keep-engine"
+        raise BadInput(f"{option} applies to the engine that kvscope starts and cannot be used with --attach")
     if args.open:
-        _check_alone(args, engine)
+        _check_open_alone(args, engine)
     elif args.at is not None or args.select:
         raise BadInput(f"{'--select' if args.at is None else '--at'} needs --open FILE.mcap")
-    addresses = addresses_of(args, args.attach, "--attach")
+    addresses = parse_addresses(args, args.attach, "--attach")
     return Options(
         addresses,
         tuple(engine),
@@ -107,7 +106,7 @@ def _options(args: argparse.Namespace) -> Options:
         args.at,
         tuple(args.select),
         layout=args.layout,
-        alarms=alarm_rules(args, has_own=True),
+        alarms=alarm_rules(args, has_saved_rules=True),
         alarm_webhook=alarm_webhook(args),
     )
 
@@ -196,18 +195,18 @@ def _selection(text: str) -> tuple[str, int]:
     return kind, int(number)
 
 
-def _check_alone(args: argparse.Namespace, engine: Sequence[str]) -> None:
+def _check_open_alone(args: argparse.Namespace, engine: Sequence[str]) -> None:
     if args.attach:
         raise BadInput("--open plays recordings and cannot be used with --attach, which watches an engine")
     if engine or args.keep_engine:
-        given = engine[0].partition("=")[0] if engine else "--keep-engine"
+        option = engine[0].partition("=")[0] if engine else "--keep-engine"
         raise BadInput(
-            f"{given} applies to the engine that kvscope starts and cannot be used with --open, which starts none"
+            f"{option} applies to the engine that kvscope starts and cannot be used with --open, which starts none"
         )
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Add the engine's options, which are passed on to it. The engine checks what depends on a device or model."""
+    """Add the options that are passed on to the engine. The engine checks what depends on a device or model."""
     group = parser.add_argument_group("engine", "options for the engine that the desktop starts")
     for name, option in options_of(EngineConfig).items():
         option.add_passed_on(group, name)

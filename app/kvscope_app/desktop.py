@@ -32,7 +32,7 @@ from kvscope_app.session.session import Session
 from kvscope_app.session_window import Openers, SessionWindow
 from kvscope_app.setting_names import window_group
 from kvscope_app.settings.layout_value import WindowLayout, read_layout
-from kvscope_app.ui.theming.apply_theme import forget_rules
+from kvscope_app.ui.theming.apply_theme import clear_style_cache
 from kvscope_app.ui.theming.theme_manager import ThemeManager
 from kvscope_app.window import dock_state
 from kvscope_app.window.dock_layouts.arrangement import KNOWN_NAMES
@@ -56,22 +56,22 @@ if TYPE_CHECKING:
     from kvscope_telemetry.recordings.reader import Recording
 
 STARTUP_PROBE: Final = "KVSCOPE_STARTUP_PROBE"
-"""Environment variable with a monotonic time in ns. The time from then to the first exposure is printed as JSON."""
+"""Environment variable with a monotonic time in ns. The seconds from then to the first exposure are printed as JSON."""
 
-_KEEP_AFTER_MS: Final = 150
-_CLOSE_NOTICE_MS: Final = 500
-"""Time for a window's last command to its engine to be sent."""
-_FORGET_AFTER_MS: Final = 200
+_HISTORY_DELAY_MS: Final = 150
+_CLOSE_SESSION_DELAY_MS: Final = 500
+"""Delay until a closed window's session is closed, in which its last command to the engine is sent."""
+_CLEANUP_DELAY_MS: Final = 200
 """Delay after closing a window until its widgets are deleted and caches can be cleared."""
 
 
 class Desktop(QObject):
-    """Opens a window for each engine or recording. The application ends with the last of them."""
+    """Opens a window for each engine or recording. The application ends when the last window closes."""
 
     def __init__(
         self, app: QApplication, options: Options, settings: QSettings, errors: InternalErrors | None = None
     ) -> None:
-        """Create a desktop without windows. Errors that `errors` collects are shown in the active window."""
+        """Create a desktop without windows. Errors collected by `errors` are shown in the active window."""
         super().__init__(app)
         self._settings, self._options = settings, options
         self._slots = WindowSlots(Path(settings.fileName()))
@@ -84,33 +84,32 @@ class Desktop(QObject):
         self.failures: list[str] = []
         """Error messages of recordings on the command line that could not be opened."""
         self.initial_layout: WindowLayout | None = None
-        """Layout for windows that open; None: their saved layout."""
+        """Layout for new windows; None: the saved layout of each."""
         self.sessions = SessionGroup(self)
         self.linked_times = LinkedTimes(self)
         self._crashed_histories: CrashedHistories | None = None
         self._fleets: FleetManager | None = None
         self._addresses: weakref.WeakKeyDictionary[Source, Address] = weakref.WeakKeyDictionary()
-        """Full addresses of watched sources, because a source's name does not contain everything."""
-        self._forgetting = QTimer(self, singleShot=True, interval=_FORGET_AFTER_MS)
-        self._forgetting.timeout.connect(partial(release_caches, app))
+        """Full addresses of watched sources. The name of a source does not have everything."""
+        self._cleanup_timer = QTimer(self, singleShot=True, interval=_CLEANUP_DELAY_MS)
+        self._cleanup_timer.timeout.connect(partial(release_caches, app))
 
     def open_window(
         self, address: Address | str, engine: EngineProcess | None = None, key: Path | None = None
     ) -> MainWindow:
-        """Watch the engine at `address`, for kvscope engines with the key file `key`.
+        """Open a window on the engine at `address`, for kvscope engines with the key file `key`.
 
-        `engine` is its process if we started it.
+        `engine` is the engine's process if kvscope started it.
         """
         address = address if isinstance(address, Address) else Address(address, key)
         source = address.open()
         self._addresses[source] = address
         window = self.watch(source, None if engine is None else EngineSupervisor(engine, self))
         # After the first paint, so that the window does not wait for the disk.
-        QTimer.singleShot(_KEEP_AFTER_MS, self, partial(self._retain, source))
+        QTimer.singleShot(_HISTORY_DELAY_MS, self, partial(self._retain, source))
         return window
 
     def _retain(self, source: WatchedSource) -> None:
-        """Start recording the history of a live session."""
         session = self.sessions.find_by_source(source)
         if session is not None:
             from kvscope_app.session.recording.disk_history import DiskHistory
@@ -118,14 +117,14 @@ class Desktop(QObject):
             session.set_disk_history(DiskHistory(make_ring(self._settings), source.set_sink))
 
     def offer_crashed_histories(self) -> CrashedHistories:
-        """Offer once to open the histories of crashed sessions, in the first window that has something to show."""
+        """Offer once to open the histories of crashed sessions, in the first window that shows data."""
         self._crashed_histories = CrashedHistories(self, lambda: self.windows, self.open_recording)
         return self._crashed_histories
 
     def open_recording(
         self, recording: Recording, at_s: float | None = None, selects: Sequence[tuple[str, int]] = ()
     ) -> MainWindow:
-        """Play `recording`. With `at_s`, pause at that second. `selects` are (kind, number) to select."""
+        """Play `recording`. With `at_s`, pause at that second. `selects` are pairs (kind, number) to select."""
         from kvscope_telemetry.playback.playback_source import PlaybackSource  # imported late: rarely needed
 
         if recording.path.is_file() and not is_sample(recording.path):
@@ -143,7 +142,7 @@ class Desktop(QObject):
     def open_when_ready(
         self, opening: RecordingOpening, at_s: float | None = None, selects: Sequence[tuple[str, int]] = ()
     ) -> QWidget:
-        """Play a recording that is being opened. A small window shows the progress unless it is open already."""
+        """Play a recording as soon as it is loaded. A small window shows the progress, unless it is loaded already."""
         if opening.recording is not None:
             return self.open_recording(opening.recording, at_s, selects)
         from kvscope_app.playback.opening_window import OpeningWindow
@@ -155,9 +154,9 @@ class Desktop(QObject):
         return window
 
     def compare(self, a: Recording, b: Recording, comparing_window: SessionWindow | None = None) -> CompareWindow:
-        """Open a window that compares two timelines. With `comparing_window`, A is the timeline of that window.
+        """Open a window that compares recordings `a` and `b`. `comparing_window` is the window that shows `a`, if any.
 
-        If `comparing_window` is live, the comparison closes with it.
+        If that window is live, the comparison closes with it.
         """
         from kvscope_app.compare.compare_window import CompareWindow  # imported late: loads plots
         from kvscope_app.compare.saved_geometry import COMPARISON_WINDOW, restore_geometry, save_geometry
@@ -178,7 +177,7 @@ class Desktop(QObject):
         return window
 
     def compare_when_ready(self, openings: Sequence[RecordingOpening]) -> None:
-        """Compare two recordings that are being opened. Small windows show the progress."""
+        """Compare two recordings once both are loaded. Small windows show the progress."""
         from kvscope_app.playback.opening_window import OpeningWindow
 
         ready: dict[int, Recording] = {}
@@ -201,10 +200,9 @@ class Desktop(QObject):
         if window in self.comparisons:
             self.comparisons.remove(window)
             window.deleteLater()
-            self._forgetting.start()
+            self._cleanup_timer.start()
 
     def _report_unsaved(self, reason: str) -> None:
-        """Report once that settings and layouts of this run will be lost."""
         if self._has_reported_unsaved:
             return
         self._has_reported_unsaved = True
@@ -218,7 +216,6 @@ class Desktop(QObject):
         print_line(f"{PROGRAM}: {reason}", file=sys.stderr)
 
     def attach(self, address: Address | str) -> None:
-        """Open a window for another engine. Raises BadInput for an invalid address."""
         self.open_window(address)
 
     @property
@@ -230,7 +227,6 @@ class Desktop(QObject):
         return self._fleets
 
     def open_fleet(self) -> None:
-        """Open a table of the currently watched and the saved engines."""
         watched = (self._addresses.get(session.source) for session in self.sessions)
         self.fleets.open_known(tuple(address for address in watched if address is not None))
 
@@ -265,7 +261,7 @@ class Desktop(QObject):
         kept_layout = dock_state.back_up_layout(self._settings, window_group(kind, slot)) if failed_before else None
         openers = Openers(self.attach, self.open_recording, self.compare, self.open_fleet)
         window = MainWindow(session, self.themes, self._settings, supervisor, openers, slot)
-        window.alarms.use(self._options.alarms, self._options.alarm_webhook)
+        window.alarms.set_run_rules(self._options.alarms, self._options.alarm_webhook)
         dock_state.cascade(window, self.windows, window.has_saved_geometry)
         window.closing.connect(self._closed)
         window.views_loaded.connect(spare_the_collector)
@@ -277,8 +273,8 @@ class Desktop(QObject):
         session.start()
         window.show()
         if failed_before:
-            where = f" The saved layout is kept in {kept_layout}." if kept_layout is not None else ""
-            detail = f"The last start of kvscope ended before the window was open.{where}"
+            location = f" The saved layout is kept in {kept_layout}." if kept_layout is not None else ""
+            detail = f"The last start of kvscope ended before the window was open.{location}"
             window.banner.show_message("The window uses the default layout", detail)
         return window
 
@@ -287,34 +283,33 @@ class Desktop(QObject):
             return
         self.windows.remove(window)
         self._slots.release(window_kind(window.session), window.slot)
-        self._pass_on(window.closing_message)
+        self._show_closing_message(window.closing_message)
         window.deleteLater()
         if window.supervisor is None:
             self._close_session(window.session)
         else:
             self._release_engine(window.supervisor, window.session)
-        self._forgetting.start()
+        self._cleanup_timer.start()
 
-    def _pass_on(self, closing_message: str) -> None:
-        """Show the messages of a closed window in another window and on the terminal."""
+    def _show_closing_message(self, closing_message: str) -> None:
         if closing_message:
             print_line(f"{PROGRAM}: {closing_message}", file=sys.stderr)
             if self.windows:
                 self.windows[-1].banner.show_message("A closed window could not save everything", closing_message)
 
     def _release_engine(self, supervisor: EngineSupervisor, session: Session) -> None:
-        """Shut down kvscope's own engine with its window, after sending the shutdown command."""
+        """Shut down kvscope's own engine unless it is to be kept, and close its session after the command was sent."""
         supervisor.deleteLater()
         if not supervisor.engine.keeps_running:
             session.send(Control(action="shutdown"))
-        QTimer.singleShot(_CLOSE_NOTICE_MS, self, partial(self._close_session, session))
+        QTimer.singleShot(_CLOSE_SESSION_DELAY_MS, self, partial(self._close_session, session))
 
     def _close_session(self, session: Session) -> None:
         self.sessions.close_session(session)
 
 
 def _select_once_shown(window: MainWindow, source: PlaybackSource, selects: Sequence[tuple[str, int]]) -> None:
-    """Select requests and blocks once a state is shown, because their numbers belong to its engine start."""
+    """Select requests and blocks once a state is shown, because their numbers refer to its engine start."""
     session = window.session
 
     def select(_: object) -> None:
@@ -332,16 +327,15 @@ def _select_once_shown(window: MainWindow, source: PlaybackSource, selects: Sequ
             else:
                 session.selection.select_block(number)
         if unknown:
-            words = f"There is no {' and no '.join(unknown)} at this moment of the recording"
-            window.banner.show_message("Not everything could be selected", words, is_temporary=True)
+            text = f"There is no {' and no '.join(unknown)} at this moment of the recording"
+            window.banner.show_message("Not everything could be selected", text, is_temporary=True)
 
     session.timeline.shown.connect(select)
 
 
 def run_desktop(options: Options, engine: EngineProcess | None, openings: Sequence[RecordingOpening] = ()) -> int:
-    """Open a window for each engine or recording and run until the last is closed.
-
-    Ends `engine` unless it is to be kept.
+    """Open a window for each engine or recording and run until the last is closed. Then end `engine` unless it is to be
+    kept.
 
     Returns the exit code: 2 if a recording could not be opened.
     """
@@ -358,14 +352,14 @@ def _run(
     openings: Sequence[RecordingOpening],
     errors: InternalErrors,
 ) -> int:
-    arranged = read_layout(options.layout, KNOWN_NAMES) if options.layout else None
+    layout = read_layout(options.layout, KNOWN_NAMES) if options.layout else None
     desktop = Desktop(app, options, QSettings(), errors)
-    desktop.initial_layout = arranged
+    desktop.initial_layout = layout
     for address in options.attach or ((engine.endpoint,) if engine is not None else ()):
         desktop.open_window(address, engine)
     if options.fleet is not None:
         desktop.fleets.open_list(options.fleet.text, options.fleet.every_s, options.fleet.api_key)
-    if options.compares:
+    if options.is_comparison:
         desktop.compare_when_ready(openings)
     else:
         for opening in openings:
@@ -382,9 +376,9 @@ def _run(
 
 
 def closing_on_signals(app: QApplication) -> AbstractContextManager[None]:
-    """Return a context in which a signal that ends the program closes all windows, from the event loop.
+    """Return a context in which a termination signal closes all windows, from the event loop.
 
-    Python runs signal handlers only while it executes Python code; the timers of each session make sure that it does.
+    Python runs signal handlers only while it executes Python code; the timers of each session ensure that it does.
     """
     return handling_signals(lambda *_: QTimer.singleShot(0, app, app.closeAllWindows))
 
@@ -396,8 +390,6 @@ def probe_startup(app: QApplication, window: MainWindow) -> None:
 
 
 class _ExposeProbe(QObject):
-    """Prints the time to the first exposure, once painted, and quits."""
-
     def __init__(self, since_ns: int, app: QApplication) -> None:
         super().__init__(app)
         self._since_ns = since_ns
@@ -419,24 +411,23 @@ class _ExposeProbe(QObject):
 # Functions that free what a closed window leaves in Qt's caches, in the garbage collector and in malloc. They are
 # called on the GUI thread, between two turns of the event loop.
 def release_caches(app: QApplication) -> None:
-    """Clear the caches for the widgets of a closed window."""
-    forget_rules(app)
+    clear_style_cache(app)
     QPixmapCache.clear()  # icon pixmaps, up to 10 MiB, whether they are still in use or not
     spare_the_collector()
-    _trim()
+    _trim_malloc()
 
 
 def spare_the_collector() -> None:
-    """Exclude all existing objects from full garbage collections, which block the GUI thread.
+    """Exclude all existing objects from full garbage collections, which would block the GUI thread.
 
-    Garbage of closed windows is collected first, even if it was excluded when they were opened.
+    First collects the garbage of closed windows, including objects that were excluded before.
     """
     gc.unfreeze()
     gc.collect()
     gc.freeze()
 
 
-def _trim() -> None:
+def _trim_malloc() -> None:
     """Return free pages to the system, about 20 MiB. malloc retains those that are not at the end of its heap."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only in glibc
     if trim is not None:

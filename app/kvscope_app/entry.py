@@ -1,4 +1,4 @@
-"""Entry point of `kvscope`, before any slow import."""
+"""Entry point of `kvscope`, which imports nothing slow."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Synchronizes the times of several windows: the other windows follow the user's actions in one.
 
 Owns the list of linked windows, their clock offsets, and the position last sent to each. The active window becomes the
-leader when the user moves its time. The others go to the same time, pause or play likewise, show the same visible
-range, and select the same request or block if they show the same engine start. A follower never leads. A window without
-data at the leader's time pauses at its nearest end and says so.
+leader when the user moves its time. The other windows go to the same time, pause or play likewise, show the same
+visible range, and select the same request or block if they show the same engine start. A window without data at the
+leader's time pauses at the nearest end of its data and says so.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from kvscope_app.session.timeline import Timeline
 from kvscope_app.window.main_window import MainWindow
 
 TICK_MS: Final = 33
-_AHEAD_S: Final = 0.1
-"""Lead over the wanted time, in seconds of playback, above which a follower waits."""
-_BEHIND_S: Final = 0.5
-"""Deviation from the wanted time, in seconds of playback, above which a follower jumps."""
-_SAME_NS: Final = 1_000_000
+_MAX_LEAD_S: Final = 0.1
+"""A follower that is ahead of the leader by more than this pauses. In seconds of playback."""
+_MAX_DEVIATION_S: Final = 0.5
+"""A follower that deviates from the leader by more than this jumps. In seconds of playback."""
+_TOLERANCE_NS: Final = 1_000_000
 
 
 @dataclass(eq=False)
 class LinkedWindow:
     window: MainWindow
     offset_ns: int | None = None
-    """Clock offset to the first window; None until both have a time range."""
+    """Difference of its clock to the first window's; None until both have a time range."""
     sent_ns: int | None = None
-    """Position of the paused leader that was last sent to this window."""
+    """Time that this window was last moved to while the leader is paused; None if it was not."""
 
     @property
     def session(self) -> Session:
@@ -47,7 +47,9 @@ class LinkedWindow:
 
 
 class LinkedTimes(QObject):
-    """All main windows of a desktop, linked or not. `is_active` decides whether a window is the one being used."""
+    """Links the times of all main windows of a desktop while `is_on`. `is_active` tests whether the user is in a
+    window.
+    """
 
     def __init__(self, parent: QObject | None = None, is_active: Callable[[MainWindow], bool] | None = None) -> None:
         super().__init__(parent)
@@ -55,13 +57,13 @@ class LinkedTimes(QObject):
         self._members: list[LinkedWindow] = []
         self._leader: LinkedWindow | None = None
         self._is_following = False
-        """Whether changes are currently caused by this object rather than by the user."""
+        """Whether this object, rather than the user, causes the current changes."""
         self.is_on = False
         self._clock = QTimer(self, interval=TICK_MS)
         self._clock.timeout.connect(self.follow)
 
     def add(self, window: MainWindow) -> None:
-        """Add a newly opened window. It follows while times are linked."""
+        """Register an opened window, which follows while times are linked."""
         member = LinkedWindow(window)
         self._members.append(member)
         window.linking.connect(self.link)
@@ -88,11 +90,10 @@ class LinkedTimes(QObject):
         self._notify()
 
     def follow(self) -> None:
-        """Move all linked windows to the leader's time."""
         leader = self._leader
         if leader is None:
             return
-        self._align()
+        self._set_offsets()
         self._is_following = True
         try:
             for member in self._members:
@@ -124,7 +125,7 @@ class LinkedTimes(QObject):
                     and lead.mirror.epoch is not None
                     and other.session.mirror.epoch == lead.mirror.epoch
                 ):
-                    _select_alike(other.session, lead)
+                    _select_same(other.session, lead)
         finally:
             self._is_following = False
 
@@ -138,16 +139,16 @@ class LinkedTimes(QObject):
 
     # private: following
 
-    def _align(self) -> None:
+    def _set_offsets(self) -> None:
         """Set each window's clock offset once: 0 if its recording overlaps the first window's, else the difference of
         their starts.
         """
         first = self._members[0].session.timeline.range_ns
         for member in self._members:
-            own = member.session.timeline.range_ns
-            if member.offset_ns is None and own is not None and first is not None:
-                overlaps = first[0] <= own[1] and own[0] <= first[1]
-                member.offset_ns = 0 if overlaps else own[0] - first[0]
+            range_ns = member.session.timeline.range_ns
+            if member.offset_ns is None and range_ns is not None and first is not None:
+                overlaps = first[0] <= range_ns[1] and range_ns[0] <= first[1]
+                member.offset_ns = 0 if overlaps else range_ns[0] - first[0]
                 self._notify()
 
     def _follow_time(self, member: LinkedWindow, leader: LinkedWindow, offset_ns: int) -> None:
@@ -158,15 +159,15 @@ class LinkedTimes(QObject):
                 timeline.go_live()
             member.window.show_linked(self._text(member))
             return
-        around = timeline.range_ns
-        if around is None:
+        range_ns = timeline.range_ns
+        if range_ns is None:
             return
         wanted_ns = lead.cursor_ns + offset_ns
-        nearest_ns = max(around[0], min(wanted_ns, around[1]))
-        is_there = abs(nearest_ns - wanted_ns) <= _SAME_NS or (wanted_ns > around[1] and not timeline.is_file)
-        member.window.show_linked(self._text(member, is_there=is_there))
-        if lead.is_playing and is_there:
-            _play_along(member, lead, wanted_ns)
+        nearest_ns = max(range_ns[0], min(wanted_ns, range_ns[1]))
+        has_data = abs(nearest_ns - wanted_ns) <= _TOLERANCE_NS or (wanted_ns > range_ns[1] and not timeline.is_file)
+        member.window.show_linked(self._text(member, has_data=has_data))
+        if lead.is_playing and has_data:
+            _play_in_sync(member, lead, wanted_ns)
         else:
             _seek(member, nearest_ns)
 
@@ -187,23 +188,23 @@ class LinkedTimes(QObject):
             member.window.can_link(len(self._members) > 1)
             member.window.show_linked(self._text(member) if self.is_on else "")
 
-    def _text(self, member: LinkedWindow, *, is_there: bool = True) -> str:
-        if not is_there:
+    def _text(self, member: LinkedWindow, *, has_data: bool = True) -> str:
+        if not has_data:
             return "Times linked: nothing was recorded at this time"
         return "Times linked" if not member.offset_ns else "Times linked by their starts"
 
 
-def _play_along(member: LinkedWindow, lead: Timeline, wanted_ns: int) -> None:
-    """Play at the leader's speed. A follower that is ahead pauses; one that deviates too much jumps."""
+def _play_in_sync(member: LinkedWindow, lead: Timeline, wanted_ns: int) -> None:
+    """Play at the leader's speed. Pause a follower that is ahead; move one that deviates too much."""
     timeline, member.sent_ns = member.session.timeline, None
     if timeline.speed != lead.speed:
         timeline.set_speed(lead.speed)
     ahead_s = (timeline.cursor_ns - wanted_ns) / 1e9 / lead.speed
-    if ahead_s < -_BEHIND_S or ahead_s > _BEHIND_S:
+    if ahead_s < -_MAX_DEVIATION_S or ahead_s > _MAX_DEVIATION_S:
         timeline.go_to(wanted_ns)
-    if ahead_s > _AHEAD_S and timeline.is_playing:
+    if ahead_s > _MAX_LEAD_S and timeline.is_playing:
         timeline.pause()
-    elif ahead_s <= _AHEAD_S and not timeline.is_playing:
+    elif ahead_s <= _MAX_LEAD_S and not timeline.is_playing:
         timeline.play()
 
 
@@ -211,13 +212,13 @@ def _seek(member: LinkedWindow, time_ns: int) -> None:
     timeline = member.session.timeline
     if timeline.is_playing:
         timeline.pause()
-    if member.sent_ns is None or abs(member.sent_ns - time_ns) > _SAME_NS:
+    if member.sent_ns is None or abs(member.sent_ns - time_ns) > _TOLERANCE_NS:
         member.sent_ns = time_ns
-        if abs(timeline.cursor_ns - time_ns) > _SAME_NS:
+        if abs(timeline.cursor_ns - time_ns) > _TOLERANCE_NS:
             timeline.go_to(time_ns)
 
 
-def _select_alike(session: Session, lead: Session) -> None:
+def _select_same(session: Session, lead: Session) -> None:
     if lead.selection.batch:
         session.selection.select_batch(lead.selection.batch)
     elif lead.selection.highlighted_rows is not None:

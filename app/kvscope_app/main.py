@@ -1,8 +1,7 @@
-"""The `kvscope` command: parses the command line, starts the engine, opens windows, reports errors, returns the exit
-code.
+"""The `kvscope` command: parses the command line, starts the engine, opens windows and returns the exit code.
 
-The order minimizes the start time: the engine starts first and loads while Qt is imported; plots are imported after the
-window is shown. This module and its imports do not import torch.
+The engine starts first and loads while Qt is imported; plots are imported after the window is shown. This module and
+its imports do not import torch.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ from kvscope_telemetry.termination import INTERRUPTED, exiting_on_signals, leavi
 if TYPE_CHECKING:
     from kvscope_app.playback.recording_opening import RecordingOpening
 
-_DIALOG_AFTER_S: Final = 0.5
-"""Seconds to wait for a recording before its window opens and shows the progress.
+_OPENING_WINDOW_DELAY_S: Final = 0.5
+"""Seconds to wait for recordings before windows open that show the progress of loading.
 
-If opening fails within this time, the command ends with an error message and no window opens.
+If a recording fails to open within this time, the command ends with an error message and no window opens.
 """
 
 COMMANDS: Final = (
@@ -61,21 +60,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run_command(arguments: list[str]) -> int:
     try:
         ensure_home()
-        wanted = parse(arguments, COMMANDS)
-        done = wanted if isinstance(wanted, Options) else wanted()
-        return run(done) if isinstance(done, Options) else done
+        command = parse(arguments, COMMANDS)
+        result = command if isinstance(command, Options) else command()
+        return run(result) if isinstance(result, Options) else result
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # `ready_streams` handles it
         raise
     except KvscopeError as error:
-        return _failed(arguments, str(error), error.exit_code)
+        return _report_failure(arguments, str(error), error.exit_code)
     except Exception as error:
-        return _failed(arguments, f"{type(error).__name__}: {error}", 1)
+        return _report_failure(arguments, f"{type(error).__name__}: {error}", 1)
 
 
 def run(options: Options) -> int:
-    """Open the windows. Returns when the last one is closed."""
     from kvscope_app.window.display_server import require_display, require_qt, require_sound_qt
 
     require_display(os.environ)
@@ -92,7 +90,7 @@ def run(options: Options) -> int:
             require_sound_qt()
             from kvscope_app.desktop import run_desktop
 
-            _wait_a_moment(openings)
+            _wait_for_openings(openings)
             return run_desktop(options, engine, openings)
     finally:
         for opening in openings:
@@ -112,12 +110,12 @@ def _start_opening(paths: Sequence[str]) -> list[RecordingOpening]:
     return [RecordingOpening(str(named_recording(path))) for path in paths]
 
 
-def _wait_a_moment(openings: Sequence[RecordingOpening]) -> None:
-    """Wait up to `_DIALOG_AFTER_S` for the recordings.
+def _wait_for_openings(openings: Sequence[RecordingOpening]) -> None:
+    """Wait up to `_OPENING_WINDOW_DELAY_S` for the recordings.
 
-    Raises BadInput for one that cannot be opened, which needs no window.
+    Raises BadInput for one that cannot be opened.
     """
-    deadline_s = time.monotonic() + _DIALOG_AFTER_S
+    deadline_s = time.monotonic() + _OPENING_WINDOW_DELAY_S
     for opening in openings:
         opening.wait(max(deadline_s - time.monotonic(), 0.0))
     for opening in openings:
@@ -125,7 +123,7 @@ def _wait_a_moment(openings: Sequence[RecordingOpening]) -> None:
             raise BadInput(opening.failure)
 
 
-def _failed(arguments: Sequence[str], message: str, exit_code: int) -> int:
+def _report_failure(arguments: Sequence[str], message: str, exit_code: int) -> int:
     if "--debug" in arguments:
         traceback.print_exc()
     print_line(f"{PROGRAM}: {message}", file=sys.stderr)

@@ -9,7 +9,7 @@ from kvscope_telemetry.options import read_size
 
 
 def span(text: str) -> float:
-    """Parse a number of seconds above 0."""
+    """Parse a positive number of seconds."""
     seconds = _number(text)
     if not 0 < seconds < 1e9:
         raise argparse.ArgumentTypeError(f"{text!r:.60} is not accepted: seconds, more than 0")
@@ -17,7 +17,7 @@ def span(text: str) -> float:
 
 
 def moment(text: str) -> float:
-    """Parse seconds from the start of a recording."""
+    """Parse seconds from the start of a recording, 0 or more."""
     seconds = _number(text)
     if not 0 <= seconds < 1e9:
         raise argparse.ArgumentTypeError(f"{text!r:.60} is not accepted: seconds from the start, 0 or more")
@@ -25,7 +25,7 @@ def moment(text: str) -> float:
 
 
 def size(text: str) -> int:
-    """Parse a size in bytes: 100MB, 1GiB, 5000000."""
+    """Parse a size in bytes: `100MB`, `1GiB`, `5000000`."""
     try:
         return read_size(text)
     except ValueError as error:
@@ -40,7 +40,7 @@ def _number(text: str) -> float:
 
 
 def add_goals(parser: argparse.ArgumentParser, subject: str) -> None:
-    """Add `--goodput`, as in vLLM's benchmark."""
+    """Add `--goodput`, as in vLLM's benchmark. `subject` completes its help text."""
     parser.add_argument(
         "--goodput",
         nargs="+",

@@ -21,7 +21,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import exported names lazily, so that `--help` and Ctrl-C do not wait for torch."""
+    """Import an exported name on first access, so that `--help` and Ctrl-C do not wait for torch."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

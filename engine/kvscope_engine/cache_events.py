@@ -1,6 +1,6 @@
 """Publishes changes of the prefix cache after each step, in the format of vLLM's KV events.
 
-Owns the publisher, and the hash salt, which is equal for all engines with the same seed. Exists only if the
+Owns the publisher and defines the hash salt, which is equal for all engines with the same seed. Exists only if the
 configuration enables KV events.
 """
 
@@ -20,17 +20,17 @@ class CacheEvents:
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        assert config.kv_events_config is not None, "nobody asked for KV events"
+        assert config.kv_events_config is not None, "KV events are disabled"
         self._publisher = KvEventPublisher(config.kv_events_config)
         self.log = CacheLog(config.block_size)
 
     @property
     def note(self) -> str:
-        """One-line warning for the user that prompt tokens are published to any client that connects."""
-        where = self._publisher.endpoint
+        """One-line warning for the user that prompt tokens are published to every client that connects."""
+        address = self._publisher.endpoint
         if self._publisher.replay_endpoint:
-            where += f", replays on {self._publisher.replay_endpoint}"
-        return f"KV events, with the tokens of prompts, are published on {where} to everybody who connects"
+            address += f", replays on {self._publisher.replay_endpoint}"
+        return f"KV events, with the tokens of prompts, are published on {address} to everybody who connects"
 
     def publish(self) -> None:
         """Publish the changes since the last call as one batch; nothing if there are none. Does not block."""
@@ -44,12 +44,11 @@ class CacheEvents:
 
 
 def make_cache_events(config: EngineConfig) -> CacheEvents | None:
-    """Return the publisher, or None if KV events are disabled."""
     return CacheEvents(config) if config.publishes_kv_events else None
 
 
 def shared_salt(config: EngineConfig) -> bytes | None:
-    """Return the hash salt shared by all engines with this seed; None (use a random salt) without KV events."""
+    """Return the hash salt shared by all engines with this seed. None without KV events: a random salt is used then."""
     if not config.publishes_kv_events:
         return None
     return hashlib.sha256(f"kvscope KV events, seed {config.seed}".encode()).digest()

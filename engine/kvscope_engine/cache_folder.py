@@ -1,6 +1,6 @@
 """Folder of downloaded and converted models, shared by engines that start concurrently.
 
-Everything is written to a temporary folder in the same directory and renamed, so that partial files are never visible.
+Writers create a temporary folder next to the target and rename it, so that partial files are never visible.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Final
 
 from kvscope_telemetry.errors import KvscopeError
 
-_SCRATCH: Final = "tmp-"
+_SCRATCH_PREFIX: Final = "tmp-"
 
 
 def cache_folder() -> Path:
     """Return `$KVSCOPE_CACHE`, or `kvscope` in `$XDG_CACHE_HOME` or `~/.cache`. Creates it if missing."""
-    own = os.environ.get("KVSCOPE_CACHE")
+    configured = os.environ.get("KVSCOPE_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(own) if own else Path(base) / "kvscope"
+    folder = Path(configured) if configured else Path(base) / "kvscope"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -34,15 +34,16 @@ def cache_folder() -> Path:
 
 
 @contextmanager
-def exclusive(path: Path) -> Iterator[None]:
-    """Hold the file lock of `path`, waiting for other processes. The kernel frees the lock of a process that died.
+def file_lock(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on `PATH.lock`, waiting for other processes. The kernel releases the lock of a process
+    that ended.
 
-    Raises KvscopeError, naming the lock file, if it cannot be created or locked.
+    Raises KvscopeError, naming the lock file, if the file cannot be created or locked.
     """
     lock = path.with_name(f"{path.name}.lock")
-    fd = _opened_lock(lock)
+    fd = _open_lock_file(lock)
     try:
-        with errors_named(lock):
+        with convert_os_errors(lock):
             fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
@@ -56,11 +57,11 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
     Folders that killed processes left in `parent` are removed as well. Each folder is locked while its process lives;
     the kernel releases the lock when the process ends.
     """
-    with errors_named(parent):
+    with convert_os_errors(parent):
         parent.mkdir(parents=True, exist_ok=True)
         with _locked(parent):  # otherwise another process could remove the new folder before it is locked
-            _remove_abandoned(parent)
-            folder = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=parent))
+            _remove_abandoned_folders(parent)
+            folder = Path(tempfile.mkdtemp(prefix=_SCRATCH_PREFIX, dir=parent))
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             fcntl.flock(lock, fcntl.LOCK_EX)
     try:
@@ -80,8 +81,8 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _remove_abandoned(parent: Path) -> None:
-    for folder in parent.glob(f"{_SCRATCH}*"):
+def _remove_abandoned_folders(parent: Path) -> None:
+    for folder in parent.glob(f"{_SCRATCH_PREFIX}*"):
         with suppress(OSError):  # in use, another user's, or gone
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
@@ -92,7 +93,7 @@ def _remove_abandoned(parent: Path) -> None:
 
 
 @contextmanager
-def errors_named(path: Path) -> Iterator[None]:
+def convert_os_errors(path: Path) -> Iterator[None]:
     """Convert an OSError to a KvscopeError that names `path` and suggests a remedy."""
     try:
         yield
@@ -103,17 +104,17 @@ def errors_named(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _opened_lock(lock: Path) -> int:
+def _open_lock_file(lock: Path) -> int:
     """Open the lock file without blocking on a pipe and without following a symbolic link."""
-    with errors_named(lock):
+    with convert_os_errors(lock):
         lock.parent.mkdir(parents=True, exist_ok=True)
         if lock.is_symlink() or (lock.exists() and not lock.is_file()):
             raise KvscopeError(f"{str(lock)!r} is not a regular file and cannot be a lock: remove it and start again")
         return os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
 
 
-def replace_folder(new: Path, place: Path) -> None:
-    """Rename the folder `new` to `place`, replacing an existing folder. The caller holds the lock of `place`."""
-    if place.exists():
-        shutil.rmtree(place)
-    os.rename(new, place)
+def replace_folder(source: Path, target: Path) -> None:
+    """Rename the folder `source` to `target`, replacing an existing folder. The caller holds the lock of `target`."""
+    if target.exists():
+        shutil.rmtree(target)
+    os.rename(source, target)

@@ -1,6 +1,5 @@
-"""Argument parser of all commands: errors are BadInput, help shows units and defaults.
-
-Owns how options are parsed from text (sizes, numbers). Knows no command.
+"""Argument parser of all commands: errors are raised as BadInput, help texts show defaults. Defines how sizes and
+numbers are parsed.
 """
 
 from __future__ import annotations
@@ -13,9 +12,7 @@ from kvscope_telemetry.options import read_size
 
 
 class CommandParser(argparse.ArgumentParser):
-    """ArgumentParser that raises BadInput in place of printing its usage and exiting, and accepts no abbreviated
-    options.
-    """
+    """ArgumentParser that raises BadInput instead of exiting, and refuses abbreviated options."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs | {"allow_abbrev": False, "formatter_class": HelpFormatter})
@@ -39,7 +36,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def parse_size(text: str) -> int:
-    """Parse a size in bytes with `read_size`."""
+    """Parse a size such as "512MiB" to bytes."""
     try:
         return read_size(text)
     except ValueError as error:

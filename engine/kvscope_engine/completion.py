@@ -22,7 +22,7 @@ from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 
 class CompletionEngine(Protocol):
-    """The part of an engine that `collect` needs."""
+    """Interface of the engine that `collect` needs."""
 
     is_closed: bool
 
@@ -30,7 +30,7 @@ class CompletionEngine(Protocol):
     def has_unfinished(self) -> bool: ...
 
     def submit(self, submit: Submit) -> Accepted:
-        """Queue a request. Raises BadInput."""
+        """Queue a request. Raises BadInput if it is not accepted."""
 
     def abort(self, request_id: str) -> None: ...
 
@@ -77,7 +77,11 @@ class Completion:
 def collect(
     engine: CompletionEngine, prompts: Sequence[str | Submit], sampling: SamplingParams
 ) -> Iterator[Completion]:
-    """Submit all prompts and step the engine. Yields completions in prompt order, each once all before it are done."""
+    """Submit all prompts and step the engine until they are done.
+
+    Yields completions in prompt order, each as soon as it and all before it have ended. Unfinished completions are
+    aborted when the caller stops iterating. Raises BadInput while the engine has other unfinished requests.
+    """
     if engine.has_unfinished:
         raise BadInput("generate needs an idle engine: a request is unfinished; call step() until none is")
     waiting: list[Completion] = []

@@ -1,6 +1,6 @@
 """Builds an engine's components from its configuration: model, block pool, scheduler, KV storage, runner.
 
-This is the only module that knows all of them. Each component imports at most what the import contracts allow.
+The only module that imports all of them. Each component imports at most what the import contracts allow.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class EngineComponents:
     loaded: LoadedModel
     storage: KVStorage
     states: StateStorage | None
-    """Storage of the states of recurrent layers; None for a model without such layers."""
+    """Storage of recurrent states; None for a model without recurrent layers."""
     pool: BlockPool
     scheduler: Scheduler
     runner: ModelRunner
@@ -116,36 +116,36 @@ class EngineComponents:
     mover: BlockMover | None
     """Copies blocks between the tiers; None without lower tiers."""
     notes: list[str]
-    """Deviations from the configuration, one line each. The runner appends the features that it disables later."""
+    """Deviations from the configuration, one line each. The runner appends features that it disables later."""
     threads: CpuThreads | None
-    """Threads that compute a step on a CPU; None on a GPU."""
+    """CPU threads that compute a step; None on a GPU."""
     plan: MemoryPlan | None
-    """Plan of the GPU's memory; None if the pool's size was configured, and on a CPU."""
+    """Plan of the GPU's memory; None on a CPU, and if the pool's size was configured."""
     structured_output: StructuredOutputManager | None
     """Compiler and cache of grammars for structured output; None for a model without a tokenizer."""
     leader: Leader | None
-    """Connection to the other tensor-parallel ranks; None if there are none."""
+    """Connection to the other tensor-parallel ranks; None for a single rank."""
     overlaps: bool
     """Whether async scheduling is enabled: a step is launched while the previous one runs."""
     utilization: float
-    """Value of `--gpu-memory-utilization`."""
     work: ModelWork | None
-    """Cost model from which the FLOPs and bytes of a step are computed; None if they are not reported."""
+    """Cost model for the FLOPs and bytes of a step; None if they are not reported."""
     modules: tuple[ModuleBytes, ...]
     """Bytes of the weights by part of the model."""
     lora: LoraAdapters | None
-    """LoRA adapters; None if the engine accepts none."""
+    """LoRA adapters; None if LoRA is disabled."""
     register: GpuRegister
-    """Register of the user's engines on the same GPUs and of the memory that each has yet to allocate."""
+    """Register of this user's engines on the same GPUs, and of the memory that each has planned but not allocated yet.
+    """
     guard: MemoryGuard | None
-    """Shrinks steps while other programs use the GPU's memory; None on a CPU."""
+    """Limits steps while other programs hold planned GPU memory; None on a CPU."""
 
     @property
     def limits(self) -> SubmissionLimits:
         return SubmissionLimits(self.loaded.max_model_len, self.scheduler.max_request_tokens)
 
     def memory_breakdown(self) -> MemoryBreakdown:
-        """Return the memory in use by purpose, in bytes; -1 where a number is unknown."""
+        """Return the bytes in use by purpose; -1 where a number is unknown."""
         resident_bytes = self.storage.resident_bytes()
         states_bytes = self.states.num_bytes if self.states is not None else 0
         torch_kv_bytes = self.storage.num_bytes if resident_bytes < 0 else 0  # pages are not allocated by torch
@@ -180,7 +180,7 @@ class EngineComponents:
     def work_of(self, plan: StepPlan, result: StepResult, copied_s: float) -> Work:
         """Return the work of a completed step: FLOPs, bytes, CUDA graph and times.
 
-        `copied_s`: seconds of copying between the tiers since the previous step.
+        `copied_s`: seconds of copying between tiers since the previous step.
         """
         work = self.work.work_of_plan(plan) if self.work is not None else Work()
         return replace_fields(
@@ -193,7 +193,7 @@ class EngineComponents:
         )
 
     def explain_shortage(self, plan: StepPlan) -> str:
-        """Return why a step ran out of memory, and the option that would have prevented it."""
+        """Describe why a step ran out of memory, and name the option that would have prevented it."""
         device, is_gpu = self.loaded.device, self.loaded.device.type == "cuda"
         free, total = torch.cuda.mem_get_info(device) if is_gpu else (free_bytes(device), -1)
         return shortage_report(
@@ -205,7 +205,7 @@ class EngineComponents:
                 num_tokens=plan.num_tokens,
                 num_requests=len(plan.scheduled),
                 utilization=self.utilization if is_gpu else 0.0,
-                takers=self.guard.takers() if self.guard is not None else "",
+                takers=self.guard.grown_holders_text() if self.guard is not None else "",
             )
         )
 
@@ -221,7 +221,7 @@ class EngineComponents:
         return self.leader.rank_memory(first, device.uuids)
 
     def close(self) -> EngineComponents:
-        """Close all components. Returns a copy that references no tensor and whose counters can still be read."""
+        """Close all components. Returns a copy that holds no tensors, whose counters can still be read."""
         self.register.close()
         self.runner.close()
         if self.structured_output is not None:
@@ -231,7 +231,7 @@ class EngineComponents:
         if self.threads is not None:
             self.threads.close()
         if self.mover is not None:
-            if self.mover.keeps:
+            if self.mover.is_persistent:
                 deadline_s = time.monotonic() + SAVE_PREFIXES_TIMEOUT_S
                 self.scheduler.save_prefixes_to_disk(lambda: time.monotonic() < deadline_s)
             failure = f"the disk tier was given up: {self.mover.failure}" if self.mover.failure else ""
@@ -248,8 +248,9 @@ def build_components(
 ) -> EngineComponents:
     """Load the model and build all components around it. Changes of the prefix cache are logged in `cache_log`.
 
-    The order matters for memory: fusing frees the separate weights before a step is profiled, the pool gets what the
-    profile leaves, and CUDA graphs are captured last, over allocated blocks, from the memory reserved for them.
+    The order matters for memory: fusing frees the separate weights before a step is profiled; the pool gets the memory
+    that the profiled step leaves; CUDA graphs are captured last, over allocated blocks, in the memory reserved for
+    them.
 
     Raises:
         BadInput: for an unsupported model, option or adapter; nothing stays allocated.
@@ -325,13 +326,13 @@ def build_components(
 
 @dataclass(frozen=True, slots=True)
 class _ReadyModel:
-    """A loaded and fused model with its attention and matrix-multiplication kernels chosen."""
+    """A loaded and fused model, with its attention and matrix-multiplication kernels chosen."""
 
     loaded: LoadedModel
     fused: FusedCounts
     attention: LibraryChoice
     products: str
-    """Description of the kernels that multiply few rows; empty if there was no choice."""
+    """Description of the kernels for products with few rows; empty if there was no choice."""
     fingerprint: str
     lora: LoraAdapters | None
     tiles: tuple[int, ...]
@@ -340,7 +341,7 @@ class _ReadyModel:
 
 @dataclass(frozen=True, slots=True)
 class _Cache:
-    """The block pool, the storage of its blocks, and the tiers below."""
+    """The block pool, the storage of its blocks, and the movers to lower tiers."""
 
     storage: KVStorage
     pool: BlockPool
@@ -348,15 +349,14 @@ class _Cache:
     virtual: VirtualCache | None
     groups: tuple[LayerGroup, ...]
     expanded: Sequence[LayerShape]
-    """Shape of each layer's keys and values if no layer stored MLA latents; empty if unknown."""
+    """Shape of each layer's keys and values if MLA layers stored them instead of latents; empty if unknown."""
 
     def published_groups(self, states: tuple[KVGroup, ...]) -> tuple[KVGroup, ...]:
-        """Return the KV groups for telemetry, followed by `states`.
-
-        Empty if a single group keeps the full keys and values of all layers, which needs no description.
+        """Return the KV groups for telemetry, followed by `states`. Empty for a single group with full attention, which
+        needs no description.
         """
-        shown = (*map(self._published_group, self.groups), *states)
-        return () if len(shown) == 1 and shown[0].kind == "full" else shown
+        groups = (*map(self._published_group, self.groups), *states)
+        return () if len(groups) == 1 and groups[0].kind == "full" else groups
 
     def _published_group(self, group: LayerGroup) -> KVGroup:
         layers, rule = [self.storage.layers[number] for number in group.layers], group.rule
@@ -375,13 +375,12 @@ class _Cache:
         )
 
     def notes(self, config: EngineConfig) -> list[str]:
-        """Return deviations from the configuration, one line each."""
         if self.mover is None:
             return []
-        found = [self.mover.note] if self.mover.note else []
+        notes = [self.mover.note] if self.mover.note else []
         if self.mover.salt is not None and config.publishes_kv_events:
-            found.append("KV events have the hashes of the kept file: other engines with this seed have others")
-        return found
+            notes.append("KV events have the hashes of the kept file: other engines with this seed have others")
+        return notes
 
 
 def _notes_at_start(
@@ -409,9 +408,9 @@ def _notes_at_start(
 
 
 def _without_unsupported_graphs(config: EngineConfig) -> EngineConfig:
-    """Disable CUDA graphs for streamed weights and deterministic tiles, which do not support them.
+    """Disable CUDA graphs for streamed weights and deterministic engines, which do not support them.
 
-    Done first, because the memory reserved for graphs depends on it.
+    Must run before memory is planned, because the plan reserves memory for graphs.
     """
     return replace(config, enforce_eager=True) if config.cpu_offload_gb or config.deterministic else config
 
@@ -419,9 +418,9 @@ def _without_unsupported_graphs(config: EngineConfig) -> EngineConfig:
 def _limited_by_model(config: EngineConfig, module: torch.nn.Module) -> EngineConfig:
     """Disable CUDA graphs that the model does not support.
 
-    All graphs are disabled if the model runs through transformers' own forward, if a layer adds a bias to attention
-    scores (its requests run one after the other), or if recurrent layers cannot decode as a batch. Other recurrent
-    models keep the graphs of decode-only steps.
+    All graphs are disabled if transformers' own forward runs the model, if a layer adds a bias to attention scores
+    (requests then run one after another), or if recurrent layers cannot decode as a batch. Other recurrent models keep
+    the graphs of decode-only steps.
     """
     recurrent = recurrent_layers(module)
     has_bias = any(call.options.bias is not None for call in check_hook(module))
@@ -457,8 +456,8 @@ def _ready_model(
     tiles = proven_tiles(loaded) if config.deterministic else ()
     lora = LoraAdapters(config, loaded, adapters, leader) if config.has_lora else None  # before memory is measured
 
-    def report(tried: str) -> None:
-        progress(Progress(stage="warm up", detail=tried))
+    def report(detail: str) -> None:
+        progress(Progress(stage="warm up", detail=detail))
 
     attention = attention_choice(config, loaded, report)
     is_chosen = not (config.cpu_offload_gb or config.deterministic)
@@ -468,7 +467,9 @@ def _ready_model(
 
 
 def check_options_with_own_forward(config: EngineConfig, loaded: LoadedModel) -> None:
-    """Raise BadInput, naming the option, for options that a model run by transformers' own code does not support."""
+    """Raise BadInput, naming the option, for options that are not supported for models run by transformers' own
+    code.
+    """
     own = own_forward(loaded.module)
     if own is None:
         return
@@ -490,7 +491,7 @@ def check_options_with_own_forward(config: EngineConfig, loaded: LoadedModel) ->
 def _agreed_size(
     config: EngineConfig, model: _ReadyModel, leader: Leader | None, progress: Callable[[Progress], None]
 ) -> PoolSize:
-    """Return the pool size on which all ranks agree: the smallest number of blocks of any rank."""
+    """Return the pool size of this rank, with the smallest number of blocks of all ranks."""
     with in_full(None if model.lora is None else model.lora.slots):
         size = pool_size(config, model.loaded)
     if leader is not None:
@@ -546,13 +547,13 @@ def _build_cache(
     if cache_log is not None:
         cache_log.has_groups = len(groups) > 1
     pool.cache_log = cache_log  # before the tiers, which log the blocks of a kept file
-    is_own = own_forward(loaded.module) is not None
-    expanded = () if is_own else expanded_layers(check_hook(loaded.module))
+    has_own_forward = own_forward(loaded.module) is not None
+    expanded = () if has_own_forward else expanded_layers(check_hook(loaded.module))
     return _Cache(storage, pool, mover, virtual, groups, expanded)
 
 
-def _group_of_states(loaded: LoadedModel, states: StateStorage | None) -> tuple[KVGroup, ...]:
-    """Return the KV group that describes recurrent states in telemetry; empty without such states."""
+def _state_groups(loaded: LoadedModel, states: StateStorage | None) -> tuple[KVGroup, ...]:
+    """Return the KV group that describes recurrent states in telemetry; empty for a model without them."""
     if states is None:
         return ()
     layers, size = len(states.layers), max_recorded_tokens(loaded.max_model_len)
@@ -569,7 +570,7 @@ def _build_states(config: EngineConfig, loaded: LoadedModel, size: PoolSize, und
 
 
 def expanded_notes(module: torch.nn.Module) -> list[str]:
-    """Return a note if an MLA model caches expanded keys and values in place of latents; empty for other models."""
+    """Return a note if an MLA model caches keys and values instead of latents; empty for other models."""
     config: Any = module.config
     config = config.get_text_config(decoder=True)
     calls = check_hook(module)
@@ -580,13 +581,12 @@ def expanded_notes(module: torch.nn.Module) -> list[str]:
         return []
     why = getattr(module, "kvscope_why_expanded", None) or "its attention has another structure than is known"
     return [
-        f"the cache holds keys and values in place of latents, {calls[0].shape.numbers:,} numbers a token and layer and"
-        f" not {sum(sizes):,}: {why:.200}"
+        f"the cache holds keys and values in place of latents, {calls[0].shape.num_elements:,} numbers a token and"
+        f" layer and not {sum(sizes):,}: {why:.200}"
     ]
 
 
 def _notes_on_bias(module: torch.nn.Module) -> list[str]:
-    """Return a note if layers add a bias to their attention scores; empty for other models."""
     calls = check_hook(module)
     count = sum(call.options.bias is not None for call in calls)
     if not count:
@@ -598,7 +598,6 @@ def _notes_on_bias(module: torch.nn.Module) -> list[str]:
 
 
 def _notes_on_own_forward(config: EngineConfig, loaded: LoadedModel) -> list[str]:
-    """Return a note if the model is run by transformers' own code, one request after the other."""
     own = own_forward(loaded.module)
     if own is None:
         return []
@@ -610,7 +609,10 @@ def _notes_on_own_forward(config: EngineConfig, loaded: LoadedModel) -> list[str
 
 
 def _notes_on_states(config: EngineConfig, states: StateStorage | None, *, together: bool) -> list[str]:
-    """Return notes on the memory of recurrent states and on the limits that follow from it."""
+    """Return notes on the memory of recurrent states and the resulting limit on running requests.
+
+    `together`: whether the recurrent layers decode as a batch.
+    """
     if states is None:
         return []
     running = min(config.max_num_seqs, states.num_slots - 1)
@@ -624,15 +626,14 @@ def _notes_on_states(config: EngineConfig, states: StateStorage | None, *, toget
             f"at most {running} requests run at once, not {config.max_num_seqs}: there is no room for more states of"
             " recurrent layers (--kv-memory, --gpu-memory-utilization)"
         )
-    notes += _notes_on_states_below(config, states)
+    notes += _notes_on_host_states(config, states)
     if states.device.type == "cuda":
         graphs = "" if together or config.enforce_eager else "no CUDA graphs, and "
         notes.append(f"{graphs}no step begun before the last one's end: the model has recurrent layers")
     return notes
 
 
-def _notes_on_states_below(config: EngineConfig, states: StateStorage) -> list[str]:
-    """Return notes on recurrent states in host memory and their effect on the lower tiers."""
+def _notes_on_host_states(config: EngineConfig, states: StateStorage) -> list[str]:
     if not config.host_kv_memory_bytes:
         return []
     if not states.num_host_slots:
@@ -646,8 +647,8 @@ def _notes_on_states_below(config: EngineConfig, states: StateStorage) -> list[s
     ]
     notes += [states.note] if states.note else []
     if config.disk_kv_memory_bytes:
-        kept = ": what the file keeps is of no use to a later start" if config.keep_disk_kv else ""
-        notes.append(f"blocks alone go to disk, states stay in memory{kept}")
+        limitation = ": what the file keeps is of no use to a later start" if config.keep_disk_kv else ""
+        notes.append(f"blocks alone go to disk, states stay in memory{limitation}")
     return notes
 
 
@@ -656,9 +657,11 @@ def _build_scheduler(
 ) -> Scheduler:
     states, max_num_seqs, pool = None, config.max_num_seqs, cache.pool
     if storage is not None:
-        keeps_checkpoints, seconds = pool.index is not None, storage.copy_seconds
-        most = max_recorded_tokens(loaded.max_model_len)
-        states = StatePool(pool, config.state_interval, most, keeps_checkpoints=keeps_checkpoints, copy_seconds=seconds)
+        keeps_checkpoints, copy_seconds = pool.index is not None, storage.copy_seconds
+        max_tokens = max_recorded_tokens(loaded.max_model_len)
+        states = StatePool(
+            pool, config.state_interval, max_tokens, keeps_checkpoints=keeps_checkpoints, copy_seconds=copy_seconds
+        )
         max_num_seqs = min(max_num_seqs, pool.num_states - 1)
     mapper = cache.virtual.memory if cache.virtual is not None else None
     return Scheduler(
@@ -722,10 +725,10 @@ def _build_guard(
 ) -> MemoryGuard | None:
     if size.memory is None:
         return None
-    taken = storage.num_bytes + (states.num_bytes if states is not None else 0)
+    allocated_bytes = storage.num_bytes + (states.num_bytes if states is not None else 0)
     limits, plan = (max_batched_tokens(config, loaded.device.type), config.max_num_seqs), size.plan
     budget = MemoryBudget(
-        0 if plan is None else plan.needed + min(max(plan.kv, 0), taken),  # other ranks may have fewer blocks
+        0 if plan is None else plan.needed + min(max(plan.kv, 0), allocated_bytes),  # other ranks may have fewer blocks
         step_costs(plan, *limits, has_graphs=runner.has_graphs),
         None if plan is None else plan.others,
     )
@@ -744,17 +747,18 @@ def _build_guard(
 def overlaps_steps(config: EngineConfig, device: torch.device) -> bool:
     """Whether steps overlap (async scheduling).
 
-    Off by default on a CPU, where the host is the device, and in deterministic mode, where the host has to know the
-    tokens to cut tiles.
+    Off by default on a CPU, where host and device are the same processor, and in deterministic mode, where the host
+    must know the sampled tokens before it divides the next step into tiles.
     """
     is_default = device.type == "cuda" and not config.deterministic
     return is_default if config.async_scheduling is None else config.async_scheduling
 
 
 def _fingerprint(config: EngineConfig, loaded: LoadedModel) -> str:
-    """Return the identity of the KV values for a kept disk file; empty if no file is kept.
+    """Return the identity of the model's KV values for a disk file that outlives the engine; empty if no such file is
+    kept.
 
-    Quantization and sparse attention are part of it because they change the KV values.
+    Includes quantization and sparse attention, which change the KV values.
     """
     if not config.keep_disk_kv:
         return ""
@@ -772,7 +776,7 @@ def _hello(
     attention: LibraryChoice,
 ) -> Hello:
     storage, pool, virtual = cache.storage, cache.pool, cache.virtual
-    groups = cache.published_groups(_group_of_states(loaded, states))
+    groups = cache.published_groups(_state_groups(loaded, states))
     return Hello(
         epoch=epoch,
         time_ns=time.monotonic_ns(),
@@ -847,14 +851,16 @@ def _cpu_name() -> str:
 
 
 def _workspace_bytes(use: AllocatorUse, weights_bytes: int, kv_bytes: int) -> int:
-    """Bytes that torch's allocator holds beyond weights and KV; -1 if unknown (CPU)."""
+    """Return the bytes that torch's allocator holds in addition to weights and KV; -1 if unknown (CPU)."""
     return max(0, use.reserved - weights_bytes - kv_bytes) if use.reserved >= 0 else -1
 
 
 def adapt_to_allocator(config: EngineConfig, loaded: LoadedModel, num_blocks: int) -> tuple[LoadedModel, list[str]]:
-    """Adapt defaults to an allocator other than `paged`. Explicitly set options are refused elsewhere, not changed.
+    """Adapt defaults to an allocator other than `paged`. Explicitly set options are not changed; unsuitable ones are
+    refused elsewhere.
 
-    Returns the model with a `max_model_len` that the pool can reserve contiguously, and a note for each change.
+    Returns the model, with `max_model_len` lowered to what the pool can reserve contiguously, and a note for each
+    change.
     """
     notes = []
     if config.allocator != "paged" and config.enable_prefix_caching is None:

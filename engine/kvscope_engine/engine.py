@@ -1,9 +1,8 @@
 """The engine: each `step()` schedules, runs, commits and records one step.
 
-On a GPU the next step is scheduled and runs while this one is committed and recorded (`step_loop`).
-
-Owns the components and the output streams of the requests. Scheduling policy is in `policy`, tensors are in `model`. An
-engine is driven by one thread; a server passes its clients' commands to that thread between steps.
+Owns the components and the output streams of the requests. Scheduling policy is in `policy`, tensors are in `model`,
+overlap of steps in `step_loop`. Not thread-safe: a server passes its clients' commands to the engine's thread between
+steps.
 """
 
 from __future__ import annotations
@@ -65,8 +64,8 @@ from kvscope_telemetry.messages.telemetry import (
 ProgressCallback = Callable[[Progress], None]
 Publish = Callable[[TelemetryMessage], None]
 
-FAILURE_NS: Final = 60_000_000_000
-"""Minimum nanoseconds between two notes about steps in which a library failed."""
+FAILURE_NOTE_INTERVAL_NS: Final = 60_000_000_000
+"""Minimum nanoseconds between two notes on steps in which a library failed."""
 
 
 class Engine:
@@ -76,8 +75,8 @@ class Engine:
         config: Model, device, limits and features.
         progress: Called with each stage of loading.
         publish: Called with each telemetry message; must not block.
-        messages_dropped: Returns how many messages `publish` dropped.
-        on_note: Called with one line for each feature that is disabled in service.
+        messages_dropped: Returns how many messages `publish` has dropped.
+        on_note: Called with one line for each feature that is disabled after loading.
 
     Raises:
         BadInput: for a configuration or model that is not supported.
@@ -118,7 +117,7 @@ class Engine:
         self._fingerprints: FingerprintRecorder | None = None
         if config.fingerprints:
             self._fingerprints = FingerprintRecorder(self.components.storage, self._epoch, self._publish)
-        self._ended: list[Request] | None = None
+        self._ended_requests: list[Request] | None = None
         self._loop = StepLoop(
             self.components.scheduler,
             self.components.runner,
@@ -127,7 +126,7 @@ class Engine:
             overlaps=self.components.overlaps,
         )
         self._reduced_limits = ReducedLimits(self.components.scheduler.limits)
-        self._next_failure_ns = 0
+        self._next_failure_note_ns = 0
         self._num_unreported_failures = 0
         self.interventions = Interventions(
             self.components.pool,
@@ -139,12 +138,12 @@ class Engine:
         self.pauses = EnginePauses(self.components.scheduler, self._record_idle)
         self.streams: dict[int, OutputStream] = {}
         self._streams_with_output: dict[int, OutputStream] = {}
-        """Streams with outputs to return, so that a step does not visit thousands of waiting requests."""
-        self._clients: dict[str, list[Request]] = {}
+        """Streams with outputs to return. Saves a step from visiting thousands of waiting requests."""
+        self._requests_by_client_id: dict[str, list[Request]] = {}
         self._num_published_notes = len(self.components.notes)
         self._copied_s = self.components.copied_seconds
         self._next_number = 1
-        self._ran_nothing = False
+        self._was_idle = False
         self._record_ns = 0
         self.is_closed = False
         self.step_count = 0
@@ -154,17 +153,19 @@ class Engine:
         self._publish(self.memory())
 
     def prompt_token_ids(self, submit: Submit, is_wanted: Callable[[], bool] = always_wanted) -> list[int]:
-        """Return the prompt's token ids, with the compiled grammar if `submit` asks for structured output.
+        """Return the prompt's token ids, with the compiled grammar if `submit` requests structured output.
 
-        Thread-safe, and slow if a grammar has to be compiled; compilation is abandoned once `is_wanted` returns False.
-        Raises BadInput for a prompt or grammar that is not accepted.
+        Thread-safe. Slow if a grammar has to be compiled; compilation is abandoned once `is_wanted` returns False.
+
+        Raises:
+            BadInput: for a prompt or grammar that is not accepted.
         """
         loaded = self.components.loaded
         ids = prompt_token_ids(submit, loaded.tokenizer, loaded.info.vocab_size, self.components.limits.max_model_len)
         return prepare_prompt(ids, submit.sampling.structured, self.components.structured_output, is_wanted)
 
     def has_grammar(self, submit: Submit) -> bool:
-        """Whether the grammar of `submit` is compiled, or it needs none. Thread-safe."""
+        """Whether the grammar of `submit` is already compiled, or none is needed. Thread-safe."""
         spec, structured_output = submit.sampling.structured, self.components.structured_output
         return spec is None or structured_output is None or structured_output.is_compiled(spec)
 
@@ -173,7 +174,7 @@ class Engine:
 
         Args:
             submit: The request and its options.
-            token_ids: Returns the prompt's token ids if they were computed before; default: `prompt_token_ids(submit)`.
+            token_ids: Returns token ids that were computed before; default: `prompt_token_ids(submit)`.
 
         Raises:
             BadInput: if the prompt or an option is not accepted, the request can never fit, or its id is in use.
@@ -185,7 +186,7 @@ class Engine:
         for request in requests:
             self.components.scheduler.add_request(request)
             self.streams[request.number] = self._stream(request, submit)
-        self._clients[submit.request_id] = requests
+        self._requests_by_client_id[submit.request_id] = requests
         return Accepted(
             request_id=submit.request_id,
             numbers=tuple(request.number for request in requests),
@@ -195,7 +196,7 @@ class Engine:
     def abort(self, request_id: str) -> None:
         """Abort a request in any state; unknown and finished ones are ignored. The next step returns its `Finished`."""
         now_ns = time.monotonic_ns()
-        for request in self._clients.get(request_id, ()):
+        for request in self._requests_by_client_id.get(request_id, ()):
             if not request.is_finished:
                 self.components.scheduler.abort(request, now_ns)
                 stream = self._streams_with_output[request.number] = self.streams[request.number]
@@ -219,16 +220,16 @@ class Engine:
     def step(self, *, ahead: bool = True) -> list[Tokens | Finished]:
         """Schedule, run, commit and record one step. Returns the outputs for clients, oldest first.
 
-        With `ahead` False, no further step is launched before this one is complete.
+        If `ahead` is False, no further step is launched before this one is complete.
         """
         self._check_open()
         self.step_started_ns = time.monotonic_ns()
         if self.components.guard is not None:
             self.components.guard.poll(self._finish_in_flight)
         if self.components.structured_output is not None:
-            self.components.structured_output.await_masks(is_idle=self._ran_nothing)
+            self.components.structured_output.await_masks(is_idle=self._was_idle)
         completed = self._loop.next(self.step_count + 1, ahead=ahead)
-        self._ran_nothing = completed is None
+        self._was_idle = completed is None
         if completed is None:
             return self._idle()
         self._commit_and_record(completed)
@@ -236,9 +237,10 @@ class Engine:
         return self._drain_outputs()
 
     def while_idle(self) -> bool:
-        """Do deferred maintenance, which may take as long as several steps. No request may be unfinished.
+        """Do deferred maintenance, which may take as long as several steps. Call it only while no request is
+        unfinished.
 
-        Returns whether it should be called again after a while.
+        Returns whether to call it again after a while.
         """
         self._check_open()
         guard = self.components.guard
@@ -261,8 +263,8 @@ class Engine:
     def generate(self, prompts: Sequence[str | Submit], sampling: SamplingParams | None = None) -> Iterator[Completion]:
         """Run prompts together and yield completions in the order of the prompts.
 
-        A string goes through the model's chat template. A refused prompt yields a completion with `finish_reason`
-        "error" and the reason in `error`; the others continue. Leaving the loop early aborts the rest.
+        A string is formatted with the model's chat template. A refused prompt yields a completion with `finish_reason`
+        "error" and the reason in `error`; the others continue. Leaving the loop early aborts the remaining requests.
 
         Raises:
             BadInput: while the engine has other requests, whose outputs would be lost.
@@ -270,26 +272,28 @@ class Engine:
         return collect(self, prompts, sampling or SamplingParams())
 
     def snapshot(self, tag: int = 0) -> Snapshot:
-        """Return the whole state as of the last published frame, after publishing pending changes."""
+        """Return the whole state as of the last published frame, after publishing pending changes. `tag` is copied to
+        the reply.
+        """
         return self.step_recorder.snapshot(self.hello, tag, time.monotonic_ns())
 
     def block_text(self, blocks: Sequence[int]) -> tuple[BlockContent, ...]:
-        """Return the contents of blocks in the given order. Ids outside the pool are returned as empty blocks."""
+        """Return the contents of the blocks, in the given order. Ids outside the pool are returned as empty blocks."""
         pool, scheduler = self.components.pool, self.components.scheduler
         contents = (block_content(block, pool, scheduler.requests, scheduler.prefix_of) for block in blocks)
         return tuple(with_text(content, self.tokenizer) for content in contents)
 
     def drain_ended(self) -> list[RecordedText]:
-        """Return the requests that ended since the last call, with their tokens and options. The first call starts
-        collecting and returns none.
+        """Return the requests that ended since the last call, with their tokens and options, for recordings that can be
+        replayed.
 
-        Used for recordings with texts, which can be replayed.
+        The first call starts the collection and returns none.
         """
-        ended, self._ended = self._ended, []
+        ended, self._ended_requests = self._ended_requests, []
         return [recorded_request(request, self._epoch) for request in ended or ()]
 
     def allocator_map(self, tag: int = 0) -> AllocatorMap:
-        """Return how torch's allocator divides the GPU's memory now. Raises BadInput on a CPU."""
+        """Return how torch's allocator currently divides the GPU's memory. Raises BadInput on a CPU."""
         return allocator_map(self.components.loaded.device, tag)
 
     def reset_prefix_cache(self) -> None:
@@ -302,36 +306,36 @@ class Engine:
 
     @property
     def failure(self) -> str:
-        """Reason why the engine cannot continue: a lost rank, or blocks that could not be copied. Empty if it can."""
+        """Reason why the engine cannot continue (a lost rank, or blocks that could not be copied); empty if it can."""
         leader, mover = self.components.leader, self.components.mover
         lost_rank = "" if leader is None else leader.failure
         return lost_rank or ("" if mover is None else mover.copy_failure)
 
     @property
     def overlaps(self) -> OverlapCounts:
-        """Counts of steps that overlapped, and reasons of those that did not."""
+        """Counts of steps that overlapped, and the reasons of those that did not."""
         return self._loop.counts
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The model's tokenizer; None if it has none."""
+        """The model's tokenizer; None if the model has none."""
         return self.components.loaded.tokenizer
 
     @property
     def memory_plan(self) -> str:
-        """One-line plan of the GPU's memory; empty if the pool's size was configured, and on a CPU."""
+        """One-line plan of the GPU's memory; empty on a CPU, and if the pool's size was configured."""
         plan = self.components.plan
         return "" if plan is None else plan.summary(str(self.components.loaded.device))
 
     @property
     def weights(self) -> str:
-        """One-line description of the weights: quantization, fusion, and the bytes that a step reads."""
+        """One-line description of the weights: quantization, fusion, and bytes that a step reads."""
         return weights_line(self.components.loaded, self.components.runner.fused, self.components.work)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Deviations from the configuration, one line each. After `close` also failures of closing and data that could
-        not be kept.
+        """Deviations from the configuration, one line each. After `close`, also failures of closing, and data that
+        could not be saved.
         """
         return tuple(self.components.notes)
 
@@ -346,7 +350,7 @@ class Engine:
 
     @property
     def last_seq(self) -> int:
-        """Number of the last published frame."""
+        """Sequence number of the last published frame."""
         return self.step_recorder.seq
 
     def close(self) -> None:
@@ -356,7 +360,7 @@ class Engine:
         self.is_closed = True
         self.streams.clear()
         self._streams_with_output.clear()
-        self._clients.clear()
+        self._requests_by_client_id.clear()
         self._close_cache_events()
         self._loop.close()
         self.components = self.components.close()
@@ -374,12 +378,11 @@ class Engine:
             raise EngineDead("the engine is closed")
 
     def _requests_of(self, submit: Submit, token_ids: Callable[[], list[int]]) -> list[Request]:
-        """Create the numbered requests of a submission without queueing them.
-
-        They are of equal size, so all fit or none does.
+        """Create the numbered requests of a submission without queueing them. All have the same size, so either all fit
+        or none.
         """
         try:
-            if submit.request_id in self._clients:
+            if submit.request_id in self._requests_by_client_id:
                 raise BadInput(f"request id {submit.request_id!r} is in use: an id is free once its request ended")
             ids = prepare_prompt(token_ids(), submit.sampling.structured, self.components.structured_output)
             requests = child_requests(
@@ -411,26 +414,28 @@ class Engine:
         loaded = self.components.loaded
         detokenizer = None
         if loaded.tokenizer is not None:
-            continued = request.prompt_token_ids if submit.raw and submit.messages is None else ()
-            detokenizer = loaded.tokenizer.detokenizer(submit.sampling.stop, continued)
+            prompt_context = request.prompt_token_ids if submit.raw and submit.messages is None else ()
+            detokenizer = loaded.tokenizer.detokenizer(submit.sampling.stop, prompt_context)
         token_text = loaded.tokenizer.token_text if loaded.tokenizer is not None else None
         running_time = self.components.scheduler.running_time
         return OutputStream(request, submit.request_id, detokenizer, loaded.eos_token_ids, token_text, running_time)
 
     def _finish_in_flight(self) -> None:
-        """Commit and record the step in flight, if any. Its outputs are returned with those of the next step."""
+        """Commit and record the step in flight, if there is one. Its outputs are returned with those of the next
+        step.
+        """
         completed = self._loop.finish_in_flight()
         if completed is not None:
             self._commit_and_record(completed)
 
     def _commit_and_record(self, completed: CompletedStep) -> None:
-        """Commit and record a completed step, and launch the next one in between where possible."""
+        """Commit and record a completed step. In between, launch the next step if that is possible."""
         self.step_count += 1
         self.pauses.record_suspensions()  # suspensions must be known before latencies are measured
         if self.components.threads is not None:
             self.components.threads.refresh()
         if self.components.guard is not None:
-            self.components.guard.ran(completed.plan, completed.result)
+            self.components.guard.record_step(completed.plan, completed.result)
         if completed.result.block_shares is not None:
             store_attention(self.components.pool, completed.plan, completed.result.block_shares, self.step_count)
         if completed.result.block_skips is not None:
@@ -465,35 +470,35 @@ class Engine:
         self._loop.step_recorded(completed.ended_ns)
 
     def _end_or_restart(self, completed: CompletedStep) -> int:
-        """Queue the requests that failed again where possible, and finish the others. Returns the number finished."""
-        ended = 0
+        """Requeue the failed requests that may be retried, and finish the others. Returns the number finished."""
+        num_ended = 0
         for request, reason in zip(completed.failed, completed.reasons, strict=True):
             if not self.components.scheduler.restart(request, reason, completed.ended_ns):
                 self._finish(request, self.streams[request.number], "error", completed.ended_ns, reason)
-                ended += 1
-        return ended
+                num_ended += 1
+        return num_ended
 
     def _report_failure(self, completed: CompletedStep, num_ended: int) -> None:
-        """Add a note about a step in which a library failed, at most once per `FAILURE_NS`."""
-        if completed.ended_ns < self._next_failure_ns:
+        """Add a note on a step in which a library failed, at most once per `FAILURE_NOTE_INTERVAL_NS`."""
+        if completed.ended_ns < self._next_failure_note_ns:
             self._num_unreported_failures += 1
             return
-        again = f"{len(completed.failed)} of its requests begin again" if completed.failed else "was run again"
-        ended = f"{num_ended} of its requests ended" if num_ended else again
-        more = (
+        restarted = f"{len(completed.failed)} of its requests begin again" if completed.failed else "was run again"
+        outcome = f"{num_ended} of its requests ended" if num_ended else restarted
+        suffix = (
             f"; so did {self._num_unreported_failures} since the last such note"
             if self._num_unreported_failures
             else ""
         )
-        self._add_note(f"a step failed and {ended}: {completed.failure}{more}")
-        self._num_unreported_failures, self._next_failure_ns = 0, completed.ended_ns + FAILURE_NS
+        self._add_note(f"a step failed and {outcome}: {completed.failure}{suffix}")
+        self._num_unreported_failures, self._next_failure_note_ns = 0, completed.ended_ns + FAILURE_NOTE_INTERVAL_NS
 
     def _add_note(self, note: str) -> None:
         if note:
             self.components.notes.append(note)
 
     def _publish_notes(self, now_ns: int) -> bool:
-        """Publish notes added since the last call as events. Returns whether there were any."""
+        """Publish the notes added since the last call as events. Returns whether there were any."""
         new_notes = self.components.notes[self._num_published_notes :]
         self._num_published_notes += len(new_notes)
         for note in new_notes:
@@ -502,9 +507,9 @@ class Engine:
         return bool(new_notes)
 
     def _commit(self, plan: StepPlan, result: StepResult, now_ns: int) -> tuple[StepPlan, StepResult]:
-        """Emit the sampled tokens, commit the blocks up to the last emitted token, then finish ended requests.
+        """Emit the sampled tokens, commit blocks up to the last emitted token, then finish the requests that ended.
 
-        Returns the plan and result without drafts that were not emitted.
+        Returns the plan and the result without drafts that were not emitted.
         """
         logprobs = result.logprobs or ((),) * len(plan.scheduled)
         num_emitted: list[int] = []
@@ -530,9 +535,10 @@ class Engine:
     def _emit_tokens(
         self, request: Request, token_ids: tuple[int, ...], details: tuple[TokenLogprobs, ...], now_ns: int
     ) -> tuple[int, FinishReason | None, str]:
-        """Add a request's sampled tokens to its stream until one ends it.
+        """Add the tokens sampled for a request to its stream, until one of them ends the request.
 
-        Returns the number of tokens emitted, the finish reason if the request ends, and the error if it failed.
+        Returns the number of tokens emitted, the finish reason (None while the request continues), and the error if it
+        failed.
         """
         stream = self._streams_with_output[request.number] = self.streams[request.number]
         for num_emitted, (token_id, token_logprobs) in enumerate(zip_longest(token_ids, details), 1):
@@ -582,17 +588,17 @@ class Engine:
         for number, stream in streams.items():
             outputs += stream.drain()
             if stream.request.is_finished:
-                if self._ended is not None:
-                    self._ended.append(stream.request)
+                if self._ended_requests is not None:
+                    self._ended_requests.append(stream.request)
                 del self.streams[number]
                 self._release_request_id(stream)
         return outputs
 
     def _release_request_id(self, stream: OutputStream) -> None:
-        """Free the client's request id once all its completions ended and their outputs were returned."""
-        requests = self._clients.get(stream.client_id, [])
+        """Free the client's request id once all its completions have ended and their outputs were returned."""
+        requests = self._requests_by_client_id.get(stream.client_id, [])
         if all(request.is_finished and request.number not in self.streams for request in requests):
-            self._clients.pop(stream.client_id, None)
+            self._requests_by_client_id.pop(stream.client_id, None)
 
 
 def _discard(message: object) -> None: ...
@@ -601,7 +607,7 @@ def _discard(message: object) -> None: ...
 def with_text(content: BlockContent, tokenizer: Tokenizer | None) -> BlockContent:
     """Return `content` with its tokens decoded; unchanged if the model has no tokenizer.
 
-    Only sent in reply to a query for specific blocks, never published on the telemetry socket.
+    Block texts are sent only in reply to a query for specific blocks, never on the telemetry socket.
     """
     if tokenizer is None or not content.token_ids:
         return content

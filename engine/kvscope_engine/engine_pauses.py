@@ -1,12 +1,12 @@
 """Tracks when the engine does not run: paused by a user, or suspended with its process or machine.
 
-`EnginePauses` publishes each as an event and writes the scheduler's running time, in which every latency of the engine
-is measured. It knows neither who may pause (`server/client_interventions.py`) nor what a step is.
+`EnginePauses` publishes pauses and suspensions as events, and maintains the scheduler's running time, in which all
+latencies of the engine are measured. Independent of clients (`server/client_interventions.py`) and of steps.
 
-A suspended process cannot report that itself, so `SuspensionWatch` detects it afterwards by one of two signs. Either
-CLOCK_BOOTTIME, which counts a machine's sleep, has advanced further than the monotonic clock, or no thread gave a
-heartbeat for much longer than was due while the process used almost no processor time. A process that computes, or
-waits for the interpreter's lock, uses some.
+A suspended process cannot report its suspension, so `SuspensionWatch` detects it afterwards, by either of two signs.
+CLOCK_BOOTTIME, which includes the machine's sleep, advanced further than the monotonic clock. Or no thread gave a
+heartbeat for much longer than was due, while the process used almost no processor time; a process that computes or
+waits for the interpreter's lock uses some.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from kvscope_telemetry.messages.telemetry import Event, EventData
 HEARTBEAT_NS: Final = 500_000_000
 """Maximum nanoseconds between two heartbeats of a running process."""
 MIN_SUSPENSION_NS: Final = 1_500_000_000
-"""Minimum delay of a heartbeat, beyond `HEARTBEAT_NS`, that counts as a suspension of the process.
+"""Minimum delay of a heartbeat, beyond `HEARTBEAT_NS`, that counts as a suspension.
 
-On a busy machine, a thread may not run for some tenths of a second, which is no suspension.
+On a busy machine, a thread may wait for some tenths of a second, which is no suspension.
 """
 MIN_SLEEP_NS: Final = 500_000_000
 _MAX_BUSY_SHARE: Final = 0.2
@@ -48,10 +48,12 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True)
 class Suspension:
-    """One suspension of the process or machine. Times are monotonic, in nanoseconds."""
+    """A suspension of the process or machine. Times are monotonic, in nanoseconds."""
 
     start_ns: int
-    """Last heartbeat before the suspension; equal to `end_ns` for a machine's sleep, which takes no monotonic time."""
+    """Last heartbeat before the suspension. Equals `end_ns` for a machine's sleep, during which monotonic time stands
+    still.
+    """
     end_ns: int
     slept_ns: int
 
@@ -74,32 +76,34 @@ class SuspensionWatch:
         self._clocks = clocks
         self._lock = threading.Lock()
         self._last: Clocks | None = None
-        self._found: list[Suspension] = []
+        self._suspensions: list[Suspension] = []
 
     def beat(self) -> bool:
-        """Record a heartbeat of a thread that sends one at least every `HEARTBEAT_NS`. Returns whether suspensions are
-        pending.
+        """Record a heartbeat from a thread that gives one at least every `HEARTBEAT_NS`. Returns whether suspensions
+        are pending.
         """
         with self._lock:
-            last, now = self._last, self._clocks()
-            self._last = now
-            if last is not None and (found := _suspension(last, now)) is not None:
-                self._found.append(found)
-            return bool(self._found)
+            last, current = self._last, self._clocks()
+            self._last = current
+            if last is not None and (suspension := _suspension(last, current)) is not None:
+                self._suspensions.append(suspension)
+            return bool(self._suspensions)
 
     def poll(self) -> bool:
-        """Record a heartbeat of a thread that sends them irregularly; ignored before the first `beat`."""
+        """Record a heartbeat from a thread that gives them irregularly; ignored before the first `beat`. Returns
+        whether suspensions are pending.
+        """
         return self._last is not None and self.beat()
 
     def drain(self) -> list[Suspension]:
-        """Return and clear the suspensions found, oldest first."""
+        """Return and clear the pending suspensions, oldest first."""
         with self._lock:
-            found, self._found = self._found, []
-            return found
+            suspensions, self._suspensions = self._suspensions, []
+            return suspensions
 
 
 class EnginePauses:
-    """Pauses and suspensions of one engine. `record` publishes changes made without a step.
+    """Pauses and suspensions of one engine. `record` publishes changes that were made without a step.
 
     All methods but `beat` are called on the engine's thread.
     """
@@ -122,25 +126,23 @@ class EnginePauses:
         self._record()
 
     def resume(self, why: str) -> None:
-        stop = self._running.open
-        if stop is not None:
+        open_pause = self._running.open
+        if open_pause is not None:
             now_ns = time.monotonic_ns()
             lasted_ns = now_ns - self._paused_ns
-            data = EventData(kind="engine_resumed", by=stop.by, lasted_ns=lasted_ns, why=why)
+            data = EventData(kind="engine_resumed", by=open_pause.by, lasted_ns=lasted_ns, why=why)
             self._running.record(self._record_event(now_ns, data))
             self._record()
 
     @contextmanager
     def single_step(self, by: str) -> Iterator[None]:
-        """Count time as running time inside the context, in which a step requested by `by` runs although the engine is
-        paused.
-        """
-        stop, began_ns = self._running.open, time.monotonic_ns()
+        """Context in which a paused engine runs a step requested by `by`. Its time counts as running time."""
+        open_pause, began_ns = self._running.open, time.monotonic_ns()
         self._running.end(began_ns)
         yield
-        if stop is not None:
+        if open_pause is not None:
             ended_ns = time.monotonic_ns()
-            self._running.begin(ended_ns, stop.by)
+            self._running.begin(ended_ns, open_pause.by)
             self._record_event(ended_ns, EventData(kind="single_step", by=by, lasted_ns=ended_ns - began_ns))
             self._record()
 
@@ -149,7 +151,7 @@ class EnginePauses:
         return self._suspension_watch.beat()
 
     def report_suspensions(self) -> None:
-        """Publish suspensions that no step has published yet."""
+        """Publish pending suspensions without waiting for a step."""
         if self._suspension_watch.poll():
             self._record()
 
@@ -157,9 +159,9 @@ class EnginePauses:
         """Record pending suspensions. Called before a latency is measured or a frame is built."""
         if not self._suspension_watch.poll():
             return
-        for found in self._suspension_watch.drain():
-            data = EventData(kind="process_suspended", lasted_ns=found.lasted_ns, slept_ns=found.slept_ns)
-            self._running.record(self._record_event(found.end_ns, data))
+        for suspension in self._suspension_watch.drain():
+            data = EventData(kind="process_suspended", lasted_ns=suspension.lasted_ns, slept_ns=suspension.slept_ns)
+            self._running.record(self._record_event(suspension.end_ns, data))
 
     def _record_event(self, time_ns: int, data: EventData) -> Event:
         event = with_cause(Event(kind=data.kind, time_ns=time_ns, data=data))
@@ -167,11 +169,11 @@ class EnginePauses:
         return event
 
 
-def _suspension(last: Clocks, now: Clocks) -> Suspension | None:
-    silent_ns, slept_ns = now.now_ns - last.now_ns, max(0, now.slept_ns - last.slept_ns)
-    is_idle = now.worked_ns - last.worked_ns < _MAX_BUSY_SHARE * silent_ns
+def _suspension(last: Clocks, current: Clocks) -> Suspension | None:
+    silent_ns, slept_ns = current.now_ns - last.now_ns, max(0, current.slept_ns - last.slept_ns)
+    is_idle = current.worked_ns - last.worked_ns < _MAX_BUSY_SHARE * silent_ns
     is_silent = silent_ns > HEARTBEAT_NS + MIN_SUSPENSION_NS and is_idle
     if not is_silent and slept_ns < MIN_SLEEP_NS:
         return None
     slept_ns = slept_ns if slept_ns >= MIN_SLEEP_NS else 0
-    return Suspension(last.now_ns if is_silent else now.now_ns, now.now_ns, slept_ns)
+    return Suspension(last.now_ns if is_silent else current.now_ns, current.now_ns, slept_ns)

@@ -1,4 +1,4 @@
-"""Converts a client's request into token ids: chat template, tokenizer, limits. Keeps no state and knows no blocks."""
+"""Converts a client's request to token ids: chat template, tokenizer, limits. Stateless."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 def prompt_token_ids(submit: Submit, tokenizer: Tokenizer | None, vocab_size: int, max_len: int) -> list[int]:
     """Return the token ids of the prompt of `submit`.
 
-    Raises BadInput unless exactly one kind of prompt is given; if the prompt is empty, certainly longer than `max_len`,
-    or contains an id outside `vocab_size`; and for options that the model does not support.
+    Raises:
+        BadInput: unless exactly one kind of prompt is given; if the prompt is empty, certainly longer than `max_len`
+            tokens, or has an id outside `vocab_size`; or for options that the model does not support.
     """
-    given = [name for name in ("prompt", "messages", "prompt_token_ids") if getattr(submit, name) is not None]
-    if len(given) != 1:
-        raise BadInput(f"exactly one of prompt, messages, prompt_token_ids is accepted, not {given or 'none'}")
+    prompt_fields = [name for name in ("prompt", "messages", "prompt_token_ids") if getattr(submit, name) is not None]
+    if len(prompt_fields) != 1:
+        raise BadInput(f"exactly one of prompt, messages, prompt_token_ids is accepted, not {prompt_fields or 'none'}")
     _check_sampling(submit.sampling, tokenizer, vocab_size)
     _check_salt(submit.cache_salt)
     if submit.prompt_token_ids is not None:
@@ -31,7 +32,9 @@ def prompt_token_ids(submit: Submit, tokenizer: Tokenizer | None, vocab_size: in
     if tokenizer is None:
         raise BadInput("this model has no tokenizer: only prompt_token_ids are accepted")
     is_raw = submit.raw and submit.prompt is not None
-    text = submit.prompt or "" if is_raw else tokenizer.chat_text(_conversation(submit), tools=tools_of(submit.tools))
+    text = (
+        submit.prompt or "" if is_raw else tokenizer.chat_text(_conversation(submit), tools=parse_tools(submit.tools))
+    )
     tokenizer.refuse_too_long(text, max_len)
     ids = tokenizer.encode(text, add_special_tokens=is_raw)
     if not ids or (submit.prompt is not None and not submit.prompt):
@@ -39,9 +42,9 @@ def prompt_token_ids(submit: Submit, tokenizer: Tokenizer | None, vocab_size: in
     return ids
 
 
-def tools_of(text: str) -> list[dict[str, Any]] | None:
-    """Parse the functions that a model may call; None if there are none. Raises BadInput unless it is a JSON array of
-    objects.
+def parse_tools(text: str) -> list[dict[str, Any]] | None:
+    """Parse the JSON array of the functions that a model may call; None if there are none. Raises BadInput for any
+    other JSON.
     """
     if not text:
         return None

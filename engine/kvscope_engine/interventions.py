@@ -1,7 +1,7 @@
 """Manual interventions between two steps: preempt, pin, evict, change limits, load LoRA adapters.
 
-Methods return what was done as one line, and raise BadInput with the reason if nothing was done. Knows scheduler and
-block pool; knows neither clients nor who pinned a block.
+Methods return a one-line description of what was done, and raise BadInput with the reason if nothing was. Independent
+of clients and of who pinned a block.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 class Interventions:
-    """Carries out interventions on one engine.
+    """Interventions in one engine.
 
-    `record` publishes changes made without a step. `finish_in_flight` completes the step in flight.
+    `record` publishes changes that were made without a step; `finish_in_flight` completes the step in flight.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class Interventions:
         return sorted(self._pool.pinned)
 
     def preempt(self, number: int, how: str, by: str) -> str:
-        """Preempt a running request by "swap" or "recompute", or "" to let the engine choose."""
+        """Preempt a running request. `how`: "swap", "recompute", or "" to let the engine choose."""
         self._finish_in_flight()
-        request = self._running(number)
+        request = self._running_request(number)
         if how == "swap" and not self._pool.num_host:
             raise BadInput(f"request {number} cannot be swapped out: this engine has no lower tier to swap to")
         record = self._scheduler.preempt(request, how, by, time.monotonic_ns())
@@ -81,18 +81,18 @@ class Interventions:
         return f"request {number} was preempted: {moved} {outcome}"
 
     def pin(self, blocks: Sequence[int], by: str, *, with_prefix: bool) -> list[int]:
-        """Protect cached blocks from eviction, with `with_prefix` also the blocks before them in their prefix.
+        """Protect cached blocks from eviction; with `with_prefix`, also the earlier blocks of their prefixes.
 
-        Returns the ids of the protected blocks, including those that were pinned already.
+        Returns the ids of the protected blocks, including those that were already pinned.
         """
-        wanted = self._checked(blocks)
+        wanted = self._unique_blocks(blocks)
         if self._pool.index is None:
             raise BadInput("this engine has no prefix cache, so nothing can be pinned")
         if with_prefix:
-            wanted = list(dict.fromkeys(before for block in wanted for before in self._prefix_of(block)))
+            wanted = list(dict.fromkeys(ancestor for block in wanted for ancestor in self._prefix_of(block)))
         pinnable = [block for block in wanted if self._pool.prefix(block) is not None]
         if not pinnable:
-            raise BadInput(f"{_named(wanted)} not in the prefix cache: only full, cached blocks can be pinned")
+            raise BadInput(f"{_blocks_text(wanted)} not in the prefix cache: only full, cached blocks can be pinned")
         if len(self._pool.pinned | set(pinnable)) > MAX_PINNED:
             raise BadInput(refusal_of_many(len(pinnable)))
         self._scheduler.pin(pinnable)
@@ -107,7 +107,7 @@ class Interventions:
 
     def evict(self, blocks: Sequence[int], by: str) -> str:
         """Evict those of `blocks` that are cached, unused and not pinned."""
-        wanted = self._checked(blocks)
+        wanted = self._unique_blocks(blocks)
         evictable = [block for block in wanted if self._pool.is_evictable(block)]
         if not evictable:
             raise BadInput(self._why_not_evicted(wanted))
@@ -121,8 +121,8 @@ class Interventions:
 
     def set_limits(self, max_num_seqs: int, max_num_batched_tokens: int, by: str) -> str:
         """Change the limits of the following steps; 0 keeps a limit."""
-        now = self.limits
-        wanted = (max_num_seqs or now[0], max_num_batched_tokens or now[1])
+        current = self.limits
+        wanted = (max_num_seqs or current[0], max_num_batched_tokens or current[1])
         for name, value, maximum in zip(
             ("max_num_seqs", "max_num_batched_tokens"), wanted, self._max_limits, strict=True
         ):
@@ -135,32 +135,32 @@ class Interventions:
         return text + (f"; {running} run and end first" if running > wanted[0] else "")
 
     def load_adapter(self, name: str, path: str, by: str) -> str:
-        self._loader().load(name, path)
-        self._forget_unused()
+        self._adapters_or_refuse().load(name, path)
+        self._release_unused_adapters()
         text = f"LoRA adapter {name!r} was loaded from {path!r}"
         self._record_notice(f"{text} by {by}")
         return text
 
     def unload_adapter(self, name: str, by: str) -> str:
-        """Unload a LoRA adapter. Unfinished requests that use it continue."""
-        self._loader().unload(name)
-        self._forget_unused()
+        """Unload a LoRA adapter. Unfinished requests that use the adapter continue."""
+        self._adapters_or_refuse().unload(name)
+        self._release_unused_adapters()
         requests = self._scheduler.requests.values()
         num_left = sum(request.adapter is not None and request.adapter.name == name for request in requests)
         text = f"LoRA adapter {name!r} was unloaded"
         self._record_notice(f"{text} by {by}")
         return text + (f"; {num_left} requests that have it go on" if num_left else "")
 
-    def _loader(self) -> LoraAdapters:
+    def _adapters_or_refuse(self) -> LoraAdapters:
         if self._lora is None:
             raise BadInput(NO_UPDATING)
         return self._lora
 
-    def _forget_unused(self) -> None:
+    def _release_unused_adapters(self) -> None:
         if self._lora is not None:
             self._lora.release_unused(request.adapter for request in self._scheduler.requests.values())
 
-    def _running(self, number: int) -> Request:
+    def _running_request(self, number: int) -> Request:
         request = self._scheduler.requests.get(number)
         if request is None:
             raise BadInput(f"request {number} has ended or does not exist")
@@ -168,7 +168,7 @@ class Interventions:
             raise BadInput(f"request {number} is waiting: only running requests have blocks to give up")
         return request
 
-    def _checked(self, blocks: Sequence[int]) -> list[int]:
+    def _unique_blocks(self, blocks: Sequence[int]) -> list[int]:
         """Return the blocks without duplicates. Raises BadInput if there are none or one is not in the pool."""
         wanted = list(dict.fromkeys(blocks))
         if not wanted:
@@ -179,29 +179,29 @@ class Interventions:
         return wanted
 
     def _prefix_of(self, block: int) -> list[int]:
-        """Return a block and the cached blocks before it in its prefix, nearest first."""
-        found, index = [block], self._pool.index
+        """Return a block and the cached blocks before it in its prefix, last to first."""
+        chain, index = [block], self._pool.index
         prefix = self._pool.prefix(block)
         while index is not None and prefix is not None and prefix.parent:
-            before = index.get(prefix.parent)
-            if before is None:
+            previous = index.get(prefix.parent)
+            if previous is None:
                 break
-            found.append(before)
-            prefix = self._pool.prefix(before)
-        return found
+            chain.append(previous)
+            prefix = self._pool.prefix(previous)
+        return chain
 
     def _why_not_evicted(self, blocks: list[int]) -> str:
         pinned = sum(block in self._pool.pinned for block in blocks)
         if pinned:
-            return f"{_named(blocks)} pinned: unpin first"
+            return f"{_blocks_text(blocks)} pinned: unpin first"
         if any(self._pool.ref_count(block) for block in blocks):
-            return f"{_named(blocks)} in use: only cached blocks that no request holds can be evicted"
-        return f"{_named(blocks)} not cached: there is nothing to evict"
+            return f"{_blocks_text(blocks)} in use: only cached blocks that no request holds can be evicted"
+        return f"{_blocks_text(blocks)} not cached: there is nothing to evict"
 
     def _record_notice(self, text: str) -> None:
         self._scheduler.changes.record_notice(text, time.monotonic_ns())
         self._record()
 
 
-def _named(blocks: list[int]) -> str:
+def _blocks_text(blocks: list[int]) -> str:
     return f"block {blocks[0]} is" if len(blocks) == 1 else f"these {len(blocks)} blocks are"

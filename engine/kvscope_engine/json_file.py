@@ -12,8 +12,9 @@ MAX_JSON_BYTES: Final = 64 << 20
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in `path`. Raises BadInput if it is missing, larger than `MAX_JSON_BYTES`, or no JSON
-    object.
+    """Return the JSON object in `path`.
+
+    Raises BadInput if the file is missing, larger than `MAX_JSON_BYTES`, or not a JSON object.
     """
     try:
         if path.stat().st_size > MAX_JSON_BYTES:

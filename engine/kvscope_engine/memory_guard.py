@@ -1,7 +1,7 @@
-"""Polls the GPU's memory between steps and limits steps while other programs hold memory that was planned for them.
+"""Polls the GPU's memory between steps, and limits steps while other programs hold memory that was planned for them.
 
-Owns the polling, what is released and restored, and the notes about it. `memory_watch` decides how much; the block pool
-is never resized. A poll queries two numbers from the driver and waits for no kernel.
+Decides when to poll and what to release or restore; `memory_watch` decides how far steps are limited. The block pool is
+never resized. A poll queries two numbers from the driver and waits for no kernel.
 """
 
 from __future__ import annotations
@@ -19,53 +19,55 @@ from kvscope_engine.model.device_memory.memory_watch import Level, MemoryWatch, 
 from kvscope_engine.model.device_memory.paging import PagingWatch
 from kvscope_engine.policy.step_plan import StepPlan, StepResult
 
-POLL_S: Final = 2.0
+POLL_INTERVAL_S: Final = 2.0
 """Minimum seconds between two polls."""
 SLACK_BYTES: Final = 128 << 20
-"""Growth of other memory since the start that is always tolerated: the engine's own driver also loads some kernels
-late.
+"""Growth of other programs' memory since the start that is always tolerated, because this engine's driver also loads
+some kernels late.
 """
-LOW_BYTES: Final = 256 << 20
-"""Free memory below which allocations of other programs may fail."""
-UNUSED_BYTES: Final = 512 << 20
-"""Unused memory in torch's allocator that is worth waiting for steps in flight to release."""
-RELEASE_S: Final = 30.0
-"""Minimum seconds between two such releases, since the next large step allocates the memory again."""
+LOW_FREE_BYTES: Final = 256 << 20
+"""Free memory below which allocations by other programs may fail."""
+MIN_UNUSED_BYTES: Final = 512 << 20
+"""Minimum unused memory in torch's allocator for which waiting for the step in flight and releasing it is worthwhile.
+"""
+RELEASE_INTERVAL_S: Final = 30.0
+"""Minimum seconds between two releases, because the next large step allocates the memory again."""
 
 
-class CappedSteps(Protocol):
-    """The part of `policy.scheduling.scheduler.Scheduler` that the guard needs."""
+class StepLimiter(Protocol):
+    """Interface of `policy.scheduling.scheduler.Scheduler` that the guard needs."""
 
     def cap_tokens(self, max_tokens: int | None) -> None:
         """Limit the tokens per step; None removes the limit."""
 
 
-class KeptGraphs(Protocol):
-    """The part of `model.runner.model_runner.ModelRunner` that the guard needs."""
+class GraphOwner(Protocol):
+    """Interface of `model.runner.model_runner.ModelRunner` that the guard needs."""
 
     def keep_graphs(self, *, of_decodes: bool, of_prefills: bool) -> None:
-        """Free the CUDA graphs of the kinds of steps that are False."""
+        """Free the CUDA graphs of decode-only steps unless `of_decodes`, and of steps with prefills unless
+        `of_prefills`.
+        """
 
 
-def _in_a_thread(work: Callable[[], object]) -> None:
+def _run_in_thread(work: Callable[[], object]) -> None:
     threading.Thread(target=work, name="kvscope-holders", daemon=True).start()
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """Memory that was planned for an engine on a GPU."""
+    """GPU memory that was planned for an engine."""
 
     planned_bytes: int
-    """Bytes that the engine may allocate in total; 0 without a plan, which leaves steps unlimited."""
+    """Bytes that the engine may allocate in total; 0 without a plan: steps are then not limited."""
     costs: StepCosts
-    """Memory that steps of each size need."""
+    """Memory needed by steps of each size."""
     other_bytes: int | None = None
-    """Bytes that other programs held when this was planned; None: what they hold now."""
+    """Bytes that other programs held when the plan was made; None: what they hold when the guard is created."""
 
 
 class MemoryGuard:
-    """Limits steps while other programs hold too much of the GPU's memory. Created once the engine has allocated
-    everything.
+    """Limits steps while other programs hold too much of the GPU's memory. Created after the engine's last allocation.
 
     Args:
         memory: The GPU's memory.
@@ -75,7 +77,7 @@ class MemoryGuard:
         add_note: Called with one line about each change, on any thread.
         pages: Returns the bytes that the engine allocated outside torch.
         promise: Called with the bytes that are planned and not allocated yet.
-        paging: Detects memory paged out by the driver; None where drivers do not page.
+        paging: Detects memory that the driver paged out; None where drivers do not page.
         run_in_background: Runs work that may wait for the driver; default: a new thread.
     """
 
@@ -83,8 +85,8 @@ class MemoryGuard:
         self,
         memory: DeviceMemory,
         budget: MemoryBudget,
-        steps: CappedSteps,
-        graphs: KeptGraphs,
+        steps: StepLimiter,
+        graphs: GraphOwner,
         add_note: Callable[[str], object],
         *,
         pages: Callable[[], int] = lambda: 0,
@@ -100,37 +102,37 @@ class MemoryGuard:
         self._pages = pages
         self._promise = promise
         self._clock_s = clock_s
-        self._run_in_background = run_in_background or _in_a_thread
+        self._run_in_background = run_in_background or _run_in_thread
         self._paging = paging
         self._planned = budget.planned_bytes
         costs = budget.costs
         self._total = memory.total_bytes
-        self._top = costs.levels[0]
+        self._full_level = costs.levels[0]
         self._graph_nodes = 0
-        self._release_s = 0.0
-        free, ours = self._free_and_own_bytes()
-        now = self._total - free - ours
-        others = now if budget.other_bytes is None else budget.other_bytes
+        self._next_release_s = 0.0
+        free, own_bytes = self._free_and_own_bytes()
+        current_others = self._total - free - own_bytes
+        others = current_others if budget.other_bytes is None else budget.other_bytes
         self._watch = MemoryWatch(costs, max(others + SLACK_BYTES, self._total - self._planned))
-        self._graph_nodes = min(costs.graphs + costs.piecewise_graphs, max(0, now - others))
-        ours += self._graph_nodes
-        self._before = {h.pid: h.num_bytes or 0 for h in memory.holders.others()}
-        self._promise(max(0, self._planned - ours))
-        self._next_s = clock_s() + POLL_S
+        self._graph_nodes = min(costs.graphs + costs.piecewise_graphs, max(0, current_others - others))
+        own_bytes += self._graph_nodes
+        self._initial_holders = {holder.pid: holder.num_bytes or 0 for holder in memory.holders.others()}
+        self._promise(max(0, self._planned - own_bytes))
+        self._next_poll_s = clock_s() + POLL_INTERVAL_S
 
     def poll(self, finish_in_flight: Callable[[], object]) -> None:
-        """Poll before a step, at most every `POLL_S`. `finish_in_flight` completes the step in flight."""
+        """Poll before a step, at most every `POLL_INTERVAL_S`. `finish_in_flight` completes the step in flight."""
         now_s = self._clock_s()
-        if now_s < self._next_s:
+        if now_s < self._next_poll_s:
             return
-        self._next_s = now_s + POLL_S
-        free, ours = self._free_and_own_bytes()
-        self._promise(max(0, self._planned - ours))
-        if self._paging is not None and (words := self._paging.check(self._total, free, ours, now_s)):
-            self._add_note(words)
-        before, was_lowered, others = self._watch.level, self._watch.is_lowered, max(0, self._total - free - ours)
+        self._next_poll_s = now_s + POLL_INTERVAL_S
+        free, own_bytes = self._free_and_own_bytes()
+        self._promise(max(0, self._planned - own_bytes))
+        if self._paging is not None and (note := self._paging.check(self._total, free, own_bytes, now_s)):
+            self._add_note(note)
+        before, was_lowered, others = self._watch.level, self._watch.is_lowered, max(0, self._total - free - own_bytes)
         if not self._watch.update(others, now_s):
-            if free < LOW_BYTES and now_s >= self._release_s:
+            if free < LOW_FREE_BYTES and now_s >= self._next_release_s:
                 self._release_unused(free, now_s, finish_in_flight)
             return
         level = self._watch.level
@@ -138,20 +140,20 @@ class MemoryGuard:
             finish_in_flight()
         if not was_lowered:
             self._memory.empty_cache()
-        self._steps.cap_tokens(level.max_tokens if level != self._top else None)
+        self._steps.cap_tokens(level.max_tokens if level != self._full_level else None)
         if level[1:] != before[1:]:
             self._graphs.keep_graphs(of_decodes=level.has_graphs, of_prefills=level.has_piecewise_graphs)
         if not self._watch.is_lowered:
             self._add_note(f"the GPU's memory is free again: {self._level_text(level)}, as planned")
             return
         is_down, missing = level < before, self._watch.missing(others)
-        self._run_in_background(lambda: self._add_note(self._change(level, missing, is_down=is_down)))
+        self._run_in_background(lambda: self._add_note(self._change_text(level, missing, is_down=is_down)))
 
-    def ran(self, plan: StepPlan, result: StepResult) -> None:
-        """Report a completed step, whose time may reveal paging."""
+    def record_step(self, plan: StepPlan, result: StepResult) -> None:
+        """Record the time of a completed step, which may reveal paging."""
         if self._paging is not None:
             is_replayed = bool(result.graph_size or result.graph_tokens)
-            context = sum(one.start for one in plan.scheduled)
+            context = sum(item.start for item in plan.scheduled)
             sizes = (number.bit_length() for number in (plan.num_tokens, len(plan.scheduled), context))
             shape = *sizes, is_replayed
             self._paging.record_step(shape, result.forward_ns)
@@ -161,48 +163,47 @@ class MemoryGuard:
         """Whether steps are limited to less than planned."""
         return self._watch.is_lowered
 
-    def takers(self) -> str:
-        """Describe processes that hold more GPU memory than at the engine's start; empty if the driver does not report
-        them.
-
-        May wait for the driver.
+    def grown_holders_text(self) -> str:
+        """Describe the processes that hold more GPU memory than at the engine's start; empty if the driver does not
+        report them. May wait for the driver.
         """
-        return describe_holders(grown(self._memory.holders.others(), self._before))
+        return describe_holders(grown(self._memory.holders.others(), self._initial_holders))
 
     def _release_unused(self, free: int, now_s: float, finish_in_flight: Callable[[], object]) -> None:
-        """Release torch's unused memory if it is large. If that freed little (CUDA graphs may hold it), wait longer
-        before the next time.
+        """Release torch's unused memory if it is large. If that freed little (CUDA graphs may hold it), the next
+        release waits longer.
         """
-        if self._memory.reserved_bytes() - self._memory.held_bytes() < UNUSED_BYTES:
+        if self._memory.reserved_bytes() - self._memory.held_bytes() < MIN_UNUSED_BYTES:
             return
         finish_in_flight()
         self._memory.empty_cache()
-        was_of_use = self._memory.free_bytes() - free >= UNUSED_BYTES // 2
-        self._release_s = now_s + (RELEASE_S if was_of_use else 10 * RELEASE_S)
+        was_of_use = self._memory.free_bytes() - free >= MIN_UNUSED_BYTES // 2
+        self._next_release_s = now_s + (RELEASE_INTERVAL_S if was_of_use else 10 * RELEASE_INTERVAL_S)
 
     def _free_and_own_bytes(self) -> tuple[int, int]:
-        """Return the GPU's free bytes and the bytes that this process uses.
-
-        The latter are torch's, those of mapped pages, and the planned part of the driver's memory for CUDA graphs.
+        """Return the GPU's free bytes and the bytes of this process: torch's, mapped pages, and the planned part of the
+        driver's memory for CUDA graphs.
         """
-        ours = self._memory.reserved_bytes() + max(0, self._pages()) + self._graph_nodes
-        return self._memory.free_bytes(), ours
+        own_bytes = self._memory.reserved_bytes() + max(0, self._pages()) + self._graph_nodes
+        return self._memory.free_bytes(), own_bytes
 
-    def _change(self, level: Level, missing: int, *, is_down: bool) -> str:
-        """Describe a change of the level. May wait for the driver to name the other processes."""
+    def _change_text(self, level: Level, missing: int, *, is_down: bool) -> str:
+        """Describe a change of the level. May wait for the driver, to name other processes."""
         if not is_down:
             return f"a part of the GPU's memory is free again: {self._level_text(level)}, until all of it is"
-        who = self.takers()
-        whom = (
-            f"other programs now hold (more than at the start: {who})" if who else "other programs or the driver hold"
+        processes = self.grown_holders_text()
+        holders = (
+            f"other programs now hold (more than at the start: {processes})"
+            if processes
+            else "other programs or the driver hold"
         )
         return (
-            f"steps may need {gib(missing)} of the GPU's memory that {whom}:"
+            f"steps may need {gib(missing)} of the GPU's memory that {holders}:"
             f" {self._level_text(level)} until it is free again"
         )
 
     def _level_text(self, level: Level) -> str:
-        full = "" if level.max_tokens == self._top.max_tokens else f" and not {self._top.max_tokens}"
-        lost = "" if level.has_piecewise_graphs else ", steps with prefills without CUDA graphs"
-        lost = lost if level.has_graphs else ", all steps without CUDA graphs"
-        return f"steps compute up to {level.max_tokens} tokens{full}{lost}"
+        planned = "" if level.max_tokens == self._full_level.max_tokens else f" and not {self._full_level.max_tokens}"
+        graphs = "" if level.has_piecewise_graphs else ", steps with prefills without CUDA graphs"
+        graphs = graphs if level.has_graphs else ", all steps without CUDA graphs"
+        return f"steps compute up to {level.max_tokens} tokens{planned}{graphs}"

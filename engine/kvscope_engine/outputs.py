@@ -1,6 +1,5 @@
-"""Converts sampled tokens to client messages: text pieces, finish reason, usage and times.
-
-Owns one `OutputStream` per request, from admission to end. Knows no tensors and no blocks.
+"""Converts sampled tokens to client messages: pieces of text, finish reason, usage and times. Independent of tensors
+and blocks.
 """
 
 from __future__ import annotations
@@ -16,32 +15,32 @@ from kvscope_telemetry.running_time import RunningTime
 if TYPE_CHECKING:
     from kvscope_engine.tokenization.tokenizer import Detokenizer
 
-NANOSECONDS = 1e9
+NS_PER_S = 1e9
 
 
 @dataclass(slots=True)
 class OutputStream:
-    """Output of one request. `detokenizer` is None for a model without a tokenizer."""
+    """Output of one request, from admission to end. `detokenizer` is None for a model without a tokenizer."""
 
     request: Request
     client_id: str
-    """Request id given by the client, shared by all completions of `n > 1`."""
+    """Request id chosen by the client, shared by all completions of `n > 1`."""
     detokenizer: Detokenizer | None
     eos_token_ids: frozenset[int]
     token_text: Callable[[int], str] | None = None
     """Returns the text of a single token, for log-probabilities."""
     running_time: RunningTime = field(default_factory=RunningTime)
-    """Converts spans to the engine's running time, without pauses and suspensions."""
+    """Converts spans to engine time without pauses and suspensions."""
     pending: list[Tokens | Finished] = field(default_factory=list)
 
     def add_token(self, token_id: int, logprobs: TokenLogprobs | None, now_ns: int) -> FinishReason | None:
-        """Append a sampled token. Returns the finish reason if it ends the completion, else None."""
+        """Append a sampled token. Returns the finish reason if the token ends the completion, else None."""
         request = self.request
         request.output_token_ids.append(token_id)
         if request.first_token_ns is None:
             request.first_token_ns = now_ns
         request.last_token_ns = now_ns
-        reason, text = self.judge(token_id)
+        reason, text = self.process_token(token_id)
         self.pending.append(
             Tokens(
                 request_id=self.client_id,
@@ -55,10 +54,12 @@ class OutputStream:
         return reason
 
     def finish(self, reason: FinishReason, now_ns: int, error: str = "") -> None:
-        """Append the `Finished` message, preceded by text that was held back for a possible stop string."""
-        rest = self._flush()
-        if rest:
-            self.pending.append(Tokens(request_id=self.client_id, index=self.request.index, token_ids=(), text=rest))
+        """Append the `Finished` message. Text that was held back for a possible stop string is sent before it."""
+        held_back = self._flush()
+        if held_back:
+            self.pending.append(
+                Tokens(request_id=self.client_id, index=self.request.index, token_ids=(), text=held_back)
+            )
         self.pending.append(
             Finished(
                 request_id=self.client_id,
@@ -76,14 +77,19 @@ class OutputStream:
         return pending
 
     def _flush(self) -> str:
-        """Return the text held by the detokenizer; empty if that fails, because a request must end in any case."""
+        """Return the text held back by the detokenizer; empty if decoding fails, because a request must end in any
+        case.
+        """
         detokenizer, self.detokenizer = self.detokenizer, None
         try:
             return detokenizer.flush() if detokenizer is not None else ""
         except Exception:
             return ""
 
-    def judge(self, token_id: int) -> tuple[FinishReason | None, str]:
+    def process_token(self, token_id: int) -> tuple[FinishReason | None, str]:
+        """Advance the grammar and the detokenizer by one token. Returns the finish reason (None to continue) and the
+        new text.
+        """
         request, sampling = self.request, self.request.sampling
         num_output = len(request.output_token_ids)
         may_stop = num_output > sampling.min_tokens
@@ -122,15 +128,15 @@ def usage(request: Request) -> Usage:
 def timing(request: Request, now_ns: int, running_time: RunningTime) -> RequestTiming:
     """Return the request's times in seconds since its arrival.
 
-    `queue_s` and `ttft_s` exclude pauses and suspensions; `total_s` includes them; `stopped_s` is their share.
+    `queue_s` and `ttft_s` exclude pauses and suspensions; `total_s` includes them, and `stopped_s` is their part of it.
     """
 
     def since_arrival(end_ns: int | None) -> float | None:
-        return None if end_ns is None else running_time.running_ns(request.arrival_ns, end_ns) / NANOSECONDS
+        return None if end_ns is None else running_time.running_ns(request.arrival_ns, end_ns) / NS_PER_S
 
     return RequestTiming(
         queue_s=since_arrival(request.admitted_ns),
         ttft_s=since_arrival(request.first_token_ns),
-        total_s=max(0, now_ns - request.arrival_ns) / NANOSECONDS,
-        stopped_s=running_time.stopped_ns(request.arrival_ns, now_ns) / NANOSECONDS,
+        total_s=max(0, now_ns - request.arrival_ns) / NS_PER_S,
+        stopped_s=running_time.stopped_ns(request.arrival_ns, now_ns) / NS_PER_S,
     )

@@ -1,7 +1,7 @@
 """Replays a recording of a deterministic engine and finds where the two runs diverge.
 
 Checks that the recording contains what a replay needs, configures an engine like the recorded one, and compares. Blocks
-and logits are matched by the token prefix that they were computed from, so the runs may differ in schedule, cache hits
+and logits are matched by the token prefix from which they were computed, so the runs may differ in schedule, cache hits
 and recomputation.
 """
 
@@ -28,14 +28,14 @@ from kvscope_telemetry.recordings.reader import FOREVER_NS, Recording
 if TYPE_CHECKING:
     from kvscope_engine.engine import Engine
 
-HOW: Final = "start the engine with --deterministic --fingerprints --record FILE.mcap --record-text"
-_SAME: Final = ("architecture", "num_layers", "vocab_size", "dtype", "quantization", "quantization_option")
+RECORDING_HINT: Final = "start the engine with --deterministic --fingerprints --record FILE.mcap --record-text"
+_REQUIRED_EQUAL: Final = ("architecture", "num_layers", "vocab_size", "dtype", "quantization", "quantization_option")
 """Model properties that must equal those of the recording."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """The contents of a recording that are replayed and compared."""
+    """Contents of a recording that are replayed and compared."""
 
     hello: Hello
     requests: tuple[RecordedText, ...]
@@ -46,11 +46,11 @@ class RecordedRun:
 
 
 def read_run(path: Path) -> RecordedRun:
-    """Read the recorded run at `path`. Raises BadInput with what is missing if it cannot be replayed."""
+    """Read the run recorded at `path`. Raises BadInput, with what is missing, if the run cannot be replayed."""
     recording = Recording.open(path)
     hello, name = recording.info.hello, str(path)
     if not hello.capabilities.deterministic:
-        raise BadInput(f"recording {name!r} cannot be run again: its engine was not deterministic; {HOW}")
+        raise BadInput(f"recording {name!r} cannot be run again: its engine was not deterministic; {RECORDING_HINT}")
     if len(recording.info.epochs) > 1:
         raise BadInput(
             f"recording {name!r} cannot be run again: it holds {len(recording.info.epochs)} starts of an engine"
@@ -58,22 +58,22 @@ def read_run(path: Path) -> RecordedRun:
     ended = {text.number: text for text in recording.texts() if text.request is not None}
     requests = tuple(text for _, text in sorted(ended.items()) if _generation_request(text).finish_reason != "error")
     if not requests:
-        lacks = "it holds no texts"
+        missing = "it holds no texts"
         if recording.has_texts:
-            lacks = "all its requests failed" if ended else "no request ended, or was aborted, while it was recorded"
-        raise BadInput(f"recording {name!r} cannot be run again: {lacks}; {HOW}")
+            missing = "all its requests failed" if ended else "no request ended, or was aborted, while it was recorded"
+        raise BadInput(f"recording {name!r} cannot be run again: {missing}; {RECORDING_HINT}")
     failed = ended.keys() - {text.number for text in requests}
     return RecordedRun(hello, requests, _fingerprints(recording), frozenset(failed))
 
 
 def _fingerprints(recording: Recording) -> tuple[Fingerprints, ...]:
-    """Return the fingerprints in step order. Of the recording, only messages other than frames are decoded."""
+    """Return the fingerprints in step order. Frames of the recording are not decoded."""
     messages = (message for each in recording.segments for _, message in each.messages((MESSAGES,), 0, FOREVER_NS))
     return tuple(message for message in messages if isinstance(message, Fingerprints))
 
 
-def config_of_run(hello: Hello, given: Mapping[str, Any]) -> EngineConfig:
-    """Return the configuration of the recorded engine, overridden by the fields in `given`. Raises BadInput."""
+def config_of_run(hello: Hello, overrides: Mapping[str, Any]) -> EngineConfig:
+    """Return the configuration of the recorded engine with the fields in `overrides` replaced. Raises BadInput."""
     cache = hello.cache
     recorded: dict[str, Any] = {
         "model": hello.model.name,
@@ -89,37 +89,38 @@ def config_of_run(hello: Hello, given: Mapping[str, Any]) -> EngineConfig:
         "deterministic": True,
         "fingerprints": True,
     }
-    return EngineConfig(**{**recorded, **given})
+    return EngineConfig(**{**recorded, **overrides})
 
 
-def check_same_engine(recorded: Hello, now: Hello) -> None:
-    """Raise BadInput if the model, the kind of device, the number of threads or the KV format differs from the
-    recording.
-    """
-    pairs = [(name, getattr(recorded.model, name), getattr(now.model, name)) for name in _SAME]
-    pairs.append(("device", recorded.device.kind, now.device.kind))
-    pairs.append(("num_threads", recorded.device.num_threads, now.device.num_threads))
-    pairs.append(("block_size", recorded.cache.block_size, now.cache.block_size))
-    pairs.append(("kv_cache_dtype", recorded.cache.dtype, now.cache.dtype))
-    for name, before, after in pairs:
-        if before != after:
+def check_same_engine(recorded: Hello, replayed: Hello) -> None:
+    """Raise BadInput if model, kind of device, number of threads or KV format differ from the recording."""
+    pairs = [(name, getattr(recorded.model, name), getattr(replayed.model, name)) for name in _REQUIRED_EQUAL]
+    pairs.append(("device", recorded.device.kind, replayed.device.kind))
+    pairs.append(("num_threads", recorded.device.num_threads, replayed.device.num_threads))
+    pairs.append(("block_size", recorded.cache.block_size, replayed.cache.block_size))
+    pairs.append(("kv_cache_dtype", recorded.cache.dtype, replayed.cache.dtype))
+    for name, expected, actual in pairs:
+        if expected != actual:
             raise BadInput(
-                f"model {now.model.name!r} cannot run the recording again: {name} is {after!r}, and was {before!r}"
+                f"model {replayed.model.name!r} cannot run the recording again: {name} is {actual!r}, and was"
+                f" {expected!r}"
             )
 
 
-def _environment(recorded: Hello, now: Hello) -> str:
-    """Describe differences of CPU or GPU, software and kvscope version that may change the last bits; empty if none."""
+def _environment(recorded: Hello, replayed: Hello) -> str:
+    """Describe differences of processor, software and kvscope version, which may change the last bits; empty if there
+    are none.
+    """
     pairs = (
-        ("the CPU" if now.device.kind == "cpu" else "the GPU", recorded.device.name, now.device.name),
-        ("the software", recorded.device.software, now.device.software),
-        ("kvscope", recorded.engine_version, now.engine_version),
+        ("the CPU" if replayed.device.kind == "cpu" else "the GPU", recorded.device.name, replayed.device.name),
+        ("the software", recorded.device.software, replayed.device.software),
+        ("kvscope", recorded.engine_version, replayed.engine_version),
     )
     return "; ".join(f"{what} was {before!r}, and is {after!r}" for what, before, after in pairs if before != after)
 
 
 class Moment(NamedTuple):
-    """When something was computed in a run. Ordered: the least is the earliest step and the lowest layer."""
+    """When a block or token was computed in a run. Ordered by step, then by layer."""
 
     step: int
     layer: int
@@ -142,9 +143,9 @@ class ReplayComparison:
     num_same_tokens: int
     """Number of requests with equal output tokens."""
     first: str
-    """Description of the first difference; empty if there is none."""
+    """Description of the earliest difference; empty if there is none."""
     left_out: tuple[str, ...] = ()
-    """Counts of requests, blocks and tokens that could not be compared, with reasons."""
+    """Requests, blocks and tokens that could not be compared: counts with reasons."""
     environment: str = ""
     """Differences of the machine and its software; empty if there are none."""
 
@@ -170,7 +171,7 @@ class ReplayComparison:
 
 @dataclass(slots=True)
 class RunDigests:
-    """Digests of a run's KV blocks and logits, keyed by the token prefix that they were computed from."""
+    """Digests of a run's KV blocks and logits, by a key of the token prefix from which they were computed."""
 
     blocks: defaultdict[bytes, dict[bytes, Moment]] = field(default_factory=lambda: defaultdict(dict))
     """Prefix key -> digests of all layers of a block -> when they were first computed (`Moment.layer` is 0)."""
@@ -208,7 +209,7 @@ class PrefixKeys:
             self._keys.append(digest.digest())
 
     def key(self, num_tokens: int) -> bytes | None:
-        """Return the key of the first `num_tokens` tokens; None if there are fewer, or for 0."""
+        """Return the key of the first `num_tokens` tokens; None for 0, or if the request has fewer tokens."""
         return self._keys[num_tokens - 1] if 0 < num_tokens <= len(self._keys) else None
 
 
@@ -225,14 +226,14 @@ class Replayer:
         self._received: list[Fingerprints] = []
 
     def receive(self, message: TelemetryMessage) -> None:
-        """Collect the fingerprints among the engine's telemetry messages."""
+        """Collect the fingerprints among the engine's messages."""
         if isinstance(message, Fingerprints):
             self._received.append(message)
 
     def replay(self, engine: Engine) -> ReplayComparison:
-        """Run all requests, as many concurrently as the engine admits, and compare.
+        """Run all requests, as many at a time as the engine admits, and compare with the recording.
 
-        Raises BadInput if a request is refused or fails, and if nothing could be compared.
+        Raises BadInput if a request is refused or fails, or if nothing can be compared.
         """
         check_same_engine(self._run.hello, engine.hello)
         numbers = {text.number: engine.submit(_submit(text)).numbers[0] for text in self._run.requests}
@@ -243,27 +244,31 @@ class Replayer:
                     output_ids[message.request_id] += message.token_ids
                 elif isinstance(message, Finished) and message.error:
                     raise BadInput(f"request {message.request_id} could not be run again: {message.error}")
-        cut = {text.number: output_ids[_name(text)][: _num_output_tokens(text)] for text in self._run.requests}
-        return self._compare(numbers, cut, engine.hello)
+        truncated_ids = {
+            text.number: output_ids[_replay_id(text)][: _num_output_tokens(text)] for text in self._run.requests
+        }
+        return self._compare(numbers, truncated_ids, engine.hello)
 
     def _compare(self, numbers: dict[int, int], output_ids: dict[int, list[int]], hello: Hello) -> ReplayComparison:
         run, size = self._run, self._run.hello.cache.block_size
-        before = _digests(run.fingerprints, {text.number: list(text.token_ids) for text in run.requests}, run, size)
-        again = {numbers[text.number]: [*_prompt(text), *output_ids[text.number]] for text in run.requests}
+        recorded = _digests(run.fingerprints, {text.number: list(text.token_ids) for text in run.requests}, run, size)
+        replayed_tokens = {numbers[text.number]: [*_prompt(text), *output_ids[text.number]] for text in run.requests}
         prompts = {numbers[text.number]: _generation_request(text).num_prompt_tokens for text in run.requests}
-        now = RunDigests()
-        texts = {number: PrefixKeys(tokens, prompts[number]) for number, tokens in again.items()}
+        replayed = RunDigests()
+        texts = {number: PrefixKeys(tokens, prompts[number]) for number, tokens in replayed_tokens.items()}
         for message in self._received:
-            now.add(message, texts, size)
-        blocks, equal_blocks, parted = _compare_blocks(before, now)
-        logits, equal_logits, parted_logits = _compare_logits(before, now)
-        others = [text for text in run.requests if list(text.token_ids) != again[numbers[text.number]]]
+            replayed.add(message, texts, size)
+        blocks, equal_blocks, block_differences = _compare_blocks(recorded, replayed)
+        logits, equal_logits, logit_differences = _compare_logits(recorded, replayed)
+        different_texts = [
+            text for text in run.requests if list(text.token_ids) != replayed_tokens[numbers[text.number]]
+        ]
         num_layers = max((message.num_layers for message in run.fingerprints), default=0)
-        moments = sorted((*parted, *parted_logits))
+        moments = sorted((*block_differences, *logit_differences))
         first = (
             _difference_text(moments[0], run, num_layers, size)
             if moments
-            else _token_difference_text(others, output_ids)
+            else _token_difference_text(different_texts, output_ids)
         )
         num_requests = len(run.requests)
         if not (blocks or logits or any(_num_output_tokens(text) for text in run.requests)):
@@ -275,28 +280,28 @@ class Replayer:
             equal_blocks,
             logits,
             equal_logits,
-            num_requests - len(others),
+            num_requests - len(different_texts),
             first,
-            left_out=_left_out(run, before, now),
+            left_out=_left_out(run, recorded, replayed),
             environment=_environment(run.hello, hello),
         )
 
 
-def _left_out(run: RecordedRun, before: RunDigests, now: RunDigests) -> tuple[str, ...]:
+def _left_out(run: RecordedRun, recorded: RunDigests, replayed: RunDigests) -> tuple[str, ...]:
     fingerprints = {number for message in run.fingerprints for packed in _numbers(message) for number in packed}
     without_end = len(fingerprints - run.failed - {text.number for text in run.requests})
     counts = (
         (len(run.failed), "request", "that failed in the recording"),
         (without_end, "request", "whose end was not recorded"),
-        (len(before.blocks.keys() ^ now.blocks.keys()), "block", "that one run alone computed"),
-        (len(before.logits.keys() ^ now.logits.keys()), "token", "that one run alone sampled"),
+        (len(recorded.blocks.keys() ^ replayed.blocks.keys()), "block", "that one run alone computed"),
+        (len(recorded.logits.keys() ^ replayed.logits.keys()), "token", "that one run alone sampled"),
     )
-    what_told = counts if run.fingerprints else counts[:2]
-    return tuple(f"{count} {what}{'s' * (count > 1)} {which}" for count, what, which in what_told if count > 0)
+    known_counts = counts if run.fingerprints else counts[:2]
+    return tuple(f"{count} {noun}{'s' * (count > 1)} {reason}" for count, noun, reason in known_counts if count > 0)
 
 
 def _numbers(message: Fingerprints) -> tuple[list[int], list[int]]:
-    """Return the requests whose blocks, and those whose sampled tokens, the message describes."""
+    """Return the numbers of the requests whose blocks, and of those whose sampled tokens, the message describes."""
     return np.frombuffer(message.number, "<u4").tolist(), np.frombuffer(message.sampled_number, "<u4").tolist()
 
 
@@ -305,43 +310,47 @@ def _digests(
 ) -> RunDigests:
     prompts = {text.number: _generation_request(text).num_prompt_tokens for text in run.requests}
     texts = {number: PrefixKeys(ids, prompts[number]) for number, ids in tokens.items()}
-    found = RunDigests()
+    digests = RunDigests()
     for message in fingerprints:
-        found.add(message, texts, block_size)
-    return found
+        digests.add(message, texts, block_size)
+    return digests
 
 
-def _compare_blocks(before: RunDigests, now: RunDigests) -> tuple[int, int, list[Moment]]:
-    """Return the number of blocks in both runs, the number of equal ones, and where the others first differ."""
-    count, parted = 0, list[Moment]()
-    for key, computed in before.blocks.items():
-        again = now.blocks.get(key)
-        if not again:
+def _compare_blocks(recorded: RunDigests, replayed: RunDigests) -> tuple[int, int, list[Moment]]:
+    """Return the number of blocks in both runs, the number of equal ones, and the first difference of each other
+    one.
+    """
+    count, differences = 0, list[Moment]()
+    for key, computed in recorded.blocks.items():
+        replayed_digests = replayed.blocks.get(key)
+        if not replayed_digests:
             continue
         count += 1
-        different = [(moment, _first_layer(digests, other)) for digests, moment in computed.items() for other in again]
+        different = [
+            (moment, _first_layer(digests, other)) for digests, moment in computed.items() for other in replayed_digests
+        ]
         layers = [moment._replace(layer=layer) for moment, layer in different if layer is not None]
-        parted += layers and [min(layers)]
-    return count, count - len(parted), parted
+        differences += layers and [min(layers)]
+    return count, count - len(differences), differences
 
 
-def _compare_logits(before: RunDigests, now: RunDigests) -> tuple[int, int, list[Moment]]:
-    count, parted = 0, list[Moment]()
-    for key, computed in before.logits.items():
-        again = now.logits.get(key)
-        if not again:
+def _compare_logits(recorded: RunDigests, replayed: RunDigests) -> tuple[int, int, list[Moment]]:
+    count, differences = 0, list[Moment]()
+    for key, computed in recorded.logits.items():
+        replayed_sums = replayed.logits.get(key)
+        if not replayed_sums:
             continue
         count += 1
-        different = [moment for total, moment in computed.items() if again.keys() != {total}]
-        parted += different and [min(different)]
-    return count, count - len(parted), parted
+        different = [moment for total, moment in computed.items() if replayed_sums.keys() != {total}]
+        differences += different and [min(different)]
+    return count, count - len(differences), differences
 
 
 def _first_layer(digests: bytes, other: bytes) -> int | None:
-    """Return the lowest layer whose digests differ, or None. A digest of 0 means unknown."""
+    """Return the lowest layer with different digests, or None. A digest of 0 means unknown."""
     both = np.frombuffer(digests, "<u8"), np.frombuffer(other, "<u8")
-    where = np.flatnonzero((both[0] != both[1]) & (both[0] != 0) & (both[1] != 0))
-    return int(where[0]) if len(where) else None
+    differing_layers = np.flatnonzero((both[0] != both[1]) & (both[0] != 0) & (both[1] != 0))
+    return int(differing_layers[0]) if len(differing_layers) else None
 
 
 def _difference_text(moment: Moment, run: RecordedRun, num_layers: int, block_size: int) -> str:
@@ -358,37 +367,42 @@ def _difference_text(moment: Moment, run: RecordedRun, num_layers: int, block_si
     )
 
 
-def _token_difference_text(others: list[RecordedText], output_ids: dict[int, list[int]]) -> str:
+def _token_difference_text(different_texts: list[RecordedText], output_ids: dict[int, list[int]]) -> str:
     """Describe the first token that differs, for runs without fingerprints; empty if all are equal."""
-    if not others:
+    if not different_texts:
         return ""
-    text = others[0]
-    before, now = list(text.token_ids[_generation_request(text).num_prompt_tokens :]), output_ids[text.number]
-    same = next(
-        (i for i, pair in enumerate(zip(before, now, strict=False)) if pair[0] != pair[1]), min(len(before), len(now))
+    text = different_texts[0]
+    recorded, replayed = list(text.token_ids[_generation_request(text).num_prompt_tokens :]), output_ids[text.number]
+    num_equal = next(
+        (i for i, pair in enumerate(zip(recorded, replayed, strict=False)) if pair[0] != pair[1]),
+        min(len(recorded), len(replayed)),
     )
     request = _generation_request(text)
-    return f"in token {request.num_prompt_tokens + same} of request {request.request_id!r}"
+    return f"in token {request.num_prompt_tokens + num_equal} of request {request.request_id!r}"
 
 
 def _submit(text: RecordedText) -> Submit:
-    """Return the request limited to its recorded number of tokens, because the reason of its end may not recur."""
-    asked = _generation_request(text)
-    most = max(1, _num_output_tokens(text))
+    """Return the request, limited to its recorded number of tokens, because the reason why it ended may not recur."""
+    request = _generation_request(text)
+    max_tokens = max(1, _num_output_tokens(text))
     sampling = replace(
-        asked.sampling, max_tokens=most, min_tokens=min(asked.sampling.min_tokens, most), stop=(), logprobs=None
+        request.sampling,
+        max_tokens=max_tokens,
+        min_tokens=min(request.sampling.min_tokens, max_tokens),
+        stop=(),
+        logprobs=None,
     )
     return Submit(
-        request_id=_name(text),
+        request_id=_replay_id(text),
         prompt_token_ids=_prompt(text),
         raw=True,
         sampling=sampling,
-        priority=asked.priority,
-        cache_salt=asked.cache_salt,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
     )
 
 
-def _name(text: RecordedText) -> str:
+def _replay_id(text: RecordedText) -> str:
     """Return a unique request id: clients reuse ids, and completions of one prompt share one."""
     return str(text.number)
 
@@ -398,7 +412,6 @@ def _prompt(text: RecordedText) -> tuple[int, ...]:
 
 
 def _num_output_tokens(text: RecordedText) -> int:
-    """Return the number of output tokens; 0 if the request was aborted before its first."""
     return len(text.token_ids) - _generation_request(text).num_prompt_tokens
 
 

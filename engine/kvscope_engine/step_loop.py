@@ -46,7 +46,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from kvscope_engine.model.device_memory.out_of_memory import clear_traceback, is_library_error, is_out_of_memory
 from kvscope_engine.policy.request import Request
-from kvscope_engine.policy.scheduling.planned_progress import RESERVED
+from kvscope_engine.policy.scheduling.planned_progress import RESERVING_ALLOCATOR
 from kvscope_engine.policy.scheduling.scheduler import MAX_RESTARTS_WITHOUT_PROGRESS, Scheduler
 from kvscope_engine.policy.step_plan import Scheduled, StepPlan, StepResult, to_run_again, without_ended
 from kvscope_telemetry.errors import KvscopeError
@@ -54,13 +54,13 @@ from kvscope_telemetry.messages.commands import TokenLogprobs
 from kvscope_telemetry.plural import counted
 
 Explain = Callable[[StepPlan], str]
-"""Function that returns why there is no memory for a plan and what would help; an empty string if unknown."""
+"""Function that describes why a plan does not fit in memory and what would help; returns "" if unknown."""
 
 MAX_CONSECUTIVE_FAILED_STEPS: Final = 8
-"""Number of consecutive steps with nothing run because of library errors at which the error is raised.
+"""Number of consecutive steps in which library errors kept everything from running, after which the error is raised.
 
-More cannot be the fault of single requests. Multiplied by `MAX_RESTARTS_WITHOUT_PROGRESS + 1` for recurrent models,
-whose requests are recomputed.
+So many failures cannot be due to single requests. Multiplied by `MAX_RESTARTS_WITHOUT_PROGRESS + 1` for recurrent
+models, whose requests are recomputed.
 """
 
 
@@ -73,11 +73,11 @@ class CompletedStep:
     failed: tuple[Request, ...]
     """Requests that were scheduled but did not run."""
     reasons: tuple[str, ...]
-    """Reason of each of the `failed` requests."""
+    """Why each of the `failed` requests did not run."""
     schedule_ns: int
-    """Nanoseconds spent on scheduling in this call, for this step or the next."""
+    """Time spent on scheduling in this call, for this step or the next."""
     run_ns: int
-    """Nanoseconds of the rest of the call: launching steps and waiting for this one."""
+    """Time of the rest of the call: launching steps and waiting for this one."""
     ended_ns: int
     fitting_tokens: int | None = None
     """See `StepOutcome.fitting_tokens`."""
@@ -93,15 +93,15 @@ class OverlapCounts:
     overlapped: int = 0
     """Steps during which the next one was launched."""
     launched_early: int = 0
-    """Number of times the next step was launched after a commit and before the step was recorded
+    """Number of times that the next step was launched between the commit and the record of a step
     (`StepLoop.launch_next`).
     """
     void: int = 0
-    """Steps whose requests had all ended, or whose grammar masks were not ready in time."""
+    """Steps that were dropped because all their requests had ended or no grammar mask was ready in time."""
     overlap_ns: int = 0
-    """Nanoseconds of host work (schedule, launch, commit, record) while the device had a step to run."""
+    """Time of host work (schedule, launch, commit, record) while the device had a step to run."""
     blockers: Counter[str] = field(default_factory=Counter)
-    """Reasons why steps that might have overlapped did not, with their counts."""
+    """Reasons that kept a step from overlapping, with their counts."""
 
     def summary(self) -> str:
         others = "".join(f"; {count} not: {reason}" for reason, count in self.blockers.most_common())
@@ -114,7 +114,7 @@ class OverlapCounts:
 class _InFlight:
     plan: StepPlan
     launched: Launched | None
-    """The launched step; None if launching failed: it runs once the previous step is complete."""
+    """The launched step; None if the launch failed: it then runs once the previous step is complete."""
     error: Exception | None = None
     """Library error that prevented the launch."""
 
@@ -141,10 +141,10 @@ class StepLoop:
         self.counts = OverlapCounts()
 
     def launch_next(self, step: int) -> tuple[int, int]:
-        """Launch the next step, if it could not be launched earlier. Call it once step number `step`, the last one
+        """Launch the next step, if it could not be launched ahead. Call it once step number `step`, the last one
         returned, is committed.
 
-        Scheduling changes are attributed to step `step`, whose frame reports them. Returns the nanoseconds spent on
+        Scheduling changes are attributed to `step`, whose frame reports them. Returns the nanoseconds spent on
         scheduling and on launching.
         """
         if not self._may_launch_next or any(
@@ -155,30 +155,30 @@ class StepLoop:
         plan = self._scheduler.schedule(step, started_ns)
         scheduled_ns = time.monotonic_ns()
         if plan.scheduled:
-            self._flight = self._launched(plan)
+            self._flight = self._launch_or_defer(plan)
             self.counts.launched_early += 1
         self._launched_ns = time.monotonic_ns()
         return scheduled_ns - started_ns, self._launched_ns - scheduled_ns
 
     def step_recorded(self, ended_ns: int) -> None:
-        """Report that the step returned last, which ended at `ended_ns`, was committed and recorded."""
+        """Record that the last returned step, which ended at `ended_ns`, was committed and recorded."""
         if self._flight is not None and self._flight.launched is not None:
             self.counts.overlap_ns += time.monotonic_ns() - max(ended_ns, self._launched_ns)
 
     def next(self, step: int, *, ahead: bool) -> CompletedStep | None:
-        """Run step number `step` to its end; returns None if there is nothing to run.
+        """Run step number `step` to its end. Returns None if there is nothing to run.
 
-        With `ahead`, the step after it may be in flight on return.
+        With `ahead`, the following step may be in flight on return.
         """
         clock = _Clock()
         overlaps, self._may_launch_next = self._overlaps and ahead, False
         flight = self._pop_in_flight()
         if flight is None:
             plan = self._scheduler.schedule(step, clock.started_ns)
-            clock.scheduled()
+            clock.record_scheduling()
             if not plan.scheduled:
                 return None
-            flight = self._launched(plan) if overlaps else _InFlight(plan, None)
+            flight = self._launch_or_defer(plan) if overlaps else _InFlight(plan, None)
         if overlaps and flight.launched is not None:
             self._flight = self._launch_ahead(flight.plan, flight.launched, clock)
         return self._finish(flight, clock)
@@ -200,7 +200,7 @@ class StepLoop:
         if flight is None:
             return None
         if flight.launched is not None and not flight.is_void:
-            flight = self._sampled(flight.plan, flight.launched)
+            flight = self._launch_sampling(flight.plan, flight.launched)
         if flight.launched is None:
             flight = replace(flight, plan=to_run_again(flight.plan))
         if not flight.is_void:
@@ -209,38 +209,42 @@ class StepLoop:
         return None
 
     def _launch_ahead(self, running: StepPlan, launched: Launched, clock: _Clock) -> _InFlight | None:
-        """Schedule and launch the step after the running one; None if that is impossible or it would be empty."""
+        """Schedule and launch the step after the running one. Returns None if that is impossible or nothing is
+        scheduled.
+        """
         started_ns = time.monotonic_ns()
         blocker = self._scheduler.overlap_blocker(running)
         if blocker:
             self.counts.blockers[blocker] += 1
-            self._may_launch_next = blocker != RESERVED  # which may unmap memory while a step runs
+            self._may_launch_next = blocker != RESERVING_ALLOCATOR  # which may unmap memory while a step runs
             return None
         plan = self._scheduler.schedule_ahead(running, started_ns)
-        clock.scheduled(since_ns=started_ns)
+        clock.record_scheduling(since_ns=started_ns)
         if not plan.scheduled:
             return None
-        flight = self._launched(plan, launched)
+        flight = self._launch_or_defer(plan, launched)
         self.counts.overlap_ns += time.monotonic_ns() - started_ns
         self.counts.overlapped += 1
         return flight
 
-    def _launched(self, plan: StepPlan, after: Launched | None = None) -> _InFlight:
-        """Launch a plan. If that fails, defer it: the previous step may still run."""
+    def _launch_or_defer(self, plan: StepPlan, after: Launched | None = None) -> _InFlight:
+        """Launch a plan. A plan that cannot be launched is deferred until the previous step is complete."""
         try:
             return _InFlight(plan, self._runner.launch(plan, after))
         except Exception as error:
             return self._defer(plan, error)
 
-    def _sampled(self, plan: StepPlan, launched: Launched) -> _InFlight:
-        """Launch the sampling of a step that waited for the previous commit. If that fails, defer the whole step."""
+    def _launch_sampling(self, plan: StepPlan, launched: Launched) -> _InFlight:
+        """Launch the sampling of a step that needed the previous step's commit. If that fails, the whole step is
+        deferred.
+        """
         try:
             return _InFlight(launched.sample(), launched)
         except Exception as error:
             return self._defer(plan, error)
 
     def _defer(self, plan: StepPlan, error: Exception) -> _InFlight:
-        if not is_survived(self._runner, error):
+        if not is_recoverable(self._runner, error):
             raise error
         clear_traceback(error)
         return _InFlight(plan, None, None if is_out_of_memory(error) else error)
@@ -252,9 +256,9 @@ class StepLoop:
             try:
                 plan, result = without_ended(flight.plan, flight.launched.result())
                 self._num_failed_steps = 0
-                return clock.ran(plan, result)
+                return clock.completed(plan, result)
             except Exception as error:
-                if flight.plan.changes_states or not is_survived(self._runner, error):
+                if flight.plan.changes_states or not is_recoverable(self._runner, error):
                     raise
                 failure = None if is_out_of_memory(error) else error
                 clear_traceback(error)
@@ -262,7 +266,7 @@ class StepLoop:
             if self._flight is not None:  # its inputs were tokens of the failed step
                 self._flight = replace(self._flight, launched=None)
         plan = to_run_again(flight.plan)
-        outcome = run_with_shortages(self._runner, plan, self._explain)
+        outcome = run_with_retries(self._runner, plan, self._explain)
         if outcome.plan.scheduled:
             self._num_failed_steps = 0
         elif outcome.error is not None:
@@ -272,55 +276,54 @@ class StepLoop:
         )
         if outcome.error is not None and self._num_failed_steps >= max_failed_steps:
             raise outcome.error
-        return clock.ran(outcome.plan, outcome.result, replace(outcome, error=outcome.error or failure))
+        return clock.completed(outcome.plan, outcome.result, replace(outcome, error=outcome.error or failure))
 
 
 class _Clock:
-    """Splits the time of one call into scheduling and the rest."""
+    """Splits the time of one call into scheduling and everything else."""
 
     def __init__(self) -> None:
         self.started_ns = time.monotonic_ns()
         self.schedule_ns = 0
 
-    def scheduled(self, since_ns: int | None = None) -> None:
+    def record_scheduling(self, since_ns: int | None = None) -> None:
         self.schedule_ns += time.monotonic_ns() - (self.started_ns if since_ns is None else since_ns)
 
-    def ran(self, plan: StepPlan, result: StepResult, outcome: StepOutcome | None = None) -> CompletedStep:
-        """Return the completed step. `outcome`: result of the retries, if there were any."""
+    def completed(self, plan: StepPlan, result: StepResult, outcome: StepOutcome | None = None) -> CompletedStep:
+        """Return the completed step. `outcome` is the result of retries, if there were any."""
         now_ns = time.monotonic_ns()
-        took = self.schedule_ns, now_ns - self.started_ns - self.schedule_ns, now_ns
+        times = self.schedule_ns, now_ns - self.started_ns - self.schedule_ns, now_ns
         if outcome is None:
-            return CompletedStep(plan, result, (), (), *took)
+            return CompletedStep(plan, result, (), (), *times)
         failure = "" if outcome.error is None else _first_line(outcome.error)
-        return CompletedStep(plan, result, outcome.failed, outcome.reasons, *took, outcome.fitting_tokens, failure)
+        return CompletedStep(plan, result, outcome.failed, outcome.reasons, *times, outcome.fitting_tokens, failure)
 
 
 class Launched(Protocol):
     """A step that was launched on the device."""
 
     def sample(self) -> StepPlan:
-        """Launch what waited for the previous step's commit. Call it once, before the next step is launched.
+        """Launch the part of the step that needed the previous step's commit. Call it once, before the next step is
+        launched.
 
-        Returns the plan without the requests that were removed; `result` corresponds to it.
+        Returns the plan without the requests that were removed; `result` corresponds to that plan.
         """
 
-    def result(self) -> StepResult:
-        """Wait for the step and return its result."""
+    def result(self) -> StepResult: ...
 
 
 class StepRunner(Protocol):
-    """Runs steps (implemented by `model.runner.model_runner.ModelRunner`). The `after` of `launch` is a step that it
-    returned
-    before.
-    """
+    """Interface of `model.runner.model_runner.ModelRunner` for running steps."""
 
     def run(self, plan: StepPlan) -> StepResult: ...
 
     def launch(self, plan: StepPlan, after: Any = None) -> Launched:
-        """Launch one step, to run after the last one launched."""
+        """Launch one step, to run after the last launched one. `after` is that step, if its sampled tokens are inputs
+        of this one.
+        """
 
     def is_device_usable(self) -> bool:
-        """Whether the device still computes after an error other than a lack of memory. Runs a check on the device."""
+        """Run a check on the device. Returns whether it still computes after an error other than a lack of memory."""
 
     def recover(self) -> None:
         """Clean up after a step that ran out of memory or in which a library failed."""
@@ -331,71 +334,71 @@ class StepRunner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """Result of running a plan, with retries where necessary."""
+    """Result of running a plan, including retries."""
 
     plan: StepPlan
     result: StepResult
     failed: tuple[Request, ...] = ()
     """Requests that were scheduled but did not run."""
     reasons: tuple[str, ...] = ()
-    """Reason of each of the `failed` requests."""
+    """Why each of the `failed` requests did not run."""
     fitting_tokens: int | None = None
-    """Tokens per step that fit, if memory was missing and smaller steps help; else None.
+    """Number of tokens per step that fit, if memory was short and smaller steps help; else None.
 
     The size of the largest part that ran. For plans that cannot be run in parts, half of the plan's tokens after any
-    failure, so that a request that makes a library fail is alone in the end. None also if a single token did not fit.
+    failure, so that a request that makes a library fail finally runs alone. Also None if not even one token fitted.
     """
     error: Exception | None = None
     """Last error that a library raised; None if there was none."""
 
 
-def run_with_shortages(runner: StepRunner, plan: StepPlan, explain: Explain = lambda plan: "") -> StepOutcome:
+def run_with_retries(runner: StepRunner, plan: StepPlan, explain: Explain = lambda plan: "") -> StepOutcome:
     """Run a plan, or as much of it as memory and libraries permit. Other errors are raised.
 
     `explain` is called before any memory is freed.
     """
     if not plan.scheduled:
         return StepOutcome(plan, StepResult(()))
-    tries = _Tries(runner, explain)
-    result = tries.run(plan)
+    attempts = _Attempts(runner, explain)
+    result = attempts.run(plan)
     if result is None and not plan.changes_states:
-        result = tries.run(plan)
+        result = attempts.run(plan)
         if result is None and runner.release_graphs():
-            result = tries.run(plan)
+            result = attempts.run(plan)
     elif result is None and plan.num_tokens == 1:  # a retry cannot be smaller
         runner.release_graphs()
     if result is not None:
-        return StepOutcome(plan, result, error=tries.error)
-    done = {} if plan.changes_states else tries.run_in_halves(plan)
-    ran = [number for number in range(len(plan.scheduled)) if number in done]
+        return StepOutcome(plan, result, error=attempts.error)
+    completed = {} if plan.changes_states else attempts.run_in_halves(plan)
+    indices = [number for number in range(len(plan.scheduled)) if number in completed]
     failed = {
-        item.request: tries.lost.get(number, tries.reason)
+        item.request: attempts.failed_items.get(number, attempts.reason)
         for number, item in enumerate(plan.scheduled)
-        if number not in done
+        if number not in completed
     }
-    num_single_token = sum(done[number].item.num_tokens == 1 for number in ran)
-    ran.sort(key=lambda number: (done[number].item.num_tokens > 1, number))
-    requests = {done[number].item.request for number in ran}
-    left = replace(
+    num_single_token = sum(completed[number].item.num_tokens == 1 for number in indices)
+    indices.sort(key=lambda number: (completed[number].item.num_tokens > 1, number))
+    requests = {completed[number].item.request for number in indices}
+    ran_plan = replace(
         plan,
-        scheduled=tuple(done[number].item for number in ran),
+        scheduled=tuple(completed[number].item for number in indices),
         num_single_token=num_single_token,
         state_saves=tuple(save for save in plan.state_saves if save.request in requests),
     )
     merged = StepResult(
-        token_ids=tuple(done[number].token_ids for number in ran),
-        logprobs=_or_nothing([done[number].logprobs for number in ran]),
-        forward_ns=tries.forward_ns,
-        logit_sums=_or_nothing([done[number].logit_sums for number in ran]),
+        token_ids=tuple(completed[number].token_ids for number in indices),
+        logprobs=_tuple_or_empty([completed[number].logprobs for number in indices]),
+        forward_ns=attempts.forward_ns,
+        logit_sums=_tuple_or_empty([completed[number].logit_sums for number in indices]),
     )
-    fitting_tokens = plan.num_tokens // 2 if plan.changes_states else tries.most_tokens
-    is_cut = (tries.is_short or plan.changes_states) and 0 < fitting_tokens < plan.num_tokens
-    room = fitting_tokens if is_cut else None
-    return StepOutcome(left, merged, tuple(failed), tuple(failed.values()), room, tries.error)
+    fitting_tokens = plan.num_tokens // 2 if plan.changes_states else attempts.max_completed_tokens
+    is_limited = (attempts.ran_out_of_memory or plan.changes_states) and 0 < fitting_tokens < plan.num_tokens
+    fitting_limit = fitting_tokens if is_limited else None
+    return StepOutcome(ran_plan, merged, tuple(failed), tuple(failed.values()), fitting_limit, attempts.error)
 
 
-class _Done(NamedTuple):
-    """An item as it finally ran, with its tokens and their details."""
+class _CompletedItem(NamedTuple):
+    """An item of a plan as it was finally run, with its tokens and log-probabilities."""
 
     item: Scheduled
     token_ids: tuple[int, ...]
@@ -406,43 +409,41 @@ class _Done(NamedTuple):
 T = TypeVar("T")
 
 
-def _or_nothing(of_items: list[tuple[T, ...]]) -> tuple[tuple[T, ...], ...]:
-    """Return `of_items` as a tuple, or an empty tuple if all items are empty."""
-    return tuple(of_items) if any(of_items) else ()
+def _tuple_or_empty(items: list[tuple[T, ...]]) -> tuple[tuple[T, ...], ...]:
+    return tuple(items) if any(items) else ()
 
 
-class _Tries:
-    """Attempts to run one plan and parts of it, with their errors."""
+class _Attempts:
+    """Attempts to run one plan and its parts, with the errors that occurred."""
 
     def __init__(self, runner: StepRunner, explain: Explain) -> None:
         self._runner = runner
         self._explain = explain
         self.reason = ""
-        """Reason of the last failure."""
-        self.lost: dict[int, str] = {}
+        self.failed_items: dict[int, str] = {}
         """Items that could not be run: index in the plan -> reason."""
-        self._explained: str | None = None
+        self._explanation: str | None = None
         self.forward_ns = 0
-        self.most_tokens = 0
+        self.max_completed_tokens = 0
         """Number of tokens of the largest plan that ran."""
-        self.is_short = False
+        self.ran_out_of_memory = False
         """Whether any attempt ran out of memory."""
         self.error: Exception | None = None
         """Last error that a library raised."""
 
     def run(self, plan: StepPlan) -> StepResult | None:
-        """Run a plan; returns None if it ran out of memory or a library failed."""
+        """Run a plan. Returns None if memory ran out or a library failed."""
         result: StepResult | None = None
         try:
             result = self._runner.run(plan)
         except Exception as error:
-            if not is_survived(self._runner, error):
+            if not is_recoverable(self._runner, error):
                 raise
             if is_out_of_memory(error):
-                self.is_short = True
-                if self._explained is None:  # once, because it may query the driver
-                    self._explained = _explained(self._explain, plan)
-                self.reason = f"no memory for a step of {_tokens(plan)} ({_first_line(error)}){self._explained}"
+                self.ran_out_of_memory = True
+                if self._explanation is None:  # once, because it may query the driver
+                    self._explanation = _explanation(self._explain, plan)
+                self.reason = f"no memory for a step of {_tokens(plan)} ({_first_line(error)}){self._explanation}"
             else:
                 self.error = error
                 self.reason = f"a step of {_tokens(plan)} failed ({_first_line(error)})"
@@ -451,26 +452,26 @@ class _Tries:
             self._runner.recover()
             return None
         self.forward_ns += result.forward_ns
-        self.most_tokens = max(self.most_tokens, plan.num_tokens)
+        self.max_completed_tokens = max(self.max_completed_tokens, plan.num_tokens)
         return result
 
-    def run_in_halves(self, plan: StepPlan) -> dict[int, _Done]:
+    def run_in_halves(self, plan: StepPlan) -> dict[int, _CompletedItem]:
         """Run a failed plan in parts. Returns the items that ran, by index in the plan.
 
-        Each half is tried once and then halved. A single token is tried twice, so that a transient failure ends no
-        request.
+        Each half is tried once and then halved again. A single token is tried twice, so that a transient failure ends
+        no request.
         """
-        done: dict[int, _Done] = {}
+        completed: dict[int, _CompletedItem] = {}
         whole_plan = list(enumerate(plan.scheduled))
         parts = _halves(whole_plan) or [whole_plan]
         copies = plan.copies  # made with the first part only: repeating them would overwrite later writes
         while parts:
-            part = [(number, item) for number, item in parts.pop(0) if number not in self.lost]
+            part = [(number, item) for number, item in parts.pop(0) if number not in self.failed_items]
             if not part:
                 continue
             items = tuple(item for _, item in part)
-            single = sum(item.num_tokens == 1 for item in items)
-            step, halves = StepPlan(items, single, copies), _halves(part)
+            num_single_token = sum(item.num_tokens == 1 for item in items)
+            step, halves = StepPlan(items, num_single_token, copies), _halves(part)
             result = self.run(step)
             if result is None and not halves:
                 result = self.run(step)
@@ -478,22 +479,26 @@ class _Tries:
                 copies = ()
                 logprobs = result.logprobs or ((),) * len(items)
                 sums = result.logit_sums or ((),) * len(items)
-                for (number, item), ids, told, summed in zip(part, result.token_ids, logprobs, sums, strict=True):
+                for (number, item), ids, item_logprobs, item_sums in zip(
+                    part, result.token_ids, logprobs, sums, strict=True
+                ):
                     whole = plan.scheduled[number]
-                    ran = item.num_tokens if item.drafts or whole.drafts else whole.num_tokens
-                    if item.start + item.num_tokens == whole.start + ran:
-                        done[number] = _Done(whole._replace(num_tokens=ran, drafts=item.drafts), ids, told, summed)
+                    num_tokens = item.num_tokens if item.drafts or whole.drafts else whole.num_tokens
+                    if item.start + item.num_tokens == whole.start + num_tokens:
+                        completed[number] = _CompletedItem(
+                            whole._replace(num_tokens=num_tokens, drafts=item.drafts), ids, item_logprobs, item_sums
+                        )
                 continue
             if not halves:
-                self.lost[part[0][0]] = self.reason
+                self.failed_items[part[0][0]] = self.reason
             parts[:0] = halves
-        return done
+        return completed
 
 
 def _halves(part: list[tuple[int, Scheduled]]) -> list[list[tuple[int, Scheduled]]]:
-    """Split the indexed items of a plan in two; a single item is split by its tokens, after its drafts are dropped.
+    """Split the indexed items of a plan in two. A single item is split by its tokens, once its drafts are dropped.
 
-    Empty for a single token.
+    Returns an empty list for a single token.
     """
     if len(part) > 1:
         return [part[: len(part) // 2], part[len(part) // 2 :]]
@@ -503,28 +508,27 @@ def _halves(part: list[tuple[int, Scheduled]]) -> list[list[tuple[int, Scheduled
     if item.num_tokens == 1:
         return []
     first = item.num_tokens // 2
-    rest = item._replace(start=item.start + first, num_tokens=item.num_tokens - first)
-    return [[(number, item._replace(num_tokens=first, samples=False))], [(number, rest)]]
+    second = item._replace(start=item.start + first, num_tokens=item.num_tokens - first)
+    return [[(number, item._replace(num_tokens=first, samples=False))], [(number, second)]]
 
 
-def is_survived(runner: StepRunner, error: Exception) -> bool:
-    """Whether further steps can run after `error`: a lack of memory, or a library error while the device still
-    computes.
+def is_recoverable(runner: StepRunner, error: Exception) -> bool:
+    """Whether further steps can run after `error`: memory was short, or a library failed and the device still computes.
 
-    A KvscopeError is never survived, although its text may quote another rank's lack of memory.
+    A KvscopeError is never recoverable, even if its text quotes another rank's lack of memory.
     """
     if isinstance(error, KvscopeError):
         return False
     return is_out_of_memory(error) or (is_library_error(error) and runner.is_device_usable())
 
 
-def _explained(explain: Explain, plan: StepPlan) -> str:
+def _explanation(explain: Explain, plan: StepPlan) -> str:
     """Return the explanation of a shortage; empty if `explain` fails, so that the shortage itself is still reported."""
     try:
-        why = explain(plan)
+        text = explain(plan)
     except Exception:
         return ""
-    return f"; {why}" if why else ""
+    return f"; {text}" if text else ""
 
 
 def _tokens(plan: StepPlan) -> str:

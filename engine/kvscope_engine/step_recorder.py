@@ -1,9 +1,8 @@
-"""Passes the facts of each step to the frame builder: requests that ran or changed, their tokens, and counters.
+"""Passes the data of each step to the frame builder: requests that ran or changed, their tokens, and counters.
 
-Reads the pool, the scheduler and their requests and modifies none of them. The engine calls `record` after each step,
-once the sampled tokens are in their requests; `record_idle` whenever something may have changed without a step
-(requests added, aborted or refused while nothing ran), so that a mirror equals the ledger once the engine is idle; and
-`snapshot` on a client's request.
+Reads the pool, the scheduler and their requests, and modifies none of them. The engine calls `record` after each step,
+once the sampled tokens are in their requests. It calls `record_idle` when something may have changed without a step, so
+that a mirror equals the ledger once the engine is idle.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ from kvscope_telemetry.producer.frame_builder import FrameBuilder, RequestUpdate
 _TOTALS: Final = tuple(total.name for total in fields(SchedulerTotals))
 """Names of the counters that `SchedulerTotals` and `Counters` share."""
 _MAX_CLIENTS: Final = 10_000
-"""Maximum number of clients with a number of their own per engine start; later ones get 0, which means unknown."""
+"""Maximum number of clients that are numbered per engine start; later ones get 0, which means unknown."""
 
 
 class StepRecorder:
-    """Records the steps of one epoch.
+    """Publishes a frame per step of one epoch.
 
-    `publish` receives each frame and must not block; `messages_dropped` returns how many messages the publisher
+    `publish` receives each frame and must not block; `messages_dropped` returns how many messages the publisher has
     dropped.
     """
 
@@ -77,18 +76,20 @@ class StepRecorder:
         now_ns: int,
         work: Work = NO_WORK,
     ) -> None:
-        """Publish the frame of a step whose plan was committed and whose tokens are in the requests.
+        """Publish the frame of a step that was committed and whose tokens are in the requests.
 
         `result` is None if the run failed; `plan` is None if nothing was scheduled.
         """
         if plan is not None and result is not None:
-            ran = [item.request for item in plan.scheduled]
-            new_tokens = zip(ran, map(len, result.token_ids), strict=True)
+            requests = [item.request for item in plan.scheduled]
+            new_tokens = zip(requests, map(len, result.token_ids), strict=True)
             self._generation_tokens += self._builder.count_tokens(new_tokens, now_ns)
         self._publish(self._scheduler.changes.drain(), plan, timings, step, now_ns, work)
 
     def record_idle(self, step: int, now_ns: int) -> bool:
-        """Publish a frame of what changed without a step. Returns False, and publishes nothing, if nothing did."""
+        """Publish a frame of the changes made without a step. Returns False, and publishes nothing, if there were
+        none.
+        """
         changes = self._scheduler.changes.drain()
         if not changes and not self._pool.changed_rows:
             return False
@@ -153,20 +154,23 @@ class StepRecorder:
 
 
 def _changed_requests(changes: RequestChanges, plan: StepPlan | None) -> list[Request]:
-    """Requests that ran or changed, each once, in order of their first change.
+    """Return the requests that ran or changed, each once, in order of their first change.
 
-    A request that ended is reported once, by `touched`: a client that joined after its end does not know it.
+    Ended requests come only from `changes.touched`, so that each is reported once: a client that connects after the end
+    has no such request.
     """
     if plan is None:
         return list(changes.touched)
-    ran = [item.request for item in plan.scheduled if item.request.state is RequestState.RUNNING]
+    running = [item.request for item in plan.scheduled if item.request.state is RequestState.RUNNING]
     if not changes.touched:
-        return ran
-    return list(dict.fromkeys((*changes.touched, *ran)))
+        return running
+    return list(dict.fromkeys((*changes.touched, *running)))
 
 
 def _batch_of(plan: StepPlan) -> Batch:
-    """Summarize the plan. Decode tokens are single tokens past the prompt, and accepted drafts; others are prefill."""
+    """Summarize a plan. Decode tokens are single tokens after the prompt and tokens of items with drafts; all others
+    are prefill.
+    """
     scheduled = plan.scheduled
     decodes = sum(item.start >= item.request.num_prompt_tokens for item in scheduled[: plan.num_single_token])
     decodes += sum(item.num_tokens for item in scheduled[plan.num_single_token :] if item.drafts)

@@ -16,11 +16,11 @@ from kvscope_telemetry.messages.sampling_params import ModelSampling, ResolvedSa
 
 @dataclass(frozen=True, slots=True)
 class SubmissionLimits:
-    """Maximum tokens of a request, prompt and output together."""
+    """Maximum number of tokens of a request, prompt and output together."""
 
     max_model_len: int
     max_pool_tokens: int
-    """Token slots of the whole pool."""
+    """Limit given by the capacity of the whole pool."""
 
 
 def child_requests(
@@ -32,22 +32,22 @@ def child_requests(
     model: ModelSampling | None = None,
     adapter: Adapter | None = None,
 ) -> list[Request]:
-    """Return one request per completion, numbered from `first_number`; all but the first are forked from the first.
+    """Return one request per completion, numbered from `first_number`. All but the first are forks of the first.
 
-    Sampling parameters that the submission leaves open are those of `model`. Without `max_tokens`, a request gets what
-    the model's limit and the whole pool leave. Raises BadInput if the model's limit leaves no new token.
+    Sampling parameters that the submission leaves open are taken from `model`. Without `max_tokens`, a request gets
+    what the model's limit and the whole pool leave. Raises BadInput if the prompt leaves no token for the output.
     """
-    room = limits.max_model_len - len(prompt_ids)
-    if room < 1:
+    max_new_tokens = limits.max_model_len - len(prompt_ids)
+    if max_new_tokens < 1:
         raise BadInput(
             f"the prompt has {len(prompt_ids)} tokens: send at most {limits.max_model_len - 1}"
             f" (the limit of {limits.max_model_len} includes prompt and output)"
         )
-    asked = submit.sampling.max_tokens
-    if asked is None:
-        asked = max(1, limits.max_pool_tokens - len(prompt_ids))
+    max_tokens = submit.sampling.max_tokens
+    if max_tokens is None:
+        max_tokens = max(1, limits.max_pool_tokens - len(prompt_ids))
     if model is not None and model.max_tokens is not None:
-        asked = min(asked, model.max_tokens)
+        max_tokens = min(max_tokens, model.max_tokens)
     sampling, prompt = submit.sampling.resolved(model), tuple(prompt_ids)
     arrival_ns = time.monotonic_ns()
     return [
@@ -56,7 +56,7 @@ def child_requests(
             request_id=submit.request_id,
             prompt_token_ids=prompt,
             sampling=_seeded(sampling, index, first_number, engine_seed),
-            max_tokens=min(asked, room),
+            max_tokens=min(max_tokens, max_new_tokens),
             arrival_ns=arrival_ns,
             index=index,
             priority=submit.priority,
@@ -71,7 +71,7 @@ def child_requests(
 
 
 def _seeded(sampling: ResolvedSampling, index: int, first_number: int, engine_seed: int) -> ResolvedSampling:
-    """Set the seed of a sampled request: its own or one derived from the engine's, plus the completion's index."""
+    """Set the seed of a sampled request: its own, or one derived from the engine's, plus the completion's index."""
     if sampling.is_greedy:
         return sampling
     seed = sampling.seed if sampling.seed is not None else engine_seed * 1_000_003 + first_number

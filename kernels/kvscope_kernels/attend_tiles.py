@@ -1,7 +1,7 @@
-"""Inner loop of decode and prefill: online softmax of one query tile over a run of cached tokens.
+"""Inner loop of decode and prefill: attention of one query tile to a range of cached tokens.
 
-Online softmax in base 2 (FlashAttention, arXiv 2205.14135); block table lookup per token, so that the tile does not
-depend on the block size (arXiv 2511.11581).
+Online softmax in base 2 (FlashAttention, arXiv 2205.14135). The block table is looked up per token, so that the tile
+does not depend on the block size (arXiv 2511.11581).
 """
 
 from kvscope_kernels.kv_formats import widen
@@ -15,7 +15,7 @@ VALUE_LIFT = tl.constexpr(128.0)
 """Factor by which `weighted` is scaled up with a quantized cache.
 
 The values' scales, about max|value| / 127, would otherwise be in float16's subnormal range, where products of weights
-and scales are rounded.
+and scales lose precision.
 """
 
 
@@ -81,15 +81,15 @@ def attend_tiles(
         row_position: (TILE_M,) position of each query row; read with MASK_ROWS only. AFTER masks tokens after a row;
             OUTSIDE also those at least `window` before it; OTHER_CHUNKS also those before its chunk of `window` tokens.
             With AFTER, each row must see a token of the first tile, or have seen one. Rows at or past `end` are absent.
-        scale: Above 0.
+        scale: Factor of the scores, above 0.
         SAME_STRIDES: Whether keys and values have the same strides, so that offsets are computed once.
-        sums: Output for log2 of the sum of 2^score over each piece: points to the piece of `begin`, for the first
-            `num_kept` rows; the next piece follows after SUMS_STRIDE numbers.
+        sums: Output for log2 of the sum of 2^score over each piece, for the first `num_kept` rows. Points to the piece
+            of `begin`; the next piece follows after SUMS_STRIDE numbers.
         PIECE: Tokens per piece, which divides TILE_N; tiles then start at pieces. 0: no sums are stored.
         ALIGNED: Whether tiles start at multiples of TILE_N, whatever `begin` is.
 
     Returns:
-        top, total, weighted, and, with PIECE, `total` of the tokens of this call only.
+        top, total, weighted, and `total` of this call's tokens only (with PIECE; otherwise total again).
     """
     token = tl.arange(0, TILE_N)
     k_dim = tl.arange(0, TILE_D)

@@ -1,7 +1,7 @@
 """Arguments of attention over the block pool, for decode and prefill in every implementation.
 
-A NamedTuple, because one is created for each layer of each step: a frozen dataclass with as many fields takes five
-times as long to create.
+They are NamedTuples, because one is created for each layer of each step: a frozen dataclass with as many fields takes
+five times as long to create.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from kvscope_kernels.kv_formats import Cache
 
 
 class AttentionArgs(NamedTuple):
-    """Queries of some requests, one layer's cache with block tables, and the layer's options.
+    """Queries of a batch, one layer's cache with block tables, and the layer's attention options.
 
     Query and caches have the same dtype (float32, bfloat16 or float16). Alternatively, caches are int8 or float8_e4m3fn
     and are dequantized as `k_cache * k_scale` and `v_cache * v_scale` (`kv_formats`). Rows that are aligned to 16 bytes
@@ -34,8 +34,8 @@ class AttentionArgs(NamedTuple):
     block_tables: Tensor
     """(batch, max_blocks) int32.
 
-    Entries after a request's last block or before the window of its first query may contain anything, as may the
-    token slots after the end of the request.
+    Entries after a request's last block or before the window of its first query are ignored, as are token slots after
+    the end of the request.
     """
     seq_lens: Tensor
     """(batch,) int32: number of tokens of each request, including those in `query`; at most max_blocks * block_size."""
@@ -45,17 +45,17 @@ class AttentionArgs(NamedTuple):
     """Number of tokens that a query attends to, including its own; None: all."""
     softcap: float | None = None
     sinks: Tensor | None = None
-    """(num_heads,), floating-point."""
+    """(num_heads,) logits added to the denominator of the softmax, floating-point; None: no sinks."""
     k_scale: Tensor | None = None
     """(num_blocks, block_size, num_kv_heads) float32, any strides; for 8-bit caches."""
     v_scale: Tensor | None = None
     """Same as `k_scale`, with the same strides."""
     max_seq_len: int | None = None
-    """Upper bound of `seq_lens` known to the host; None: the width of `block_tables`."""
+    """Upper bound of `seq_lens` on the host; None: the capacity of `block_tables`."""
     out: Tensor | None = None
     """(num_tokens, num_heads, value_dim) of query's dtype, written and returned; allocated if None."""
     is_chunked: bool = False
-    """Whether sequences are divided into chunks of w = `sliding_window` tokens, and a query sees its own chunk only
+    """Whether sequences are divided into chunks of w = `sliding_window` tokens, and a query sees only its own chunk
     (Llama 4).
 
     A query at position p then sees tokens from p // w * w on instead of p + 1 - w.
@@ -74,7 +74,7 @@ class AttentionArgs(NamedTuple):
     def first_seen(self, position: Lengths) -> Lengths:
         """Return the first position that a query at each `position` sees.
 
-        Same as `attend_tiles.first_seen` and numbers.h.
+        Same as `attend_tiles.first_seen`, and as first_seen in numbers.h.
         """
         window = self.sliding_window
         if window is None:
@@ -83,17 +83,17 @@ class AttentionArgs(NamedTuple):
 
 
 class QueryRuns(NamedTuple):
-    """Assignment of a prefill's queries to requests."""
+    """Runs of consecutive queries in a prefill, one run per request."""
 
     start: Tensor
     """(batch + 1,) int32, ascending from 0 to num_tokens: request b has rows start[b] .. start[b + 1] - 1, which are
     the last ones of its tokens.
     """
     max_len: int
-    """Upper bound of the queries per request, known to the host."""
+    """Upper bound of the number of queries per request, on the host."""
     lengths: HostLengths | None = None
-    """Lengths on the host, from which `third_party_attention` plans; None in steps without requests."""
+    """Lengths on the host, with which `third_party_attention` plans; None in steps without requests."""
     plans: DecodePlans | None = None
-    """Plans of the step: layers given the same ones share the split of runs, as in decode; created if None."""
+    """Plans of the step. Layers that get the same object share the split of runs, as in decode; created if None."""
     is_fixed: bool = False
     """Whether results must be bitwise independent of how runs are chunked and batched, which is slower."""

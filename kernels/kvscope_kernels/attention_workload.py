@@ -1,4 +1,4 @@
-"""Paged caches with random content for benchmarks; several of them, so that none stays in the GPU's caches."""
+"""Paged caches with random content for benchmarks. Several of them exceed the GPU's caches."""
 
 import math
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from kvscope_kernels.attention_args import AttentionArgs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionWorkload:
-    """A batch for one attention layer: lengths of its requests, and the layer's heads."""
+    """Shape of a batch for one attention layer: lengths of its requests, and the layer's heads."""
 
     name: str
     seq_lens: tuple[int, ...]
     query_lens: tuple[int, ...] | None = None
-    """New tokens of each request; None: decode, one each."""
+    """Number of new tokens of each request; None: decode, with one each."""
     num_heads: int = 32
     num_kv_heads: int = 8
     head_dim: int = 128
@@ -27,7 +27,7 @@ class AttentionWorkload:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of keys and values, with their scales, that decode must read."""
+        """Bytes of keys, values and scales that decode must read."""
         if self.kv_dtype is None:
             vector_bytes = self.head_dim * self.dtype.itemsize
         else:
@@ -40,7 +40,7 @@ class AttentionWorkload:
 
     @property
     def flops(self) -> int:
-        """Operations of causal prefill: two products of 2 * head_dim for each head and visible pair."""
+        """FLOPs of causal prefill: two products of 2 * head_dim for each head and visible pair."""
         pairs = sum(n * (length - n) + n * (n + 1) // 2 for n, length in self._lengths())
         return 4 * self.num_heads * self.head_dim * pairs
 
@@ -50,7 +50,7 @@ class AttentionWorkload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """One layer's cache and a batch of requests in it."""
+    """One layer's cache, and a batch of requests whose blocks are in it."""
 
     storage: Tensor
     """(num_blocks, 2, num_kv_heads, block_size, head_dim)"""
@@ -120,8 +120,9 @@ class Pool:
 
 
 def make_pool(work: AttentionWorkload, device: str, *, is_permuted: bool = True, storage: Tensor | None = None) -> Pool:
-    """Create a pool with blocks in random or sequential order; `storage` may be that of another pool of the
-    same size.
+    """Create a pool with blocks in random order, or sequential unless `is_permuted`.
+
+    `storage` may be that of another pool of the same size.
     """
     cuts = [-(-length // work.block_size) for length in work.seq_lens]
     num_blocks = sum(cuts)

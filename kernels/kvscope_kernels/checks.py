@@ -1,4 +1,4 @@
-"""Checks of operations' tensors. They raise ValueError with the tensor's name, its shape, and what is required."""
+"""Checks of the operations' tensors. They raise ValueError with the tensor's name, its shape, and the requirement."""
 
 import torch
 from torch import Tensor
@@ -15,7 +15,9 @@ def require(accepted: bool, name: str, found: object, needed: str) -> None:
 
 
 def check_caches(cache: Cache, like: Tensor, name: str) -> None:
-    """Check caches (num_blocks, block_size, num_kv_heads, head_dim) of the dtype and device of `like`, or 8-bit."""
+    """Check that caches are (num_blocks, block_size, num_kv_heads, head_dim) of the dtype and device of `like`, or
+    8-bit.
+    """
     k_cache, v_cache, _, _ = cache
     dtype = k_cache.dtype if k_cache.dtype in LARGEST else like.dtype
     for cache_name, part in (("k_cache", k_cache), ("v_cache", v_cache)):
@@ -50,7 +52,7 @@ def check_scale(name: str, scale: Tensor | None, cache: Tensor) -> None:
 
 
 def check_attention(args: AttentionArgs) -> None:
-    """Check what decode and prefill have in common; query is (rows, num_heads, head_dim)."""
+    """Check the arguments that decode and prefill have in common; query is (rows, num_heads, head_dim)."""
     query, k_cache, v_cache, block_tables, seq_lens = args[:5]
     sliding_window, softcap, sinks, out = args.sliding_window, args.softcap, args.sinks, args.out
     if query.dim() != 3 or query.stride(2) != 1 or query.dtype not in FLOAT_DTYPES:

@@ -14,21 +14,21 @@ _TILE_WORDS = 1024
 
 
 class RowTensors(NamedTuple):
-    """Tensors whose row b belongs to block b, and their addresses for the kernel. They must not move."""
+    """Tensors whose row b belongs to block b, and their addresses for the kernel. Their memory must not move."""
 
     tensors: tuple[Tensor, ...]
     """Contiguous tensors (num_blocks, ...)."""
     addresses: Tensor
     """(num_tensors,) int64 addresses."""
     row_words: Tensor
-    """(num_tensors,) int64, 8-byte words per row."""
+    """(num_tensors,) int64, number of 8-byte words per row."""
     max_row_words: int
     is_whole: bool
     """Whether all row sizes are multiples of a word."""
 
 
 def row_tensors(tensors: Sequence[Tensor]) -> RowTensors:
-    """Look up the addresses of tensors and put them on their device. Call it once for tensors that stay."""
+    """Copy the addresses of tensors to their device. Call it once for tensors that stay at their addresses."""
     words = [tensor[:1].nbytes // WORD_BYTES for tensor in tensors]
     numbers = ([tensor.data_ptr() for tensor in tensors], words)
     addresses, row_words = (torch.tensor(each, dtype=torch.int64).to(tensors[0].device) for each in numbers)
@@ -37,19 +37,21 @@ def row_tensors(tensors: Sequence[Tensor]) -> RowTensors:
 
 
 def copy_rows(rows: RowTensors, pairs: Tensor) -> None:
-    """For each (source, target) of `pairs` and each tensor: tensor[target] = tensor[source]. In place, in one launch.
+    """For each (source, target) of `pairs` and each tensor, set tensor[target] = tensor[source], in place, in one
+    launch.
 
     Rows whose size is not a multiple of 8 bytes are copied by the reference.
 
     Args:
+        rows: Tensors from `row_tensors`.
         pairs: (n, 2) int64 on the tensors' device; a source of -1 copies nothing. No row may be both source and target,
             or target twice, because copies run in any order.
 
     Raises:
         ValueError: Unsupported arguments.
 
-    Source: copy-on-write of shared blocks (arXiv 2309.06180, section 4.4), whose own kernel copies block by block and
-    layer by layer.
+    Source: copy-on-write of shared blocks (arXiv 2309.06180, section 4.4), whose kernel copies block by block and layer
+    by layer.
     """
     _check(rows, pairs)
     require_triton()
@@ -76,7 +78,7 @@ def _copy_rows_kernel(addresses: tl.tensor, row_words: tl.tensor, pairs: tl.tens
 
 
 def copy_rows_torch(rows: RowTensors, pairs: Tensor) -> None:
-    """Reference of `copy_rows`, and the implementation for CPUs; reads all rows before writing any."""
+    """Reference of `copy_rows`, and the implementation for CPUs. It reads all rows before it writes any."""
     _check(rows, pairs)
     kept = pairs[pairs[:, 0] >= 0]
     sources, targets = kept.unbind(1)

@@ -1,4 +1,4 @@
-"""Attention over dense, zero-padded keys and values: arithmetic of the torch references. Knows no blocks."""
+"""Attention over dense, zero-padded keys and values, for the torch references. Independent of blocks."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ _MAX_SCORES = 1 << 24  # maximum per call of `_attend_explicitly`: 64 MiB in flo
 
 
 def additive_mask(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return 0 where visible, -inf where `hidden`: torch's fused CPU kernel uses it without conversion."""
+    """Return 0 where visible and -inf where `hidden`, which torch's fused CPU kernel uses without conversion."""
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
 
 
@@ -23,14 +23,15 @@ def attend(
     sinks: Tensor | None,
     is_causal: bool = False,
 ) -> Tensor:
-    """Return softmax(scale * query keys^T) values, with softcap, mask and sinks; with torch's fused kernel where
-    possible.
+    """Return softmax(scale * query keys^T) values, with softcap, mask and sinks; by torch's fused kernel if possible.
 
     Args:
         query: (n, num_kv_heads, group, num_queries, head_dim).
         keys: (n, num_tokens, num_kv_heads, head_dim).
         values: (n, num_tokens, num_kv_heads, value_dim).
         hidden: (n or 1, num_queries or 1, num_tokens) bool, or None; no row may be hidden completely.
+        scale: Factor of the scores.
+        softcap: Scores are limited to softcap * tanh(score / softcap); None: not limited.
         sinks: (num_kv_heads * group,) or None.
         is_causal: Whether query i sees tokens 0..i; requires hidden=None, and neither softcap nor sinks.
 
@@ -77,7 +78,7 @@ def _attend_explicitly(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Attend in float32 for any input dtype: rounded scores would lose more accuracy than bf16 itself."""
+    """Attend in float32 for any input dtype, because rounded scores would lose more accuracy than bfloat16 inputs."""
     n, num_kv_heads, group, num_queries, _ = query.shape
     rows = query.reshape(n, num_kv_heads, group * num_queries, -1).float() * scale
     scores = torch.matmul(rows, keys.permute(0, 2, 3, 1).float())

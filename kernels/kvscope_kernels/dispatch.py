@@ -1,9 +1,10 @@
-"""Registry of operations: which implementation a device gets (`ops_for`), and why (`explain_ops`).
+"""Registry of operations: which implementation is used on a device (`ops_for`), and why (`explain_ops`).
 
-`cpu` gets the operations compiled from C if the machine can compile them (`cpu`), and the torch references, which
-support everything, for the rest. `cuda` gets the Triton kernels. The choice by device is made at load (`ops_for`) and
-passed down. A C operation also checks at each call whether it refuses its arguments, because callers may pass other
-dtypes than the model's; `explain_ops` makes the same checks, so that it names what actually runs.
+On `cpu`, these are the operations compiled from C if the machine can compile them (`cpu`), and for the rest the torch
+references, which support everything. On `cuda`, they are the Triton kernels. The choice by device is made at load
+(`ops_for`), and callers pass the result on. A C operation also checks at each call whether it supports its arguments,
+because callers may pass other dtypes than the model's; `explain_ops` makes the same checks, so that it names the
+implementation that actually runs.
 
 The engine decides which parts of a model use these operations. A norm that was not fused is transformers' own
 (`kvscope_engine/model/verification/fuse.py`). In steps of decodes only, a whole layer on a CPU may be one C call
@@ -173,7 +174,7 @@ class DrawTokens(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """Operations of one device type. Each field is a function with the signature of its type, which documents it."""
+    """Operations of one device type. Each field is a function, whose type names the function that documents it."""
 
     kv_write: KvWrite
     decode: DecodeAttention
@@ -234,7 +235,8 @@ _C_REFUSALS: Final[Mapping[str, Callable[[Operands], str]]] = {
     "latent_decode": lambda given: decode_refusal(given.dtype, given.dtype, given.head_dim, given.value_dim),
     "latent_prefill": lambda given: prefill_refusal(given.dtype, given.dtype, given.head_dim),
 }
-"""For each operation that exists in C, the refusal check that it makes at each call."""
+"""For each operation that exists in C, the check that it makes at each call: returns the reason for a refusal, or "".
+"""
 _FOR_FEW_NUMBERS: Final = ("rotate_write", "rms_norm", "add_rms_norm", "gated_activation")
 _LABELS: Final[Mapping[str, str]] = {
     "kv_write": "KV write",
@@ -300,7 +302,7 @@ def cpu_ops() -> Ops:
 
 
 def explain_ops(ops: Ops, operands: Operands) -> dict[str, OperationChoice]:
-    """Return which implementation each field of `ops` uses for such operands, by field name."""
+    """Return the implementation that each operation of `ops` uses for such operands, by field name."""
     return {field.name: _explain(ops, field.name, operands) for field in fields(Ops)}
 
 

@@ -1,4 +1,4 @@
-"""Gate of a feed-forward block: act(gate) * up, for the two halves of one product, in one launch."""
+"""Gated activation of a feed-forward block: act(gate) * up, for the two halves of one product, in one launch."""
 
 from collections.abc import Callable
 from typing import Final

@@ -25,7 +25,7 @@ def capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
 
 
 def replay_s(graph: torch.cuda.CUDAGraph) -> float:
-    """Replay twice and return the seconds of the second replay, with clocks up and L2 holding the end of the cycle."""
+    """Replay twice and return the seconds of the second replay, when clocks are up and L2 has the end of the cycle."""
     start, end = _event(), _event()
     graph.replay()
     start.record()

@@ -1,4 +1,4 @@
-"""Products with grouped weights of 4 and 8 bits: choice of the implementation by device, and torch's."""
+"""Products with grouped weights of 4 and 8 bits: choice of the implementation by device, and the torch reference."""
 
 from typing import Protocol
 
@@ -32,7 +32,7 @@ def grouped_product(
     *,
     rounds_activations: bool = False,
 ) -> GroupedProduct:
-    """Create the product of a weight: Triton's on a GPU, C on a CPU, with memory from `buffer`, or torch's without C.
+    """Create the product of a weight: Triton on a GPU, C on a CPU (with memory from `buffer`), or torch without C.
 
     Only the C implementation can round activations to 8 bits.
     """
@@ -45,14 +45,14 @@ def grouped_product(
 
 
 def grouped_implementation(device_type: str) -> str:
-    """Return which implementation multiplies grouped weights on a device: `TRITON`, `C` or `TORCH`."""
+    """Return the implementation of products with grouped weights on a device: `TRITON`, `C` or `TORCH`."""
     if device_type == "cuda":
         return TRITON
     return TORCH if library() is None else C
 
 
 class TorchGrouped:
-    """Reference of `TritonGrouped` for any device; dequantizes the weight for each product. Slow."""
+    """Reference of `TritonGrouped` for any device. Slow, because it dequantizes the weight for each product."""
 
     def __init__(self, weight: GroupedWeight, bias: Tensor | None) -> None:
         self._weight = weight

@@ -1,4 +1,4 @@
-"""Lengths of a batch in host memory, and grouping of similar lengths so that padding costs little. Knows no tensors."""
+"""Lengths of a batch in host memory, and grouping of similar lengths so that padding costs little. Imports no torch."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -11,10 +11,10 @@ Rows = NDArray[np.intp]
 
 
 class HostLengths(NamedTuple):
-    """Lengths of a step's prefills on the host, known without reading the device. Each has new tokens."""
+    """Lengths of a step's prefills on the host, known without reading the device. Each has at least one new token."""
 
     query_start: NDArray[np.int32]
-    """(batch + 1,), from 0."""
+    """(batch + 1,), ascending from 0: index of each request's first new token, then their total."""
     seq_lens: NDArray[np.int32]
     """(batch,)"""
 
@@ -22,7 +22,7 @@ class HostLengths(NamedTuple):
 def similar_groups(costs: Lengths, worth: int) -> Iterator[Rows]:
     """Yield groups of rows of `costs`; each group is to be run padded to its largest member.
 
-    A group of n rows costs n * max(costs). Sorted rows are split recursively where that saves most, while a split saves
+    A group of n rows costs n * max(costs). Sorted rows are split recursively at the best position, while a split saves
     more than `worth`, the cost of one more call. Equal costs stay in one group.
     """
     order = np.argsort(costs, kind="stable")
@@ -37,7 +37,7 @@ def similar_groups(costs: Lengths, worth: int) -> Iterator[Rows]:
 
 
 def _best_cut(ascending: Lengths) -> tuple[int, int]:
-    """Return where to split sorted costs in two, and how much that saves."""
+    """Return the best position to split sorted costs in two, and the cost saved."""
     if len(ascending) < 2:
         return 0, 0
     saved = np.arange(1, len(ascending)) * (ascending[-1] - ascending[:-1])

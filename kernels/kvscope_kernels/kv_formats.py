@@ -6,7 +6,7 @@ Owns the two 8-bit formats and their arithmetic, in torch and for the kernels. W
 
 int8 rounds to the nearest of -127..127, float8_e4m3fn (OCP 8-bit floating point, 2023) to the nearest e4m3 number of at
 most 448; a zero vector has scale 0. Both formats are exact in bfloat16 and float16, so products with data are exact,
-and a scale multiplies their sum. Knows no blocks.
+and a scale multiplies their sum. Independent of blocks.
 """
 
 from typing import Final, NamedTuple
@@ -28,7 +28,7 @@ E4M3_BITS: Final = 3
 """e4m3 viewed as uint8 and converted by shifts, for devices without that type."""
 
 E4M3_HALF: Final = 256.0
-"""Factor for e4m3 bits shifted into a float16's exponent and mantissa: 2^8, as the biases are 7 and 15."""
+"""Factor for e4m3 bits shifted into a float16's exponent and mantissa: 2^8, because the biases are 7 and 15."""
 
 _INT8 = tl.constexpr(INT8)
 _E4M3 = tl.constexpr(E4M3)
@@ -40,7 +40,7 @@ _SUBNORMAL_BITS = tl.constexpr(141 << 23)  # bits of `_SUBNORMAL`
 
 
 class Cache(NamedTuple):
-    """One layer's keys and values (num_blocks, block_size, num_kv_heads, dim), and the scales of 8-bit ones."""
+    """One layer's keys and values (num_blocks, block_size, num_kv_heads, dim), and their scales if they are 8-bit."""
 
     k_cache: Tensor
     v_cache: Tensor
@@ -50,29 +50,29 @@ class Cache(NamedTuple):
 
 
 def kv_format(cache: Tensor) -> int:
-    """Return the format of a cache for kernels."""
+    """Return the format of a cache for kernels, one of the constants above."""
     if cache.dtype == torch.float8_e4m3fn:
         return fp8_format(compute_capability(cache.device))
     return INT8 if cache.dtype == torch.int8 else AS_IS
 
 
 def fp8_format(capability: int) -> int:
-    """Return how kernels read e4m3 on a GPU of this compute capability; Triton lacks the type below 8.9."""
+    """Return how kernels read e4m3 on a GPU of this compute capability. Triton lacks the type below 8.9."""
     return E4M3_BITS if capability < 89 or is_interpreting() else E4M3
 
 
 def scale_strides(k_scale: Tensor | None) -> tuple[int | None, ...]:
-    """Return the strides of the scales of keys and values; Nones without scales."""
+    """Return the strides of the scales, equal for keys and values; (None, None, None) without scales."""
     return k_scale.stride() if k_scale is not None else (None, None, None)
 
 
 def as_kernels_see(cache: Tensor, form: int) -> Tensor:
-    """Return the cache, or its bytes if the kernel reads those."""
+    """Return the cache viewed as uint8 if the kernel converts its bits, otherwise the cache."""
     return cache.view(torch.uint8) if form == E4M3_BITS else cache
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """View float8 as uint8, because torch cannot index float8 on a CPU."""
+    """View float8 as uint8, because torch cannot index float8 on a CPU. Other dtypes are unchanged."""
     return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
 
 
@@ -90,7 +90,7 @@ def quantize(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def dequantize(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """Dequantize (..., dim) 8-bit and (...) float32 -> (..., dim) of `dtype`: the product in float32, rounded once.
 
-    e4m3 is converted by its bits, 7 times as fast on a CPU as torch's conversion; the cache never holds NaN.
+    e4m3 is converted by its bits, 7 times as fast on a CPU as torch's conversion. The cache never contains NaN.
     """
     if data.dtype == torch.float8_e4m3fn:
         bits = data.view(torch.uint8).to(torch.int16)

@@ -1,7 +1,7 @@
 """Gathering of many requests' blocks into dense keys and values, for the torch references.
 
 Guarantees that nothing outside a request's tokens affects results: slots past its length, freed blocks and stale table
-entries may hold anything, NaN included.
+entries may contain anything, NaN included.
 """
 
 from typing import NamedTuple
@@ -20,7 +20,7 @@ class GatheredKV(NamedTuple):
     keys: Tensor
     values: Tensor
     base: Lengths
-    """(n,) position in its request of each row's first gathered token."""
+    """(n,) position, within its request, of each row's first gathered token."""
     padding: Tensor | None
     """(n, num_tokens) bool: tokens outside [first, end), which are zeroed; None if there are none."""
 
@@ -54,7 +54,7 @@ def gather_keys(cache: Cache, block_tables: Tensor, dtype: torch.dtype) -> Tenso
 
 
 def _gather_equal(cache: Cache, block_tables: Tensor, first: int, end: int, dtype: torch.dtype) -> GatheredKV:
-    """Gather the same positions of every request: without padding, nothing needs zeroing or masks."""
+    """Gather the same positions of every request. Without padding, nothing has to be zeroed or masked."""
     block_size = cache.k_cache.shape[1]
     first_block = first // block_size
     blocks = block_tables[:, first_block : -(-end // block_size)]

@@ -1,7 +1,7 @@
 """Dequantization of 8-bit latents, for the torch references and for operations that need the query's dtype.
 
-A token's latent and its rotary key have separate scales, since they differ in magnitude: `v_scale` belongs to the
-latent, which is the value, and `k_scale` to the rotary key, which is the rest of the key.
+A token's latent and its rotary key have separate scales, since they differ in magnitude: `v_scale` is the scale of the
+latent, which is the value, and `k_scale` that of the rotary key, which is the rest of the key.
 """
 
 import torch
@@ -12,7 +12,7 @@ from kvscope_kernels.kv_formats import as_bytes, dequantize
 from kvscope_kernels.triton_language import cdiv
 
 _TOKENS_AT_ONCE = 4096
-"""Tokens dequantized at a time via float32, which takes five times the memory of the result."""
+"""Number of tokens dequantized at a time via float32, which takes five times the memory of the result."""
 
 
 def are_latents(args: AttentionArgs) -> bool:
@@ -21,7 +21,7 @@ def are_latents(args: AttentionArgs) -> bool:
 
 
 def latent_blocks(args: AttentionArgs, blocks: Tensor) -> Tensor:
-    """Return `blocks` (n,) of the cache, (n, block_size, 1, head_dim), in the query's dtype; unwritten slots are
+    """Return `blocks` (n,) of the cache, (n, block_size, 1, head_dim), in the query's dtype. Unwritten slots are
     arbitrary.
     """
     k_cache, k_scale, v_scale, cut = args.k_cache, args.k_scale, args.v_scale, args.v_cache.shape[3]
@@ -38,8 +38,9 @@ def latent_blocks(args: AttentionArgs, blocks: Tensor) -> Tensor:
 
 
 def plain_latents(args: AttentionArgs) -> AttentionArgs:
-    """Return the arguments with a temporary cache of the query's dtype that holds the requests' blocks, if theirs is
-    8-bit.
+    """Return arguments without quantization: an 8-bit cache is replaced by a temporary one of the query's dtype.
+
+    The temporary cache has only the requests' blocks.
     """
     if args.k_scale is None or not are_latents(args):
         return args

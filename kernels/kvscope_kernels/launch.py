@@ -13,7 +13,7 @@ UNBOUNDED: Final = 2**31 - 1
 _FIXED_ROWS: Final = 64
 _LARGE_ROWS: Final = 256
 _PROGRAMS_EACH: Final = 2
-"""Programs with large tiles per multiprocessor from which on large tiles are faster."""
+"""Minimum number of programs with large tiles per multiprocessor for which large tiles are faster."""
 
 
 class DotTiles(NamedTuple):
@@ -26,10 +26,12 @@ class DotTiles(NamedTuple):
     num_warps: int
     num_stages: int
     max_registers: int | None = None
-    """Registers per thread. Setting it also keeps the assembler from spilling a few bytes to fit one more program."""
+    """Maximum registers per thread; None: no limit. Setting it also keeps the assembler from spilling a few bytes to
+    fit one more program.
+    """
     query_in_registers: bool = False
-    """Whether prefill multiplies rows from registers on compute capability 9, which halves reads of shared memory for
-    scores.
+    """Whether prefill multiplies query rows from registers on compute capability 9, which halves the reads of shared
+    memory for scores.
 
     No table enables it yet; `bench kernels --tune` may find it useful.
     """
@@ -41,10 +43,10 @@ def decode_tiles(
     """Return the tiles of decode, which is memory-bound: few rows, those of one KV head, and small tiles in a deep
     pipeline.
 
-    Two of the five stages hold the block table's lookup, so that two tiles are in flight after the current one. Heads
-    above 256 in float32 have four stages, which fit into 99 KiB. 8-bit keys and values are dequantized in registers;
-    there, twice the tokens per tile and half the warps are 1.2 to 1.5 times as fast on an H100. Dequantized to float32,
-    they would not fit in registers.
+    Two of the five stages are for the block table's lookup, so that two tiles are in flight after the current one.
+    Heads above 256 in float32 have four stages, which fit into 99 KiB. 8-bit keys and values are dequantized in
+    registers; for them, twice the tokens per tile and half the warps are 1.2 to 1.5 times as fast on an H100.
+    Dequantized to float32, they would not fit in registers.
     """
     is_widened = is_quantized and element_bytes < 4
     tile_n = _tile_tokens(head_dim, value_dim, element_bytes, (32 << 10) if is_widened else (16 << 10))
@@ -69,11 +71,10 @@ def prefill_tiles(
 ) -> DotTiles:
     """Return the tiles of prefill.
 
-    Rows are query tokens times heads of a KV head: 16 for few queries, 64 to 256 for prompts.
+    Rows are query tokens times heads of a KV head: 16 for few queries, 64 to 256 for prompts. `num_runs` is requests
+    times KV heads, each with at most as many rows.
 
-    `num_runs` is requests times KV heads, each with at most as many rows.
-
-    The limit on the tile size is registers: for the query tile before compute capability 9.0 and on 12.0, whose matrix
+    The tile size is limited by registers: for the query tile before compute capability 9.0 and on 12.0, whose matrix
     units are similar, for scores on 10.0, and for everything in float32, whose dot products are exact but do not use
     the matrix units. 8-bit keys and values are dequantized in registers too. `compile_report` shows that only the
     largest tiles spill.
@@ -118,7 +119,7 @@ def _hopper_tiles_of_128(num_rows: int, fewest: int, tile_d: int, tile_v: int, *
     """Return the tiles for head dim 128, as measured on an H100.
 
     Large tiles are 1.1 to 1.2 times as fast if there are enough programs for all multiprocessors, although each thread
-    spills some bytes; of the small ones, two fit a multiprocessor.
+    spills some bytes. Two programs with small tiles fit a multiprocessor.
     """
     if is_large:
         return DotTiles(_LARGE_ROWS, 64, tile_d, tile_v, num_warps=16, num_stages=2)
@@ -152,11 +153,9 @@ class LatentTiles(NamedTuple):
 def latent_tiles(num_rows: int, element_bytes: int, capability: int, *, is_quantized: bool = False) -> LatentTiles:
     """Return the tiles for latent attention (MLA) of a request with `num_rows` rows, its queries times its heads.
 
-    Latents have up to 512 dimensions.
-
-    A row has as many accumulators as the latent has dimensions, which limits the tile: 16 rows and the query fit into a
-    warp's registers. Where query tiles are in shared memory, 64 rows fit, and each token is read a quarter as often.
-    `compile_report` shows that none of these spill.
+    A row has as many accumulators as the latent has dimensions, up to 512, which limits the tile: 16 rows and the query
+    fit into a warp's registers. If query tiles are in shared memory, 64 rows fit, and each token is read a quarter as
+    often. `compile_report` shows that none of these spill.
     """
     if element_bytes == 4:
         return LatentTiles(16, 16, 8 if capability >= 100 or is_quantized else 4, 2)
@@ -182,14 +181,14 @@ def attention_constants(group: int, head_dim: int, value_dim: int, block_size: i
 
 
 def num_multiprocessors(device: torch.device) -> int:
-    """Return the device's number of multiprocessors; a CPU, where kernels are interpreted, counts as an H100."""
+    """Return the device's number of multiprocessors. A CPU, on which kernels are interpreted, counts as an H100."""
     if device.type != "cuda":
         return 132
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def compute_capability(device: torch.device) -> int:
-    """Return the device's compute capability, 90 for 9.0; a CPU, where kernels are interpreted, counts as that."""
+    """Return the device's compute capability, 90 for 9.0. A CPU, on which kernels are interpreted, counts as 9.0."""
     if device.type != "cuda":
         return 90
     major, minor = torch.cuda.get_device_capability(device)
@@ -210,7 +209,7 @@ def padded_dim(head_dim: int) -> int:
 
 
 def _tile_tokens(head_dim: int, value_dim: int, element_bytes: int, max_bytes: int) -> int:
-    """Return the tokens of a tile, a power of two from 16 to 64, so that keys and values take at most `max_bytes`."""
+    """Return the tokens per tile, a power of two from 16 to 64, such that keys and values take at most `max_bytes`."""
     token_bytes = (padded_dim(head_dim) + padded_dim(value_dim)) * element_bytes
     fitting = next_power_of_2(max_bytes // token_bytes + 1) // 2
     return min(64, max(16, fitting))

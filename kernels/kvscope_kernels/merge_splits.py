@@ -1,4 +1,4 @@
-"""Merging of the partial results of split attention: the last launch of decode, and of prefill with short runs."""
+"""Merge of the partial results of split attention: the last launch of decode, and of prefill with short runs."""
 
 import math
 from typing import NamedTuple
@@ -20,7 +20,7 @@ _FIELDS = tl.constexpr(PART_FIELDS)
 
 
 class BlockSumSpec(NamedTuple):
-    """Which block sums a plan stores; zeros: none."""
+    """Size of the block sums that a plan stores; all 0: it stores none."""
 
     block_size: int = 0
     block_sum_capacity: int = 0
@@ -43,7 +43,7 @@ def block_sum_spec(args: AttentionArgs, shares: Tensor | None, max_visible: int,
 
 
 class ShareBuffers(NamedTuple):
-    """Block sums of some decodes, and the tensor to which attention shares are added."""
+    """Block sums of a batch of decodes, and the tensor to which attention shares are added."""
 
     plan: DecodePlan
     sums: BlockSums
@@ -55,7 +55,7 @@ class ShareBuffers(NamedTuple):
 def share_buffers(
     plans: DecodePlans, plan: DecodePlan, sum_spec: BlockSumSpec, num_heads: int, shares: Tensor | None
 ) -> ShareBuffers | None:
-    """Return the buffers for measuring attention shares, or None if they are not measured."""
+    """Return the buffers for measuring attention shares, or None if `shares` is None."""
     if shares is None:
         return None
     return ShareBuffers(plan, plans.sums(plan, num_heads, sum_spec.block_size // sum_spec.piece), shares, sum_spec)
@@ -79,16 +79,14 @@ def merge_splits(
 
     Args:
         partial: (num_parts, max_queries * num_heads, value_dim) float32, contiguous; each part's own softmax.
-        partial_lse: (num_parts, max_queries * num_heads) float32, contiguous; log2 of each part's sum of exp, -inf
-            where a
+        partial_lse: (num_parts, max_queries * num_heads) float32, contiguous; log2 of each part's sum of exp, -inf if a
             part has nothing that the query sees.
         ranges: (batch, 2) int32, contiguous: each request's first part, and number of parts.
         out: (num_tokens, num_heads, value_dim), contiguous last axis.
         query_start: (batch + 1,) int32: see `QueryRuns.start`; None for one query each.
         measured: For decodes: the share of each block is added to its `shares`, in the order of heads. With m_i the sum
-            of
-            2^(of_pieces[p, h]) over the pieces p of block i, and n as above:
-            shares[b, i] += mean over h of  m_i / sum_{f <= s < f + n} 2^(lse[s, h])
+            of 2^(of_pieces[p, h]) over the pieces p of block i, and n as above: shares[b, i] += mean over h of m_i /
+            sum_{f <= s < f + n} 2^(lse[s, h]). None: shares are not measured.
     """
     num_heads, value_dim = out.shape[1:]
     max_queries = partial.shape[1] // num_heads
@@ -149,8 +147,9 @@ def _merge_splits_kernel(
     TILE_H: tl.constexpr,
     TILE_P: tl.constexpr,
 ) -> None:
-    """One program: one head of one query of a request; further programs compute the attention shares of one
-    part each.
+    """One program: one head of one query of a request.
+
+    Further programs compute the attention shares of one part each.
     """
     if PIECE:
         part_of_program = tl.program_id(0) - batch * NUM_HEADS

@@ -12,12 +12,10 @@ TORCH: Final = "torch"
 
 @dataclass(frozen=True, slots=True)
 class OperationChoice:
-    """Implementation chosen for one operation."""
-
     operation: str
     implementation: str
     reason: str
-    """Why this one was chosen, or why a faster one was not."""
+    """Why this implementation was chosen, or why a faster one was not."""
 
 
 class Operands(NamedTuple):
@@ -26,7 +24,6 @@ class Operands(NamedTuple):
     dtype: torch.dtype
     """Dtype of activations."""
     cache_dtype: torch.dtype
-    """Dtype of the KV cache."""
     head_dim: int
     """Key dimension of one head."""
     value_dim: int
@@ -35,7 +32,7 @@ class Operands(NamedTuple):
 
 @runtime_checkable
 class NamedImplementation(Protocol):
-    """An operation put into `dispatch.Ops` at load that reports its own implementation."""
+    """An operation in `dispatch.Ops`, chosen at load, with the name of its implementation."""
 
     @property
     def implementation(self) -> str:

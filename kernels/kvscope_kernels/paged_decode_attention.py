@@ -37,21 +37,19 @@ def paged_decode_attention(
         s_j = softcap * tanh(s_j / softcap)              with softcap
         out[b, h] = sum_j exp(s_j) v_j[h'] / (sum_j exp(s_j) + exp(sinks[h]))      the last term with sinks
 
-    and zeros where L is 0. first is 0, max(0, L - w) with w = sliding_window, (L - 1) // w * w with is_chunked.
+    and zeros if L is 0. first is 0; max(0, L - w) with w = sliding_window; (L - 1) // w * w with is_chunked.
 
     Sums are float32. No device data is read on the host, so that CUDA graphs can capture it; seq_lens and block_tables
     may change between replays, up to max_seq_len.
 
     Args:
-        plans: Plans of the step: layers given the same ones, and the same unchanged seq_lens, share the split of
-            requests,
-            which is one launch; created if None.
+        args: Queries, cache and options.
+        plans: Plans of the step. Layers that get the same object, and the same unchanged seq_lens, share the split of
+            requests, which is one launch; created if None.
         shares: None, or a tensor to which the attention shares of blocks are added, as in `block_attention_torch`, in
-            the
-            same pass: each tile stores the sum of its weights per block, or per piece of a block longer than a tile,
-            and
-            the merge computes the shares. Results are deterministic. Requests beyond the capacity `num_places` get
-            nothing.
+            the same pass: each tile stores the sum of its weights per block, or per piece of a block longer than a
+            tile, and the merge computes the shares. Results are deterministic. Requests beyond the capacity of the
+            block sums get nothing.
 
     Raises:
         ValueError: Unsupported arguments.

@@ -1,4 +1,6 @@
-"""Paged attention over latents (MLA): all query heads share one key per token, whose first dimensions are its value."""
+"""Paged attention over latents (MLA): all query heads share one key per token, and its first dimensions are the
+value.
+"""
 
 from typing import NamedTuple
 
@@ -36,8 +38,7 @@ def latent_decode(args: AttentionArgs, plans: DecodePlans | None = None, shares:
 
     Args:
         args: As for `paged_decode_attention`, without window, softcap and sinks; v_cache is k_cache[..., :value_dim].
-            For
-            an 8-bit cache, v_scale is that of latents, and k_scale that of the rest of keys.
+            For an 8-bit cache, v_scale is that of latents, and k_scale that of the rest of keys.
         plans: As for `paged_decode_attention`.
         shares: As for `paged_decode_attention`.
 
@@ -76,8 +77,8 @@ def latent_decode(args: AttentionArgs, plans: DecodePlans | None = None, shares:
 def latent_prefill(args: AttentionArgs, runs: QueryRuns) -> Tensor:
     """Run `paged_prefill_attention` for latents: runs of queries, each with all heads.
 
-    Row m of a run's tiles is query m // num_heads, head m % num_heads. Meant for short runs; long ones take fewer
-    multiplications over expanded keys.
+    Row m of a run's tiles is query m // num_heads, head m % num_heads. Meant for short runs: for long ones, attention
+    over expanded keys takes fewer multiplications.
     """
     check_prefill(args, runs)
     _check_latents(args)
@@ -227,7 +228,7 @@ def _paged_latent_attention_kernel(
     """One program: TILE_M rows of one request, each a query and a head, over all tokens that they see, or over one
     part.
 
-    Without `query_start`, a request has one query. Other tiles of a request read the same tokens, then from the
+    Without `query_start`, a request has one query. Other tiles of a request read the same tokens, which are then in the
     device's cache.
     """
     request = tl.program_id(1).to(tl.int64)
@@ -340,7 +341,7 @@ def _paged_latent_attention_kernel(
 
 
 def latent_decode_torch(args: AttentionArgs, plans: DecodePlans | None = None, shares: Tensor | None = None) -> Tensor:
-    """Reference of `latent_decode`, and a CPU's implementation for arguments that C refuses."""
+    """Reference of `latent_decode`, and the implementation on a CPU for arguments that C does not support."""
     return paged_decode_attention_torch(plain_latents(args), plans, shares)
 
 

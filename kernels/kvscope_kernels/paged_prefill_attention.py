@@ -1,4 +1,4 @@
-"""Paged attention for prefill: runs of new tokens of several requests, which attend to cached tokens too."""
+"""Paged attention for prefill: runs of new tokens of several requests, which also attend to cached tokens."""
 
 from typing import NamedTuple
 
@@ -47,11 +47,11 @@ def paged_prefill_attention(args: AttentionArgs, runs: QueryRuns) -> Tensor:
         s_j = softcap * tanh(s_j / softcap)              with softcap
         out[i, h] = sum_j exp(s_j) v_j[h'] / (sum_j exp(s_j) + exp(sinks[h]))      the last term with sinks
 
-    where first is 0, max(0, p + 1 - w) with w = sliding_window, p // w * w with is_chunked.
+    first is 0; max(0, p + 1 - w) with w = sliding_window; p // w * w with is_chunked.
 
     A program handles a tile of queries and all keys that they see. The keys of short runs after long contexts are split
     over several programs, as in decode (`max_cut_runs`). Launch parameters depend on bounds, not on runs.lengths. Sums
-    are float32. No device data is read on the host. Raises ValueError.
+    are float32. No device data is read on the host. Raises ValueError for unsupported arguments.
 
     With `runs.is_fixed`, tiles have one size, key tiles start at the same positions for every query and all are masked,
     so that a row is summed in one order. Keys are not split then, and long contexts of few requests are slow.
@@ -140,9 +140,7 @@ class _Cut(NamedTuple):
 
 
 def _bounds_of_cut(args: AttentionArgs, runs: QueryRuns, tiles: DotTiles) -> PartBounds | None:
-    """Return the maximum number of parts into which keys are split, for sizing buffers, or None if they are not
-    split.
-    """
+    """Return the bounds of the split of keys, for sizing buffers, or None if keys are not split."""
     visible, _, programs_each, _ = _extent(args, runs, tiles)
     processors, num_requests = num_multiprocessors(args.query.device), len(args.seq_lens)
     if num_requests > max_cut_runs(runs.max_len, visible, programs_each, processors, tiles.num_warps):
@@ -160,8 +158,11 @@ def _cut(args: AttentionArgs, runs: QueryRuns, tiles: DotTiles, bounds: PartBoun
 
 
 def _extent(args: AttentionArgs, runs: QueryRuns, tiles: DotTiles) -> tuple[int, int, int, bool]:
-    """Return the maximum of visible tokens per request, the window of all queries of a run, programs per part, and
-    whether several of these read each key.
+    """Return the extent of a prefill's runs.
+
+    Returns:
+        Maximum number of visible tokens per request, window of all queries of a run, programs per part, and whether
+            several programs read each key.
     """
     num_heads, (block_size, num_kv_heads, _) = args.query.shape[1], args.v_cache.shape[1:]
     bound = args.block_tables.shape[1] * block_size if args.max_seq_len is None else args.max_seq_len
@@ -341,9 +342,9 @@ def _paged_prefill_attention_kernel(
 
 
 def paged_prefill_attention_torch(args: AttentionArgs, runs: QueryRuns) -> Tensor:
-    """Reference of `paged_prefill_attention`, and a CPU's implementation for arguments that `cpu.prefill` refuses.
+    """Reference of `paged_prefill_attention`, and the implementation on a CPU for arguments that C does not support.
 
-    Reads lengths on the host; ignores the bounds. Requests of similar work are padded and run together; there is no
+    Reads lengths on the host and ignores the bounds. Requests of similar work are padded and run together; there is no
     loop over requests, blocks or tokens.
     """
     check_prefill(args, runs)
@@ -390,7 +391,7 @@ def _attend_rows(args: AttentionArgs, num_queries: Lengths, first: Lengths, end:
 
 
 def _hidden(args: AttentionArgs, num_before: Lengths, base: Lengths, max_queries: int, num_tokens: int) -> Tensor:
-    """Return (n, max_queries, num_tokens) bool: which tokens, from `base` on, each query does not see.
+    """Return (n, max_queries, num_tokens) bool: whether each token, from `base` on, is hidden from each query.
 
     `num_before` tokens precede the first query. Padding needs no mask: it comes after every valid query, and rows of
     padded queries, which are dropped, see zeros.

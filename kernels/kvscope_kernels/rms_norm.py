@@ -7,7 +7,7 @@ from kvscope_kernels.checks import FLOAT_DTYPES, require
 from kvscope_kernels.triton_language import jit, next_power_of_2, require_triton, tl
 
 _MAX_SIZE = 65536
-"""Maximum size of the last axis: one program handles a row, in registers."""
+"""Maximum size of the last axis: one program processes a row, in registers."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: Tensor, dtype: torch.dtype) -> Tensor:
@@ -17,6 +17,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: Tensor, dtype: torch.dtype) -> Tens
         x: (..., size), floating-point; copied if rows are not contiguous.
         weight: (size,) float32, contiguous.
         eps: () float32.
+        dtype: Dtype of the result.
 
     Returns:
         (..., size) of `dtype`.
@@ -34,10 +35,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: Tensor, dtype: torch.dtype) -> Tens
 
 
 def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the sum x + delta, in the dtype of x, and its norm: the operation between two halves of a layer.
+    """Return the sum x + delta, in the dtype of x, and its norm, as needed between two halves of a layer.
 
     x and delta are (tokens, size), floating-point, possibly of different dtypes; the other arguments are as for
-    `rms_norm`. The sum is rounded to its dtype before it is normed. Raises ValueError.
+    `rms_norm`. The sum is rounded to its dtype before it is normed. Raises ValueError for unsupported arguments.
     """
     _check(x, weight, eps)
     if delta.shape != x.shape or x.dim() != 2 or delta.dtype not in FLOAT_DTYPES:
@@ -89,7 +90,7 @@ def _rms_norm_kernel(
 
 
 def rms_norm_torch(x: Tensor, weight: Tensor, eps: Tensor, dtype: torch.dtype) -> Tensor:
-    """Reference of `rms_norm`, and the implementation for CPUs without C; a weight may also be (heads, size)."""
+    """Reference of `rms_norm`, and the implementation for CPUs without C. A weight may also be (heads, size)."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
     factor = torch.addcmul(eps, norm, norm, value=1.0 / x.shape[-1]).rsqrt_()
     return torch.mul(x, factor).mul_(weight).to(dtype)

@@ -33,7 +33,7 @@ class CosSin(NamedTuple):
 
 
 class Rotation(NamedTuple):
-    """Operations on queries and keys before attention."""
+    """Norm and rotation of queries and keys before attention."""
 
     num_heads: int
     """Number of query heads, which come first in each token."""
@@ -56,9 +56,13 @@ def rotate_write(
 
     Args:
         heads: (num_tokens, num_heads + 2 * num_kv_heads, head_dim), floating-point, with a contiguous last axis:
-            queries,
-            keys and values of each token, as from one fused product.
-        k_cache: This and the other arguments are as for `kv_write`, with equal dimensions of keys and values.
+            queries, keys and values of each token, as from one fused product.
+        rotation: Norm and rotation to apply.
+        k_cache: As for `kv_write`; keys and values must have equal dimensions.
+        v_cache: As for `kv_write`.
+        slot_mapping: As for `kv_write`.
+        k_scale: As for `kv_write`.
+        v_scale: As for `kv_write`.
 
     Returns:
         Queries (num_tokens, num_heads, head_dim), also of tokens whose slot is -1.
@@ -150,7 +154,7 @@ def _rotate_write_kernel(
     TILE_D: tl.constexpr,
     KV_FORMAT: tl.constexpr,
 ) -> None:
-    """One program: one token and TILE_H query heads; the last programs handle TILE_H heads of keys and values."""
+    """One program: one token and TILE_H query heads. The last programs process TILE_H heads of keys and values."""
     token = tl.program_id(0).to(tl.int64)
     num_query_tiles: tl.constexpr = (NUM_HEADS + TILE_H - 1) // TILE_H
     part = tl.program_id(1)
@@ -213,7 +217,7 @@ def rotate_write_torch(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> Tensor:
-    """Reference of `rotate_write`, and the implementation for CPUs without C. `kv_write_torch` checks the arguments."""
+    """Reference of `rotate_write`, and the implementation for CPUs without C."""
     query, key, value = rotate_torch(heads, rotation)
     kv_write_torch(key, value, k_cache, v_cache, slot_mapping, k_scale, v_scale)
     return query

@@ -1,4 +1,4 @@
-"""Pure memory read, as the upper limit for the bandwidth of any kernel."""
+"""Pure memory read, which is the upper limit for the bandwidth of any kernel."""
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ def stream_read(data: Tensor, sums: Tensor) -> None:
 
     Args:
         data: (n,) int32, contiguous.
-        sums: (m,) int32, output; their sum is the sum of data. The assignment of words to sums is unspecified.
+        sums: Output, (m,) int32; their sum is the sum of data. The assignment of words to sums is unspecified.
     """
     _check(data, sums)
     require_triton()
@@ -25,7 +25,7 @@ def stream_read(data: Tensor, sums: Tensor) -> None:
 
 
 def sums_for(data: Tensor) -> Tensor:
-    """Return an uninitialized tensor for the number of sums that fills the device."""
+    """Return an uninitialized tensor with as many sums as programs that fill the device."""
     return data.new_empty(num_multiprocessors(data.device) * _PROGRAMS_PER_MULTIPROCESSOR)
 
 
@@ -43,7 +43,7 @@ def _stream_read_kernel(
 
 
 def stream_read_torch(data: Tensor, sums: Tensor) -> None:
-    """Reference of `stream_read`; puts everything in the first sum."""
+    """Reference of `stream_read`. It writes the whole sum to the first element, and 0 to the others."""
     _check(data, sums)
     sums.zero_()
     sums[0] = data.sum(dtype=torch.int64).to(torch.int32)

@@ -47,12 +47,12 @@ def require_triton() -> None:
 
 
 def jit(function: Callable[..., Any]) -> Kernel:
-    """Typed `triton.jit`; without Triton, returns a kernel that refuses to launch."""
+    """Typed `triton.jit`; without Triton, returns a kernel that raises RuntimeError at launch."""
     return jit_varying()(function)
 
 
 def jit_varying(*, numbers: tuple[str, ...] = (), pointers: tuple[str, ...] = ()) -> Callable[..., Kernel]:
-    """Like `jit`, for a kernel some of whose arguments vary between launches.
+    """Return a decorator like `jit`, for a kernel some of whose arguments vary between launches.
 
     Triton compiles a variant per kind of value: 1, multiples of 16, and others. It does not do so for `numbers`, nor
     for the alignment of `pointers`, which must be read element by element.

@@ -153,7 +153,7 @@ def _object_counts(app, desktop, num_threads):
     from PySide6.QtCore import QObject, QTimer
 
     _wait(app, lambda: threading.active_count() <= num_threads)
-    _wait(app, lambda: not desktop._forgetting.isActive())
+    _wait(app, lambda: not desktop._cleanup_timer.isActive())
     for _ in range(3):  # let deferred work of the closed window finish
         _process_events(app, 2)
         gc.unfreeze()  # count objects that were frozen while a window was open, too

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from tests.inside.conftest import hello_of
 from tests.telemetry.collectors.prompting.conftest import replies_until_end, wait_for
 
-from kvscope_app.access_options import add_access_options, addresses_of
+from kvscope_app.access_options import add_access_options, parse_addresses
 from kvscope_inside import CacheState, Publisher
 from kvscope_telemetry.addresses import API_KEY_VARIABLE, Address
 from kvscope_telemetry.collectors.external_address import ExternalAddress
@@ -62,13 +62,13 @@ def hostile_server() -> Iterator[ByteServer]:
     server.close()
 
 
-def parse_addresses(*words: str) -> tuple[Address, ...]:
+def addresses_from(*words: str) -> tuple[Address, ...]:
     """Parse a command line of addresses and access options."""
     parser = argparse.ArgumentParser()
     parser.add_argument("endpoints", nargs="*")
     add_access_options(parser, "ADDRESS")
     args = parser.parse_args(words)
-    return addresses_of(args, args.endpoints, "ADDRESS")
+    return parse_addresses(args, args.endpoints, "ADDRESS")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_address_announced_by_a_watched_engine_never_receives_the_api_key(
     monkeypatch.setenv(API_KEY_VARIABLE, KEY)
     endpoint = f"ipc://{tmp_path}/e"
     state = CacheState(replace(hello_of(), api=announced.format(port=hostile_server.port)))
-    (address,) = parse_addresses(endpoint)
+    (address,) = addresses_from(endpoint)
     with Publisher(endpoint, state), address.open() as source:
 
         def has_state() -> bool:
@@ -139,16 +139,16 @@ def test_api_key_in_the_environment_is_given_to_external_addresses_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(API_KEY_VARIABLE, KEY)
-    own, other = parse_addresses(f"ipc://{tmp_path}/e", "vllm://127.0.0.1:8000")
+    own, other = addresses_from(f"ipc://{tmp_path}/e", "vllm://127.0.0.1:8000")
     assert (own.api_key, other.api_key) == ("", KEY)
     with pytest.raises(BadInput, match="--api-key-over-http"):
-        parse_addresses("vllm://gpu-box:8000")
-    assert parse_addresses("vllm://gpu-box:8000", "--api-key-over-http")[0].api_key == KEY
-    assert parse_addresses("vllm://gpu-box:8000", "--tls")[0].api_key == KEY
+        addresses_from("vllm://gpu-box:8000")
+    assert addresses_from("vllm://gpu-box:8000", "--api-key-over-http")[0].api_key == KEY
+    assert addresses_from("vllm://gpu-box:8000", "--tls")[0].api_key == KEY
 
 
 def test_api_key_file_for_an_engine_of_kvscope_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text(KEY)
     with pytest.raises(BadInput, match="--api-key-file is for vllm://"):
-        parse_addresses(f"ipc://{tmp_path}/e", "--api-key-file", str(file))
+        addresses_from(f"ipc://{tmp_path}/e", "--api-key-file", str(file))

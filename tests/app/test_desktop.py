@@ -137,10 +137,10 @@ def test_key_option_applies_to_every_attached_engine(qapp, tmp_path, monkeypatch
 def test_closed_desktop_does_not_look_for_history_of_crashed_sessions(desktop, monkeypatch):
     offer = desktop.offer_crashed_histories()
     desktop.close()
-    looked = []
-    monkeypatch.setattr(crashed_histories, "find_left_rings", lambda: looked.append(1))
+    evaluated = []
+    monkeypatch.setattr(crashed_histories, "find_orphaned_rings", lambda: evaluated.append(1))
     offer.start()
-    assert not looked
+    assert not evaluated
     assert has_no_running_timer(offer)
 
 

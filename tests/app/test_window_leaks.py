@@ -109,7 +109,7 @@ def growth_after_windows(desktop, open_one, times, qtbot):
     """Return the counts that grew between the first window and `times` further windows."""
     gone = open_and_close(desktop, open_one, qtbot)  # the first window creates lasting objects: imports, fonts, caches
     wait_until_gone(gone, qtbot)
-    qtbot.waitUntil(lambda: not desktop._forgetting.isActive())
+    qtbot.waitUntil(lambda: not desktop._cleanup_timer.isActive())
     before = object_counts()
     for _ in range(times):
         gone += open_and_close(desktop, open_one, qtbot)
@@ -190,7 +190,7 @@ def test_window_closed_while_views_load_stops_loading_and_leaks_nothing(desktop,
 
 def test_closed_window_leaves_no_style_rules_and_no_cached_pixmaps(desktop, recording, qtbot, monkeypatch):
     forgotten = []
-    monkeypatch.setattr("kvscope_app.desktop.forget_rules", forgotten.append)
+    monkeypatch.setattr("kvscope_app.desktop.clear_style_cache", forgotten.append)
     desktop.open_recording(Recording.open(recording))
     drawing = QPixmap(64, 64)
     QPixmapCache.insert("of a window", drawing)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvscope_engine.cache_folder import cache_folder, exclusive, replace_folder, scratch_folder
+from kvscope_engine.cache_folder import cache_folder, file_lock, replace_folder, scratch_folder
 from kvscope_telemetry.errors import KvscopeError
 
 
@@ -80,14 +80,14 @@ def test_exclusive_lets_one_thread_in_at_a_time(tmp_path: Path) -> None:
     inside, leave = threading.Event(), threading.Event()
 
     def first() -> None:
-        with exclusive(tmp_path / "x"):
+        with file_lock(tmp_path / "x"):
             inside.set()
             leave.wait(60)
             order.append("first")
 
     def second() -> None:
         inside.wait(60)
-        with exclusive(tmp_path / "x"):
+        with file_lock(tmp_path / "x"):
             order.append("second")
 
     threads = [threading.Thread(target=work) for work in (first, second)]
@@ -112,7 +112,7 @@ def test_lock_that_is_no_regular_file_is_named_in_the_error(tmp_path: Path, kind
         os.mkfifo(lock)
     with (
         pytest.raises(KvscopeError, match=r"entry\.lock.* is not a regular file .* remove it"),
-        exclusive(tmp_path / "entry"),
+        file_lock(tmp_path / "entry"),
     ):
         pass
     assert not target.exists(), "the link was followed"
@@ -123,7 +123,7 @@ def test_unwritable_cache_folder_is_named_in_the_error(tmp_path: Path, monkeypat
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(KvscopeError, match=r"Permission denied; .* KVSCOPE_CACHE"), exclusive(tmp_path / "entry"):
+    with pytest.raises(KvscopeError, match=r"Permission denied; .* KVSCOPE_CACHE"), file_lock(tmp_path / "entry"):
         pass
     monkeypatch.setattr(tempfile, "mkdtemp", refuse)
     with pytest.raises(KvscopeError, match=r"Permission denied; .* KVSCOPE_CACHE"), scratch_folder(tmp_path):

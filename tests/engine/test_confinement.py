@@ -39,7 +39,7 @@ def _assert_nothing_is_allocated(engine: Engine) -> None:
     assert BlockState.ACTIVE not in engine.snapshot().blocks.state
 
 
-def _judge_failing_for(name: str, after: int, whole: Callable[..., Any]) -> Callable[..., Any]:
+def _process_failing_for(name: str, after: int, whole: Callable[..., Any]) -> Callable[..., Any]:
     def judge(stream: OutputStream, *values: Any) -> Any:
         if stream.client_id == name and len(stream.request.output_token_ids) >= after:
             raise ValueError("an evil\ntokenizer")
@@ -55,7 +55,7 @@ def test_failed_output_ends_only_its_own_request(
     alone = _run_requests(make_engine(), "good", "other")
     engine = make_engine()
     with monkeypatch.context() as patch:
-        patch.setattr(OutputStream, "judge", _judge_failing_for("bad", after, OutputStream.judge))
+        patch.setattr(OutputStream, "process_token", _process_failing_for("bad", after, OutputStream.process_token))
         together = _run_requests(engine, "good", "bad", "other")
     for name in ("good", "other"):
         assert together[name].tokens == alone[name].tokens

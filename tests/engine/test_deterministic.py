@@ -42,7 +42,9 @@ pytestmark = pytest.mark.skipif(library() is None, reason="no compiler: attentio
 GPU = [pytest.param(("cuda", dtype), marks=pytest.mark.gpu) for dtype in ("float32", "bfloat16", "float16")]
 
 
-@pytest.fixture(params=[("cpu", "float32"), ("cpu", "bfloat16"), *GPU], ids=" ".join)
+@pytest.fixture(
+    params=[pytest.param(("cpu", "float32"), marks=pytest.mark.storm), ("cpu", "bfloat16"), *GPU], ids=" ".join
+)
 def make_deterministic_engine(
     request: pytest.FixtureRequest, tiny_model: Callable[..., str]
 ) -> Iterator[Callable[..., Engine]]:

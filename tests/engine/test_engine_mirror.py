@@ -260,7 +260,11 @@ def held_states(engine: Engine) -> dict[int, tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    "tiers", [{}, {"num_gpu_blocks_override": 24, "host_kv_memory_bytes": 1 << 17, "preemption": "swap"}]
+    "tiers",
+    [
+        pytest.param({}, marks=pytest.mark.storm),
+        {"num_gpu_blocks_override": 24, "host_kv_memory_bytes": 1 << 17, "preemption": "swap"},
+    ],
 )
 def test_recurrent_states_have_their_own_rows(
     make_watched_engine: Callable[..., Engine], tmp_path: Path, tiers: dict[str, Any]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvscope_engine.memory_guard import POLL_S, RELEASE_S, MemoryBudget, MemoryGuard
+from kvscope_engine.memory_guard import POLL_INTERVAL_S, RELEASE_INTERVAL_S, MemoryBudget, MemoryGuard
 from kvscope_engine.model.device_memory.gpu_holders import GpuHolders
 from kvscope_engine.model.device_memory.memory_watch import RAISE_AFTER_S, StepCosts
 from kvscope_engine.model.device_memory.paging import PagingWatch
@@ -100,7 +100,7 @@ class GuardSetting:
             **options,
         )
 
-    def look(self, others_gib: float, after_s: float = POLL_S) -> list[Any]:
+    def look(self, others_gib: float, after_s: float = POLL_INTERVAL_S) -> list[Any]:
         """Return what the guard did when others had this much memory."""
         self.driver.others, self.now_s = int(others_gib * GIB), self.now_s + after_s
         self.driver.done.clear()
@@ -147,8 +147,8 @@ def test_steps_shrink_then_graphs_are_freed_and_all_comes_back(setting: GuardSet
 
 
 def test_memory_is_checked_at_intervals(setting: GuardSetting) -> None:
-    assert setting.look(5.0, POLL_S / 2) == []
-    assert setting.look(5.0, POLL_S / 2) != []
+    assert setting.look(5.0, POLL_INTERVAL_S / 2) == []
+    assert setting.look(5.0, POLL_INTERVAL_S / 2) != []
 
 
 def test_memory_of_others_at_the_start_is_tolerated() -> None:
@@ -173,7 +173,11 @@ def test_driver_memory_of_graphs_counts_as_own() -> None:
 def test_full_gpu_gets_back_unused_torch_memory() -> None:
     """Steps have enough, but other programs find no memory, so unused memory is released at intervals."""
     setting = GuardSetting()
-    for after_s, done in ((POLL_S, ["settled", "unused"]), (POLL_S, []), (RELEASE_S, ["settled", "unused"])):
+    for after_s, done in (
+        (POLL_INTERVAL_S, ["settled", "unused"]),
+        (POLL_INTERVAL_S, []),
+        (RELEASE_INTERVAL_S, ["settled", "unused"]),
+    ):
         setting.driver.ours, setting.driver.unused = 20 * GIB, GIB
         assert setting.look(4.0, after_s) == done
     setting.driver.ours, setting.driver.unused = 20 * GIB, GIB // 4
@@ -207,15 +211,15 @@ def make_step(forward_ns: int, graph_size: int = 1) -> tuple[StepPlan, StepResul
 def test_paging_to_host_memory_is_reported_with_advice() -> None:
     setting = GuardSetting(paging=PagingWatch())
     for _ in range(20):
-        setting.guard.ran(*make_step(1_000_000))
+        setting.guard.record_step(*make_step(1_000_000))
     setting.look(5.9)
     setting.notes.clear()
     for _ in range(20):
-        setting.guard.ran(*make_step(9_000_000, graph_size=0))
+        setting.guard.record_step(*make_step(9_000_000, graph_size=0))
     setting.look(5.9)
     assert setting.notes == [], "a step without its graph is another one"
     for _ in range(20):
-        setting.guard.ran(*make_step(9_000_000))
+        setting.guard.record_step(*make_step(9_000_000))
     setting.look(5.9)
     (note,) = setting.notes
     assert "steps take 9 times what they took" in note
@@ -228,6 +232,6 @@ def test_longer_context_is_not_mistaken_for_paging() -> None:
         request: Any = SimpleNamespace()
         scheduled = (Scheduled(request, start, 1, samples=True),)
         for _ in range(20):
-            setting.guard.ran(StepPlan(scheduled, 1), StepResult((), forward_ns=forward_ns, graph_size=1))
+            setting.guard.record_step(StepPlan(scheduled, 1), StepResult((), forward_ns=forward_ns, graph_size=1))
         setting.look(5.9)
     assert not any("Sysmem" in note for note in setting.notes)

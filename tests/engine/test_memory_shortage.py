@@ -11,7 +11,7 @@ import torch
 
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.step_plan import Scheduled, StateSave, StepPlan, StepResult
-from kvscope_engine.step_loop import run_with_shortages
+from kvscope_engine.step_loop import run_with_retries
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
@@ -57,7 +57,7 @@ OUT = torch.OutOfMemoryError("CUDA out of memory. Tried\nmore")
 
 def test_failed_step_is_retried() -> None:
     runner, plan = FailingRunner(OUT), make_plan(2, 1)
-    outcome = run_with_shortages(runner, plan)
+    outcome = run_with_retries(runner, plan)
     assert (outcome.plan, outcome.failed, runner.num_recovered) == (plan, (), 1)
 
 
@@ -100,13 +100,13 @@ def test_tensors_of_a_failed_step_are_freed_before_memory_is_released(error: Exc
             super().recover()
 
     runner = Holding()
-    run_with_shortages(runner, make_plan(2, 1))
+    run_with_retries(runner, make_plan(2, 1))
     assert runner.num_recovered == 2
 
 
 def test_memory_of_graphs_is_released_before_a_step_is_split() -> None:
     runner, plan = SmallRunner(2, has_graphs=True), make_plan(2, 1)
-    assert run_with_shortages(runner, plan).plan == plan
+    assert run_with_retries(runner, plan).plan == plan
     assert runner.ran == [plan]
 
 
@@ -114,7 +114,7 @@ def test_memory_of_graphs_is_released_before_a_step_is_split() -> None:
 def test_split_step_computes_every_token_once_and_ends_no_request(most: int) -> None:
     """Tokens are in order, copies come before all parts, and each token belongs to its item."""
     runner, plan = SmallRunner(most), make_plan(3, 2)
-    outcome = run_with_shortages(runner, plan)
+    outcome = run_with_retries(runner, plan)
     assert outcome.failed == ()
     assert outcome.reasons == ()
     assert outcome.plan == plan
@@ -132,7 +132,7 @@ def test_drafts_are_dropped_before_a_request_is() -> None:
     runner, plan = SmallRunner(1), make_plan(1, 0)
     drafted = plan.scheduled[0]._replace(num_tokens=3, drafts=(8, 9))
     other = make_plan(2, 0).scheduled[1]
-    outcome = run_with_shortages(runner, StepPlan((other, drafted), 1))
+    outcome = run_with_retries(runner, StepPlan((other, drafted), 1))
     assert outcome.plan == StepPlan((other, plan.scheduled[0]), 2)
     assert outcome.result.token_ids == ((1,), (0,))
 
@@ -140,7 +140,7 @@ def test_drafts_are_dropped_before_a_request_is() -> None:
 @pytest.mark.parametrize("too_much", [0, 1, 2, 3])
 def test_only_a_request_that_cannot_run_alone_ends(too_much: int) -> None:
     runner, plan = SmallRunner(99, too_much), make_plan(2, 2)
-    outcome = run_with_shortages(runner, plan)
+    outcome = run_with_retries(runner, plan)
     assert [request.number for request in outcome.failed] == [too_much]
     assert outcome.reasons == ("no memory for a step of 1 token (CUDA error: out of memory)",)
     assert [item.request.number for item in outcome.plan.scheduled] == [n for n in range(4) if n != too_much]
@@ -150,7 +150,7 @@ def test_only_a_request_that_cannot_run_alone_ends(too_much: int) -> None:
 @pytest.mark.parametrize("sizes", [(2, 1), (2, 0), (0, 2)])
 def test_all_requests_of_the_step_end_if_nothing_helps(sizes: tuple[int, int]) -> None:
     runner, plan = SmallRunner(0), make_plan(*sizes)
-    outcome = run_with_shortages(runner, plan)
+    outcome = run_with_retries(runner, plan)
     assert outcome.plan.scheduled == ()
     assert len(outcome.failed) == len(plan.scheduled)
     assert runner.num_recovered <= 2 + 5 * len(plan.scheduled)
@@ -159,7 +159,7 @@ def test_all_requests_of_the_step_end_if_nothing_helps(sizes: tuple[int, int]) -
 def test_step_that_changed_states_is_not_retried() -> None:
     runner, plan = FailingRunner(OUT), make_plan(2, 1)
     plan.scheduled[0].request.state_slot = 3
-    outcome = run_with_shortages(runner, plan)
+    outcome = run_with_retries(runner, plan)
     assert outcome.plan.scheduled == ()
     assert (len(outcome.failed), len(runner.ran)) == (3, 1)
 
@@ -172,7 +172,7 @@ def test_failure_names_its_cause_and_advice() -> None:
         asked.append(plan)
         return "give less"
 
-    outcome = run_with_shortages(SmallRunner(0), plan, explain)
+    outcome = run_with_retries(SmallRunner(0), plan, explain)
     assert set(outcome.reasons) == {"no memory for a step of 1 token (CUDA error: out of memory); give less"}
     assert asked == [plan], "more than one call: it may ask the driver, and no request is served meanwhile"
 
@@ -186,7 +186,7 @@ def test_each_failed_request_gets_its_own_reason() -> None:
                 raise LIBRARY
             return super().run(plan)
 
-    outcome = run_with_shortages(Both(99, too_much=2), make_plan(2, 1))
+    outcome = run_with_retries(Both(99, too_much=2), make_plan(2, 1))
     assert [request.number for request in outcome.failed] == [0, 2]
     assert "CUBLAS" in outcome.reasons[0]
     assert outcome.reasons[1].startswith("no memory for a step of 1 token ")
@@ -196,7 +196,7 @@ def test_failed_explanation_does_not_hide_the_shortage() -> None:
     def broken(plan: StepPlan) -> str:
         raise RuntimeError("the driver is gone")
 
-    outcome = run_with_shortages(SmallRunner(0), make_plan(1, 0), broken)
+    outcome = run_with_retries(SmallRunner(0), make_plan(1, 0), broken)
     assert outcome.reasons[0].startswith("no memory for a step of 1 token ")
 
 
@@ -205,7 +205,7 @@ LIBRARY = RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling 
 
 def test_step_with_a_failed_library_is_retried() -> None:
     runner, plan = FailingRunner(LIBRARY), make_plan(2, 1)
-    outcome = run_with_shortages(runner, plan)
+    outcome = run_with_retries(runner, plan)
     assert (outcome.plan, outcome.failed, outcome.error, outcome.fitting_tokens) == (plan, (), LIBRARY, None)
 
 
@@ -217,7 +217,7 @@ def test_only_a_request_that_makes_a_library_fail_ends(bad: int) -> None:
                 raise LIBRARY
             return super().run(plan)
 
-    outcome = run_with_shortages(Picky(99), make_plan(2, 2))
+    outcome = run_with_retries(Picky(99), make_plan(2, 2))
     assert [request.number for request in outcome.failed] == [bad]
     assert outcome.reasons == (f"a step of 1 token failed ({LIBRARY})",)
     assert outcome.fitting_tokens is None, "a library failure was taken for a shortage"
@@ -228,7 +228,7 @@ def test_lost_device_raises_the_original_error(error: RuntimeError) -> None:
     runner = FailingRunner(error)
     runner.computes = False
     with pytest.raises(RuntimeError) as raised:
-        run_with_shortages(runner, make_plan(1, 1))
+        run_with_retries(runner, make_plan(1, 1))
     assert raised.value is error
     assert len(runner.ran) == 1
 
@@ -236,7 +236,7 @@ def test_lost_device_raises_the_original_error(error: RuntimeError) -> None:
 @pytest.mark.parametrize("error", [ZeroDivisionError("ours"), KvscopeError("rank 1 failed: can't allocate memory")])
 def test_unrelated_errors_are_raised(error: Exception) -> None:
     with pytest.raises(type(error)):
-        run_with_shortages(FailingRunner(error), make_plan(1, 1))
+        run_with_retries(FailingRunner(error), make_plan(1, 1))
 
 
 def test_state_saves_of_a_failed_step_are_dropped() -> None:
@@ -244,22 +244,22 @@ def test_state_saves_of_a_failed_step_are_dropped() -> None:
     for item in plan.scheduled:
         item.request.state_slot = item.request.number
     plan = replace(plan, state_saves=(StateSave(plan.scheduled[0].request, 16, 7),))
-    assert run_with_shortages(FailingRunner(), plan).plan.state_saves == plan.state_saves
-    assert run_with_shortages(FailingRunner(OUT), plan).plan.state_saves == ()
+    assert run_with_retries(FailingRunner(), plan).plan.state_saves == plan.state_saves
+    assert run_with_retries(FailingRunner(OUT), plan).plan.state_saves == ()
 
 
 @pytest.mark.parametrize(("most", "room"), [(1, 1), (2, 2), (5, 5), (9, 9), (99, None)])
 def test_room_for_tokens_is_reported(most: int, room: int | None) -> None:
-    assert run_with_shortages(SmallRunner(most), make_plan(3, 2)).fitting_tokens == room
+    assert run_with_retries(SmallRunner(most), make_plan(3, 2)).fitting_tokens == room
 
 
 def test_room_is_not_reported_if_single_tokens_fail_or_a_retry_succeeded() -> None:
-    assert run_with_shortages(SmallRunner(0), make_plan(3, 2)).fitting_tokens is None
-    outcome = run_with_shortages(FailingRunner(OUT, OUT), make_plan(1, 0))
+    assert run_with_retries(SmallRunner(0), make_plan(3, 2)).fitting_tokens is None
+    outcome = run_with_retries(FailingRunner(OUT, OUT), make_plan(1, 0))
     assert (outcome.failed, outcome.fitting_tokens) == ((), None)
 
 
 def test_step_that_cannot_be_split_reports_room_for_half() -> None:
     plan = make_plan(3, 2)
     plan.scheduled[0].request.state_slot = 3
-    assert run_with_shortages(SmallRunner(0), plan).fitting_tokens == 10
+    assert run_with_retries(SmallRunner(0), plan).fitting_tokens == 10

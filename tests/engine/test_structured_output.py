@@ -37,7 +37,9 @@ DATE = Structured(kind="regex", text=r"\d{4}-\d{2}-\d{2}")
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 200}
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["in turns", "overlapped"])
+@pytest.fixture(
+    scope="module", params=[pytest.param(False, marks=pytest.mark.storm), True], ids=["in turns", "overlapped"]
+)
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     pytest.importorskip("xgrammar")
     config = EngineConfig(

@@ -32,10 +32,10 @@ _PLATFORM_KEYS: Final = {
     Qt.Key.Key_Home: (QComboBox,),
     Qt.Key.Key_End: (QComboBox,),
 }
-"""Keys that a focused widget handles on every platform.
+"""Keys that a focused widget of these classes handles itself on every platform, before an action that `yields`.
 
-Otherwise no shortcut depends on the focus: a view needs keys that no action has. Text fields keep their editing keys,
-which Qt ensures.
+All other shortcuts work regardless of the focus, so a view must use keys that no action has. Qt makes sure that text
+fields keep their editing keys.
 """
 
 
@@ -45,41 +45,35 @@ ACTION_NOTE_PREFIX: Final = "Action: "
 
 @dataclass(frozen=True, slots=True)
 class ActionSpec:
-    """Definition of an action: its texts, location and function."""
-
     name: str
-    """Unique identifier, which never changes."""
     text: str
     group: str
-    """Menu, and heading in the list of shortcuts."""
     run: Callable[..., Any]
     shortcuts: Sequence[str] = ()
     icon: str = ""
     checkable: bool = False
     """Whether the action has a check state. `run` is called with it, unless the action is `exclusive`."""
     exclusive: str = ""
-    """Name of a group of actions of which one is checked; empty: none."""
+    """Name of a group of actions of which exactly one is checked; empty if the action is in no group."""
     yields: bool = False
     """Whether a focused button or combo box takes precedence for its keys (`_PLATFORM_KEYS`)."""
     tip: str = ""
     starts_section: bool = False
     """Whether its menu has a separator above the action."""
     within: str = ""
-    """Name of the dock that must have the focus for its shortcuts; empty: anywhere in the window."""
+    """Name of the dock that must have the keyboard focus for the shortcuts to work; empty: anywhere in the window."""
     question: Callable[[], str] | None = None
     """Returns a question to ask before an action that cannot be undone; if empty, the action runs without asking."""
     enabled: Callable[[], bool] | None = None
-    """Returns whether the action is available; None: always."""
     why_not: Callable[[], str] | None = None
-    """Returns why the action is disabled, shown as its tooltip; empty if it is not."""
+    """Returns why the action is disabled, shown as its tooltip; empty if the action is enabled."""
     checked: Callable[[], bool] | None = None
     text_now: Callable[[], str] | None = None
-    """Returns the current text, for actions whose text changes."""
 
 
 class YieldingAction(QAction):
-    """Action whose shortcut is passed to the focused control if the control itself handles that key on every
-    platform.
+    """Action with a shortcut that is passed to the focused widget if that widget handles the key itself
+    (`_PLATFORM_KEYS`).
     """
 
     def event(self, event: QEvent) -> bool:
@@ -95,7 +89,7 @@ class YieldingAction(QAction):
 
 
 class Actions(QObject):
-    """Actions of one window by name, in insertion order. `choices` has the user's shortcuts."""
+    """Actions of one window by name, in insertion order. `choices` are the settings with the user's shortcuts."""
 
     keys_changed = Signal()
 
@@ -127,9 +121,9 @@ class Actions(QObject):
         if spec.exclusive:
             self._group(spec.exclusive).addAction(action)
         if spec.checkable and not spec.exclusive:
-            action.triggered.connect(lambda checked: self._named(spec, partial(spec.run, checked)))
+            action.triggered.connect(lambda checked: self._run_annotated(spec, partial(spec.run, checked)))
         else:
-            action.triggered.connect(lambda: self._named(spec, partial(self._run, spec)))
+            action.triggered.connect(lambda: self._run_annotated(spec, partial(self._run, spec)))
         self.register(spec, action)
         if owner is not None:
             action.setShortcutContext(Qt.ShortcutContext.WidgetWithChildrenShortcut)
@@ -165,11 +159,11 @@ class Actions(QObject):
         ]
 
     def key_text(self, name: str) -> str:
-        """Return the first shortcut in the platform's notation; empty if it has none."""
+        """Return the action's first shortcut in the platform's notation; empty if the action has no shortcut."""
         return self._actions[name].shortcut().toString(QKeySequence.SequenceFormat.NativeText)
 
     def refresh(self, *_: object) -> None:
-        """Update texts, enabled and checked states of all actions. Call when anything changed that they depend on."""
+        """Update texts, enabled and checked states of all actions. Call when anything that they depend on changes."""
         for spec in self:
             self._refresh(spec)
 
@@ -178,8 +172,8 @@ class Actions(QObject):
             if spec.icon:
                 self._actions[spec.name].setIcon(icon(spec.icon, theme.text, theme.border))
 
-    def _named(self, spec: ActionSpec, run: Callable[[], object]) -> None:
-        """Call `run`. An exception is annotated with the action's text, so that the error strip can name it."""
+    def _run_annotated(self, spec: ActionSpec, run: Callable[[], object]) -> None:
+        """Call `run`, and add the action's text as a note to an exception, for the error strip."""
         try:
             run()
         except Exception as error:
@@ -219,8 +213,8 @@ class Actions(QObject):
         action.setToolTip(self._tip(spec))
 
     def _tip(self, spec: ActionSpec) -> str:
-        tip, first = spec.tip or spec.text.rstrip("…"), self.key_text(spec.name)
-        return f"{tip} ({first})" if first else tip
+        tip, shortcut = spec.tip or spec.text.rstrip("…"), self.key_text(spec.name)
+        return f"{tip} ({shortcut})" if shortcut else tip
 
     def _group(self, name: str) -> QActionGroup:
         if name not in self._exclusive:

@@ -56,11 +56,10 @@ _HEATMAP_KEYS: Final = (
 
 
 _WIDEST_TEXT: Final = "Move the cursor (by steps when zoomed in) "
-"""Longest text that fits on one line next to the widest key."""
+"""Longest text that still fits on one line next to the widest key."""
 
 
 def shortcut_dialog(parent: QWidget, entries: Iterable[tuple[str, QAction]], change: Callable[[], object]) -> Sheet:
-    """Return the dialog. `change` opens the shortcut editor."""
     dialog = Sheet("Keyboard shortcuts", parent)
     groups: dict[str, list[tuple[str, str]]] = {
         "Page map, when it has the focus": list(_MAP_KEYS),
@@ -85,11 +84,11 @@ def shortcut_dialog(parent: QWidget, entries: Iterable[tuple[str, QAction]], cha
     area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
     area.setWidget(body)
     dialog.column.addWidget(area)
-    other = QPushButton("Change…")
-    other.clicked.connect(lambda: (dialog.close(), change()))
-    dialog.add_close(other)
+    change_button = QPushButton("Change…")
+    change_button.clicked.connect(lambda: (dialog.close(), change()))
+    dialog.add_close(change_button)
     dialog.resize(
-        _wide_enough(dialog, body), min(scaled(640), round(dialog.screen().availableGeometry().height() * 0.94))
+        _fitting_width(dialog, body), min(scaled(640), round(dialog.screen().availableGeometry().height() * 0.94))
     )
     return dialog
 
@@ -101,19 +100,19 @@ def _add_group(grid: QGridLayout, group: str, rows: list[tuple[str, str]]) -> No
     grid.addWidget(heading, grid.rowCount(), 0, 1, 2)
     for text, keys in rows:
         row = grid.rowCount()
-        key = PlainLabel(keys)
-        key.setProperty("look", "key")
-        words = PlainLabel(text)
-        words.setWordWrap(True)
-        grid.addWidget(words, row, 0)
-        grid.addWidget(key, row, 1, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+        key_label = PlainLabel(keys)
+        key_label.setProperty("look", "key")
+        text_label = PlainLabel(text)
+        text_label.setWordWrap(True)
+        grid.addWidget(text_label, row, 0)
+        grid.addWidget(key_label, row, 1, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
 
 
-def _wide_enough(dialog: Sheet, body: QWidget) -> int:
-    """Return a width at which no key is clipped, at most the screen's. On a narrow screen, texts wrap."""
+def _fitting_width(dialog: Sheet, body: QWidget) -> int:
+    """Return a width at which no key is clipped, at most the screen's width. On a narrow screen, texts wrap."""
     margins = dialog.column.contentsMargins()
-    words = dialog.fontMetrics().horizontalAdvance(_WIDEST_TEXT)
-    keys = max(label.sizeHint().width() for label in body.findChildren(QLabel) if label.property("look") == "key")
-    bar = dialog.style().pixelMetric(QStyle.PixelMetric.PM_ScrollBarExtent) + scaled(12 + 28)
-    wide = words + keys + bar + margins.left() + margins.right()
-    return min(wide, dialog.screen().availableGeometry().width())
+    text_width = dialog.fontMetrics().horizontalAdvance(_WIDEST_TEXT)
+    key_width = max(label.sizeHint().width() for label in body.findChildren(QLabel) if label.property("look") == "key")
+    scroll_bar_width = dialog.style().pixelMetric(QStyle.PixelMetric.PM_ScrollBarExtent) + scaled(12 + 28)
+    width = text_width + key_width + scroll_bar_width + margins.left() + margins.right()
+    return min(width, dialog.screen().availableGeometry().width())

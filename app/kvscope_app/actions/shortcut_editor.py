@@ -1,4 +1,4 @@
-"""Dialog to change shortcuts. Reassigning a key that another action has requires confirmation by pressing Set again."""
+"""Dialog to change shortcuts. A key that another action has is reassigned only when Set is pressed a second time."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ _HINT = "Select a command, press its new shortcut, then Set."
 
 
 class ShortcutEditor(Sheet):
-    """Editor for the shortcuts of `actions`. Changes apply immediately in all windows and are saved in `choices`."""
+    """Editor for the shortcuts of `actions`. Changes are saved in `choices` and apply immediately in all windows."""
 
     def __init__(self, parent: QWidget, actions: Actions, choices: SettingsStore, accent: QColor) -> None:
         super().__init__("Change shortcuts", parent)
         self._actions, self._choices, self._accent = actions, choices, accent
-        self._doubted: tuple[str, str] | None = None
-        """(command, key) for which a conflict was shown. Pressing Set again reassigns the key."""
+        self._unconfirmed: tuple[str, str] | None = None
+        """(command, key) of the conflict that is shown; pressing Set again reassigns the key. None: no conflict is
+        shown.
+        """
         self.search = QLineEdit()
         self.search.setPlaceholderText("Find a command or a key")
         self.search.setAccessibleName("Find a command or a key")
@@ -46,8 +48,10 @@ class ShortcutEditor(Sheet):
         self.keys.setMaximumSequenceLength(1)
         self.keys.setAccessibleName("New shortcut")
         self.hint = label(_HINT, "muted", wraps=True)
-        self.set, self.none, self.own = (QPushButton(text) for text in ("Set", "Clear", "Default"))
-        self.all_own = QPushButton("Reset all")
+        self.set_button, self.clear_button, self.default_button = (
+            QPushButton(text) for text in ("Set", "Clear", "Default")
+        )
+        self.reset_button = QPushButton("Reset all")
         self._set_up_list()
         self._lay_out()
         self._connect()
@@ -71,35 +75,35 @@ class ShortcutEditor(Sheet):
             self.hint.setText(_HINT)
             return
         others = conflicts(command, (keys,), self._actions.commands(), self._choices.values.shortcuts)
-        if others and self._doubted != (command.name, keys):
-            self._doubted = (command.name, keys)
+        if others and self._unconfirmed != (command.name, keys):
+            self._unconfirmed = (command.name, keys)
             names = " and ".join(f"“{other.text.rstrip('…')}”" for other in others)
             self.hint.setText(f"{_native(keys)} is assigned to {names}. Press Set again to reassign it.")
             return
         self._change(command, lambda commands, chosen: with_keys(command, (keys,), commands, chosen))
         self.hint.setText(f"{_native(keys)} is now “{command.text.rstrip('…')}”.")
 
-    def _on_none(self) -> None:
+    def _on_clear(self) -> None:
         if (command := self._command) is not None:
             self._change(command, lambda commands, chosen: with_keys(command, (), commands, chosen))
 
-    def _on_own(self) -> None:
+    def _on_default(self) -> None:
         if (command := self._command) is not None:
             self._change(command, lambda commands, chosen: with_keys(command, command.own_keys, commands, chosen))
 
     def _change(self, command: Command, compute: Callable[[list[Command], Chosen], Chosen]) -> None:
         commands = self._actions.commands()
         self._choices.change_by(lambda now: {"shortcuts": compute(commands, now.shortcuts)})
-        self._doubted = None
+        self._unconfirmed = None
         self.keys.clear()
         self.hint.setText(_HINT)
         self.choose(command.name)
 
-    def _on_chosen(self) -> None:
+    def _on_item_changed(self) -> None:
         command = self._command
-        self._doubted = None
+        self._unconfirmed = None
         self.keys.clear()
-        for button in (self.set, self.none, self.own):
+        for button in (self.set_button, self.clear_button, self.default_button):
             button.setEnabled(command is not None)
 
     def _fill(self) -> None:
@@ -109,18 +113,18 @@ class ShortcutEditor(Sheet):
         for spec, command in zip(self._actions, self._actions.commands(), strict=True):
             keys = keys_of(command.name, command.own_keys, chosen)
             text = ", ".join(_native(key) for key in keys)
-            where = f"{spec.group}, when it has the focus" if command.within else spec.group
-            item = QTreeWidgetItem([command.text.rstrip("…"), text, where])
+            location = f"{spec.group}, when it has the focus" if command.within else spec.group
+            item = QTreeWidgetItem([command.text.rstrip("…"), text, location])
             item.setData(0, _NAME, command.name)
             if command.name in chosen:
                 item.setForeground(1, self._accent)
-                own = ", ".join(_native(key) for key in command.own_keys) or "none"
-                item.setToolTip(1, f"Changed; its own: {own}")
+                default_keys = ", ".join(_native(key) for key in command.own_keys) or "none"
+                item.setToolTip(1, f"Changed; its own: {default_keys}")
             self.list.addTopLevelItem(item)
         if current is not None:
             self.choose(current.name)
         self._filter(self.search.text())
-        self.all_own.setEnabled(bool(chosen))
+        self.reset_button.setEnabled(bool(chosen))
 
     def _filter(self, text: str) -> None:
         wanted = text.casefold().strip()
@@ -128,8 +132,8 @@ class ShortcutEditor(Sheet):
             item.setHidden(not any(wanted in item.text(column).casefold() for column in range(3)))
 
     def _items(self) -> list[QTreeWidgetItem]:
-        found = (self.list.topLevelItem(index) for index in range(self.list.topLevelItemCount()))
-        return [item for item in found if item is not None]
+        items = (self.list.topLevelItem(index) for index in range(self.list.topLevelItemCount()))
+        return [item for item in items if item is not None]
 
     def _set_up_list(self) -> None:
         self.list.setAccessibleName("Commands and shortcuts")
@@ -145,22 +149,22 @@ class ShortcutEditor(Sheet):
     def _lay_out(self) -> None:
         row = QHBoxLayout()
         row.addWidget(self.keys, 1)
-        for button in (self.set, self.none, self.own, self.all_own):
+        for button in (self.set_button, self.clear_button, self.default_button, self.reset_button):
             button.setAutoDefault(False)  # Enter can be assigned like any other key
             row.addWidget(button)
         self.column.addWidget(self.search)
         self.column.addWidget(self.list, 1)
         self.column.addWidget(self.hint)
         self.column.addLayout(row)
-        self._on_chosen()
+        self._on_item_changed()
 
     def _connect(self) -> None:
         self.search.textChanged.connect(self._filter)
-        self.list.currentItemChanged.connect(lambda *_: self._on_chosen())
-        self.set.clicked.connect(self._on_set)
-        self.none.clicked.connect(self._on_none)
-        self.own.clicked.connect(self._on_own)
-        self.all_own.clicked.connect(partial(self._choices.change, shortcuts={}))
+        self.list.currentItemChanged.connect(lambda *_: self._on_item_changed())
+        self.set_button.clicked.connect(self._on_set)
+        self.clear_button.clicked.connect(self._on_clear)
+        self.default_button.clicked.connect(self._on_default)
+        self.reset_button.clicked.connect(partial(self._choices.change, shortcuts={}))
         self._actions.keys_changed.connect(self._fill)
 
 

@@ -1,4 +1,4 @@
-"""Undo stack of a window. Knows nothing of the changes themselves."""
+"""Undo stack of a window. Each change is a pair of functions: undo and redo."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ _MAX_STEPS: Final = 100
 
 
 class UndoStack(QUndoStack):
-    """Undo stack of one window, to which completed changes are pushed with `push_done`."""
-
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
         self.setUndoLimit(_MAX_STEPS)
-        self.is_at_work = False
-        """Whether a change is being undone or redone, so that resulting changes must not be pushed."""
+        self.is_applying = False
+        """Whether a change is being undone or redone. What it changes must not be pushed again."""
 
     def push_done(self, text: str, undo: Callable[[], object], redo: Callable[[], object]) -> None:
-        """Push a completed change. `text` is the text after "Undo", such as "closing the memory dock"."""
+        """Push a change that was already made. `text` completes "Undo …", such as "closing the memory dock"."""
         self.push(_DoneChange(text, undo, redo, self))
 
     def forget(self) -> None:
-        """Clear the stack without signals, because the window closes."""
+        """Clear the stack without emitting signals. Called when the window closes."""
         self.blockSignals(True)
         self.clear()
 
@@ -40,15 +38,15 @@ class _DoneChange(QUndoCommand):
         self._run(self._undo)
 
     def redo(self) -> None:
-        """Redo the change. Does nothing when Qt calls it on push, because the change is already done then."""
+        """Redo the change, except on the first call: Qt calls `redo` on push, when the change was already made."""
         if self._is_new:
             self._is_new = False
             return
         self._run(self._redo)
 
     def _run(self, change: Callable[[], object]) -> None:
-        self._stack.is_at_work = True
+        self._stack.is_applying = True
         try:
             change()
         finally:
-            self._stack.is_at_work = False
+            self._stack.is_applying = False

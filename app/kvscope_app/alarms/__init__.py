@@ -1,1 +1,1 @@
-"""Bookmarks, loops and alarms of a window: the user's actions on them, and how alarms are shown."""
+"""Bookmarks, loops and alarms of a window: the user's actions on them, and the display of alarms."""

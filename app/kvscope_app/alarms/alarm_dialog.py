@@ -1,7 +1,7 @@
 """Dialog that edits the alarm rules and the webhook that alarms are posted to.
 
-Owns the rows while they are edited, and the note of each: what is wrong with the rule, why it cannot be measured, or
-the current value.
+Owns a row per rule while the rules are edited. Below each row is a note: what is wrong with the rule, or why it cannot
+be measured.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from kvscope_telemetry.alarms.webhook import checked_url
 from kvscope_telemetry.errors import BadInput
 
 _SIZE: Final = (960, 620)
-_NOW_WIDTH: Final = 108
-_FOLDS_BELOW: Final = 700
-"""Minimum width in pixels, before scaling, of a row on one line; narrower rows put the expression on a second line."""
+_VALUE_WIDTH: Final = 108
+_MIN_UNFOLDED_WIDTH: Final = 700
+"""Minimum width, in pixels before scaling, of a row on one line. Narrower rows have the expression on a second line."""
 _HINT: Final = (
     "An alarm fires once per incident, adds a bookmark and shows a notification; not while the engine is paused. "
     "In a recording, alarms are marked where they would have fired."
@@ -56,14 +56,13 @@ _EXPRESSION_HINT: Final = "For example: ttft_p99_ms > 500 and running > 8"
 
 
 class AlarmDialog(Sheet):
-    """Dialog that edits the rules of all windows, which are saved in the settings."""
-
     def __init__(self, evaluator: AlarmEvaluator, theme: Theme, parent: QWidget) -> None:
         super().__init__("Alarms", parent)
         self._evaluator, self._theme = evaluator, theme
         self.rows: list[RuleRow] = []
-        self._last: RuleRow | None = None
-        """Row whose expression had the keyboard focus last."""
+        self._last_row: RuleRow | None = None
+        """Row whose expression had the keyboard focus last; None if that row was removed or no expression had it yet.
+        """
         self.all = QCheckBox("All alarms")
         self.all.clicked.connect(self._set_all)
         self.add = QPushButton("Add alarm")
@@ -88,14 +87,14 @@ class AlarmDialog(Sheet):
         self.buttons.button(QDialogButtonBox.StandardButton.RestoreDefaults).clicked.connect(self._restore)
         self._lay_out()
         self._show_rules(evaluator.settings.values.alarm_rules)
-        evaluator.looked.connect(self._show_values)
+        evaluator.evaluated.connect(self._show_values)
 
     @property
     def rules(self) -> tuple[Rule, ...]:
         return tuple(row.rule for row in self.rows)
 
     def accept(self) -> None:
-        """Save the rules and the webhook, unless a rule or the address is invalid."""
+        """Save the rules and the webhook and close the dialog. Does nothing if a rule or the webhook is invalid."""
         if self.buttons.button(QDialogButtonBox.StandardButton.Ok).isEnabled():
             self._evaluator.settings.change(alarm_rules=self.rules, alarm_webhook=self.url.text().strip())
             super().accept()
@@ -111,32 +110,32 @@ class AlarmDialog(Sheet):
         self.area.setFrameShape(QFrame.Shape.NoFrame)
         self.area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.area.setWidget(body)
-        tools, hook = QHBoxLayout(), QGridLayout()
+        buttons_row, webhook_grid = QHBoxLayout(), QGridLayout()
         for widget in (self.add, self.figures):
-            tools.addWidget(widget)
-        tools.addStretch(1)
-        words = label("Webhook")
-        words.setBuddy(self.url)
-        hook.setHorizontalSpacing(12)
-        hook.addWidget(words, 0, 0)
-        hook.addWidget(self.url, 0, 1)
-        hook.addWidget(self._url_note, 1, 1)
+            buttons_row.addWidget(widget)
+        buttons_row.addStretch(1)
+        webhook_label = label("Webhook")
+        webhook_label.setBuddy(self.url)
+        webhook_grid.setHorizontalSpacing(12)
+        webhook_grid.addWidget(webhook_label, 0, 0)
+        webhook_grid.addWidget(self.url, 0, 1)
+        webhook_grid.addWidget(self._url_note, 1, 1)
         self.column.addWidget(self.all)
         self.column.addWidget(self.area, 1)
-        self.column.addLayout(tools)
-        self.column.addLayout(hook)
+        self.column.addLayout(buttons_row)
+        self.column.addLayout(webhook_grid)
         if self._evaluator.command_line_text:
             self.column.addWidget(label(self._evaluator.command_line_text, "muted", wraps=True))
         self.column.addWidget(label(_HINT, "muted", wraps=True))
         self.column.addWidget(self.buttons)
-        room = self.screen().availableGeometry().size()
-        self.resize(QSize(scaled(_SIZE[0]), scaled(_SIZE[1])).boundedTo(room))
+        available = self.screen().availableGeometry().size()
+        self.resize(QSize(scaled(_SIZE[0]), scaled(_SIZE[1])).boundedTo(available))
 
     def _show_rules(self, rules: tuple[Rule, ...]) -> None:
         for row in self.rows:
             self._column.removeWidget(row)
             row.deleteLater()
-        self.rows, self._last = [], None
+        self.rows, self._last_row = [], None
         for rule in rules:
             self._add_row(rule)
         self.all.setChecked(any(rule.is_on for rule in rules))
@@ -145,7 +144,7 @@ class AlarmDialog(Sheet):
     def _add_row(self, rule: Rule) -> RuleRow:
         row = RuleRow(rule, self._theme)
         row.edited.connect(self._check)
-        row.entered.connect(partial(self._enter, row))
+        row.entered.connect(partial(self._set_last_row, row))
         row.remove.clicked.connect(partial(self._remove, row))
         self.rows.append(row)
         self._column.insertWidget(self._column.count() - 1, row)
@@ -163,18 +162,18 @@ class AlarmDialog(Sheet):
 
     def _remove(self, row: RuleRow) -> None:
         self.rows.remove(row)
-        self._last = None if self._last is row else self._last
+        self._last_row = None if self._last_row is row else self._last_row
         self._column.removeWidget(row)
         row.hide()
         row.deleteLater()
         self.add.setFocus()
         self._check()
 
-    def _enter(self, row: RuleRow) -> None:
-        self._last = row
+    def _set_last_row(self, row: RuleRow) -> None:
+        self._last_row = row
 
     def _restore(self) -> None:
-        """Reset the predefined rules to their defaults. Rules that the user added stay."""
+        """Reset the predefined rules to their defaults. Keep the rules that the user added."""
         names = {rule.name for rule in DEFAULT_RULES}
         self._show_rules((*DEFAULT_RULES, *(rule for rule in self.rules if rule.name not in names)))
 
@@ -192,19 +191,19 @@ class AlarmDialog(Sheet):
         return menu
 
     def _insert(self, figure: SecondFigure) -> None:
-        if self._last is None and not self.rows:
+        if self._last_row is None and not self.rows:
             self._add_new()
-        row = self._last or self.rows[-1]
+        row = self._last_row or self.rows[-1]
         row.expression.insert(figure.name)
         row.expression.setFocus()
 
     def _check(self) -> None:
         """Show what is wrong with each row, and enable OK only if all rows and the webhook are valid."""
         names = [row.name.text().strip() for row in self.rows]
-        is_sound = True
+        are_all_valid = True
         for row, name in zip(self.rows, names, strict=True):
             why_not = "Another alarm has this name" if names.count(name) > 1 else complaint(row.rule)
-            is_sound = is_sound and not why_not
+            are_all_valid = are_all_valid and not why_not
             row.show_reason(why_not, "" if why_not else why_not_measured(row.rule, self._evaluator.capabilities))
         url_note = ""
         try:
@@ -213,7 +212,7 @@ class AlarmDialog(Sheet):
             url_note = str(error)
         self._url_note.setText(url_note)
         self._url_note.setVisible(bool(url_note))
-        self.buttons.button(QDialogButtonBox.StandardButton.Ok).setEnabled(is_sound and not url_note)
+        self.buttons.button(QDialogButtonBox.StandardButton.Ok).setEnabled(are_all_valid and not url_note)
         self._show_values()
 
     def _show_values(self) -> None:
@@ -222,11 +221,10 @@ class AlarmDialog(Sheet):
 
 
 class RuleRow(QWidget):
-    """Editor of one rule, with a note below about what is wrong with it. An elided note is complete in its tooltip."""
+    """Editor of one rule, with a note below. A note that is cut off is complete in its tooltip."""
 
     edited = Signal()
     entered = Signal()
-    """Emitted when the expression gets the keyboard focus."""
 
     def __init__(self, rule: Rule, theme: Theme) -> None:
         super().__init__()
@@ -234,17 +232,17 @@ class RuleRow(QWidget):
         self.seconds = seconds_box(0.0, MAX_SECONDS, rule.seconds, "For how long")
         self.remove = QToolButton()
         self.remove.setIcon(icon("trash", theme.muted, size=15))
-        self._now, self._note = ElidedLabel(), ElidedLabel()
-        self._now.setProperty("look", "muted")
-        self._note.setProperty("look", "warning")
+        self._value_label, self._note_label = ElidedLabel(), ElidedLabel()
+        self._value_label.setProperty("look", "muted")
+        self._note_label.setProperty("look", "warning")
         self.is_on.setChecked(rule.is_on)
         self.expression.setFont(mono())
         self.expression.setPlaceholderText(_EXPRESSION_HINT)
         self.name.setCursorPosition(0)  # shows the start of a long name
         self.expression.setCursorPosition(0)
         self._lay_out()
-        self._name_parts()
-        self.name.textChanged.connect(self._name_parts)
+        self._set_accessible_names()
+        self.name.textChanged.connect(self._set_accessible_names)
         for line in (self.name, self.expression):
             line.textChanged.connect(self.edited)
         self.seconds.valueChanged.connect(self.edited)
@@ -260,40 +258,43 @@ class RuleRow(QWidget):
             seconds=self.seconds.value(),
             is_on=self.is_on.isChecked(),
         )
-        typed = _with_seconds(rule.expression)
-        return rule if typed is None else replace(rule, expression=typed.expression, seconds=typed.seconds)
+        typed_rule = _with_seconds(rule.expression)
+        return (
+            rule if typed_rule is None else replace(rule, expression=typed_rule.expression, seconds=typed_rule.seconds)
+        )
 
     @property
     def note(self) -> str:
-        return self._note.text()
+        return self._note_label.text()
 
     @property
-    def now(self) -> str:
-        return self._now.text()
+    def shown_value(self) -> str:
+        return self._value_label.text()
 
     def show_reason(self, why_not: str, why_unknown: str) -> None:
-        """Show what is wrong with the rule, or else why it cannot be measured here; nothing if both are empty."""
-        self._note.setText(why_not or (f"Cannot be measured here: {why_unknown}" if why_unknown else ""))
-        set_look(self._note, "warning" if why_not else "muted")
-        self._note.setVisible(bool(self.note))
+        """Show `why_not`, what is wrong with the rule, or else `why_unknown`, why it cannot be measured; both may be
+        empty.
+        """
+        self._note_label.setText(why_not or (f"Cannot be measured here: {why_unknown}" if why_unknown else ""))
+        set_look(self._note_label, "warning" if why_not else "muted")
+        self._note_label.setVisible(bool(self.note))
 
     def show_value(self, evaluator: AlarmEvaluator) -> None:
-        """Show the rule's value in the last second."""
         try:
-            text = _now_text(Expression(self.rule.expression), evaluator)
+            text = _value_text(Expression(self.rule.expression), evaluator)
         except BadInput:
             text = ""
-        self._now.setText(text)
+        self._value_label.setText(text)
         self.expression.setToolTip(text)
 
     def _on_seconds_edited(self) -> None:
-        """Move a duration typed as `... for 10 s` from the expression to its own field."""
-        typed = _with_seconds(self.expression.text())
-        if typed is not None:
-            self.seconds.setValue(typed.seconds)
-            self.expression.setText(typed.expression)
+        """Move a duration that was typed as `... for 10 s` from the expression to the field for seconds."""
+        typed_rule = _with_seconds(self.expression.text())
+        if typed_rule is not None:
+            self.seconds.setValue(typed_rule.seconds)
+            self.expression.setText(typed_rule.expression)
 
-    def _name_parts(self) -> None:
+    def _set_accessible_names(self) -> None:
         name = self.name.text() or "Alarm"
         self.is_on.setAccessibleName(f"{name}: on")
         self.is_on.setToolTip("On or off")
@@ -305,12 +306,11 @@ class RuleRow(QWidget):
 
     @property
     def is_folded(self) -> bool:
-        """Whether the expression is on a line of its own."""
         return self._is_folded
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        if self._is_folded is not (self.width() < scaled(_FOLDS_BELOW)):
+        if self._is_folded is not (self.width() < scaled(_MIN_UNFOLDED_WIDTH)):
             self._arrange(is_folded=not self._is_folded)
 
     def _lay_out(self) -> None:
@@ -320,35 +320,33 @@ class RuleRow(QWidget):
         self._grid.setContentsMargins(0, 0, 0, 0)
         self._grid.setHorizontalSpacing(8)
         self._grid.setVerticalSpacing(3)
-        self._for = label("for", "muted")
-        self._note.hide()
+        self._for_label = label("for", "muted")
+        self._note_label.hide()
         self._arrange(is_folded=True)
 
     def _arrange(self, *, is_folded: bool) -> None:
-        """Lay the row out on one line or, if folded, with the expression on a second line.
+        """Lay the row out on one line or, if `is_folded`, with the expression on a second line.
 
-        The value is then visible only in the tooltip of the expression.
+        A folded row shows the value only in the tooltip of the expression.
         """
         self._is_folded = is_folded
-        self._now.setVisible(not is_folded)
-        first = (self.is_on, self.name, self._for, self.seconds, self.remove)
-        places = {part: (0, place, 1) for part, place in zip(first, (0, 1, 4, 5, 6), strict=True)}
-        places |= {
+        self._value_label.setVisible(not is_folded)
+        first = (self.is_on, self.name, self._for_label, self.seconds, self.remove)
+        cells = {part: (0, index, 1) for part, index in zip(first, (0, 1, 4, 5, 6), strict=True)}
+        cells |= {
             self.expression: (1, 1, 6) if is_folded else (0, 2, 1),
-            self._now: (0, 3, 1),
-            self._note: (2, 1, 6),
+            self._value_label: (0, 3, 1),
+            self._note_label: (2, 1, 6),
         }
-        for part, (row, column, num_columns) in places.items():
+        for part, (row, column, num_columns) in cells.items():
             self._grid.removeWidget(part)
             self._grid.addWidget(part, row, column, 1, num_columns)
-        self._grid.setColumnMinimumWidth(3, 0 if is_folded else scaled(_NOW_WIDTH))
+        self._grid.setColumnMinimumWidth(3, 0 if is_folded else scaled(_VALUE_WIDTH))
         self._grid.setColumnStretch(1, 4 if is_folded else 2)
         self._grid.setColumnStretch(2, 0 if is_folded else 4)
 
 
 class _Expression(QLineEdit):
-    """Line edit that emits `entered` when it gets the keyboard focus."""
-
     entered = Signal()
 
     def focusInEvent(self, event: QFocusEvent) -> None:
@@ -357,15 +355,15 @@ class _Expression(QLineEdit):
 
 
 def _with_seconds(text: str) -> Rule | None:
-    """Return the rule parsed from a valid expression followed by `for N s`; None for any other text."""
+    """Return the rule parsed from a valid expression that ends in `for N s`; None for any other text."""
     try:
-        typed = parse_rule(text)
+        rule = parse_rule(text)
     except BadInput:
         return None
-    return typed if typed.seconds and ":" not in text else None
+    return rule if rule.seconds and ":" not in text else None
 
 
-def _now_text(expression: Expression, evaluator: AlarmEvaluator) -> str:
+def _value_text(expression: Expression, evaluator: AlarmEvaluator) -> str:
     value = evaluator.value_of_last_second(expression)
     if math.isnan(value):
         return "last second: unknown"

@@ -1,8 +1,7 @@
 """Evaluates alarm rules on a session's overview, and adds a bookmark for each alarm.
 
-Owns how far the overview was evaluated, and what is posted to the webhook. Alarms of a live session are announced and
-stored with the session. Alarms of a recording are computed with the current rules, and recomputed when the rules
-change.
+Owns the time up to which the overview was evaluated, and the webhook. Alarms of a live session are announced and stored
+with the session. Alarms of a recording are computed with the current rules, and recomputed when the rules change.
 """
 
 from __future__ import annotations
@@ -26,74 +25,77 @@ from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _SECONDS_PER_STEP: Final = 50
-"""Seconds of the overview evaluated per turn of the event loop; each takes about 0.1 ms."""
+"""Seconds of the overview evaluated per turn of the event loop. One second takes about 0.1 ms."""
 
 
 class AlarmEvaluator(QObject):
-    """Evaluates the rules in `settings` and posts to the webhook there. Does nothing while all rules are off."""
+    """Evaluates the rules in `settings` and posts alarms to the webhook there. Does nothing while all rules are off."""
 
-    rang = Signal(object)
-    """Emitted with an `Alarm` of the live session that started."""
-    over = Signal(object)
-    """Emitted with an `Alarm` of the live session that ended."""
-    went_on = Signal(object)
+    alarm_started = Signal(object)
+    """Emitted with an `Alarm` of the live session that has started."""
+    alarm_ended = Signal(object)
+    """Emitted with an `Alarm` of the live session that has ended."""
+    alarm_updated = Signal(object)
     """Emitted with an ongoing `Alarm` of the live session, which has the worst value so far."""
-    looked = Signal()
-    """Emitted after more seconds were evaluated."""
+    evaluated = Signal()
 
     def __init__(self, session: Session, settings: SettingsStore, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._session, self.settings = session, settings
-        self._own_rules: tuple[Rule, ...] = ()
-        self._own_url = ""
+        self._run_rules: tuple[Rule, ...] = ()
+        self._run_url = ""
         self._webhook: Webhook | None = None
         self._has_shown_failure = False
         self._engine = AlarmEngine(self.rules)
-        self._in_use = self.rules
-        self._seen_ns = -1
-        self._derived: dict[str, Bookmark] = {}
-        self._is_following = False
-        self._later = QTimer(self, singleShot=True, interval=0)
-        self._later.timeout.connect(self._evaluate)
+        self._rules_in_use = self.rules
+        self._evaluated_ns = -1
+        self._derived_bookmarks: dict[str, Bookmark] = {}
+        self._is_connected = False
+        self._evaluation_timer = QTimer(self, singleShot=True, interval=0)
+        self._evaluation_timer.timeout.connect(self._evaluate)
         settings.changed.connect(self._on_settings)
-        self._follow_overview()
+        self._connect_overview()
 
     @property
     def capabilities(self) -> Capabilities:
-        """Capabilities of the engine; a rule may need figures that the engine does not publish."""
+        """Capabilities of the engine, which decide whether a rule's figures can be measured."""
         return self._session.capabilities
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """Rules of the command line, then those of the settings. The former replace rules of the same name."""
-        names = {rule.name for rule in self._own_rules}
-        return (*self._own_rules, *(rule for rule in self.settings.values.alarm_rules if rule.name not in names))
+        """Rules of the command line, then the saved rules, without those that have the name of one of the former."""
+        names = {rule.name for rule in self._run_rules}
+        return (*self._run_rules, *(rule for rule in self.settings.values.alarm_rules if rule.name not in names))
 
     @property
     def webhook_url(self) -> str:
-        """Address that alarms are posted to; empty if they are not posted."""
-        return self._own_url or self.settings.values.alarm_webhook
+        """URL that alarms are posted to; empty: alarms are not posted."""
+        return self._run_url or self.settings.values.alarm_webhook
 
-    def use(self, rules: Sequence[Rule], webhook_url: str = "") -> None:
-        """Add `rules` for this run only, and replace the webhook of the settings unless `webhook_url` is empty."""
-        self._own_rules, self._own_url = tuple(rules), webhook_url
+    def set_run_rules(self, rules: Sequence[Rule], webhook_url: str = "") -> None:
+        """Set rules that apply for this run only, in addition to the saved ones, and a webhook URL that replaces the
+        saved one.
+
+        An empty `webhook_url` keeps the saved one.
+        """
+        self._run_rules, self._run_url = tuple(rules), webhook_url
         self._on_settings()
 
     @property
     def command_line_text(self) -> str:
-        """Sentence that lists what was given on the command line for this run, empty if nothing was."""
-        parts = [", ".join(rule.name for rule in self._own_rules), "the webhook" if self._own_url else ""]
-        given = " and ".join(part for part in parts if part)
-        return f"From the command line, for this run: {given}." if given else ""
+        """Sentence that lists the rules and the webhook given on the command line; empty if there are none."""
+        parts = [", ".join(rule.name for rule in self._run_rules), "the webhook" if self._run_url else ""]
+        text = " and ".join(part for part in parts if part)
+        return f"From the command line, for this run: {text}." if text else ""
 
     def value_of_last_second(self, expression: Expression) -> float:
-        """Return the value in the last second that was complete at the time shown; NaN if it is unknown."""
+        """Return the expression's value in the last complete second before the time shown; NaN if unknown."""
         overview = self._session.overview
-        place = overview.index_at(self._session.timeline.cursor_ns + 1 - SECOND_NS)
-        return float(expression.value(overview, slice(place, place + 1))[0]) if place >= 0 else math.nan
+        index = overview.index_at(self._session.timeline.cursor_ns + 1 - SECOND_NS)
+        return float(expression.value(overview, slice(index, index + 1))[0]) if index >= 0 else math.nan
 
     def close(self) -> None:
-        """Close the webhook, which posts what is already queued and nothing more."""
+        """Close the webhook. Alarms already queued are still posted."""
         if self._webhook is not None:
             self._webhook.close()
             self._webhook = None
@@ -101,67 +103,67 @@ class AlarmEvaluator(QObject):
     def _on_settings(self, _: object = None) -> None:
         """Switch to the current rules and webhook.
 
-        Live alarms that are ongoing end here; the alarms of a recording are recomputed.
+        Ongoing live alarms end; the alarms of a recording are recomputed.
         """
         if self._webhook is not None and self._webhook.url != self.webhook_url:
             self.close()
-        if self.rules == self._in_use:
+        if self.rules == self._rules_in_use:
             return
-        self._in_use = self.rules
-        standing, self._engine = self._engine.active, AlarmEngine(self.rules)
+        self._rules_in_use = self.rules
+        ongoing, self._engine = self._engine.active, AlarmEngine(self.rules)
         if self._session.timeline.is_file:
-            self._seen_ns = -1
-            self._derived.clear()
+            self._evaluated_ns = -1
+            self._derived_bookmarks.clear()
             self._session.bookmarks.derive(())
         else:
-            for alarm in standing:
-                self._report(_ended(alarm, self._seen_ns))
-        self._follow_overview()
+            for alarm in ongoing:
+                self._report(_end_alarm(alarm, self._evaluated_ns))
+        self._connect_overview()
 
-    def _follow_overview(self) -> None:
-        wants = not self._engine.is_idle
-        if wants and not self._is_following:
+    def _connect_overview(self) -> None:
+        has_rules = not self._engine.is_idle
+        if has_rules and not self._is_connected:
             self._session.overview_changed.connect(self._evaluate)
-        elif self._is_following and not wants:
+        elif self._is_connected and not has_rules:
             self._session.overview_changed.disconnect(self._evaluate)
-        self._is_following = wants
-        if wants:
-            self._later.start()
+        self._is_connected = has_rules
+        if has_rules:
+            self._evaluation_timer.start()
 
     def _evaluate(self) -> None:
         if self._webhook is not None:
             self._report_failure(self._webhook.failure)
         overview = self._session.overview
-        first = overview.index_at(self._seen_ns) + 1
+        first = overview.index_at(self._evaluated_ns) + 1
         last = min(first + _SECONDS_PER_STEP, len(overview))
-        if first >= last or not self._is_following:
+        if first >= last or not self._is_connected:
             return
-        self._seen_ns = int(overview.time_ns[last - 1])
+        self._evaluated_ns = int(overview.time_ns[last - 1])
         changed = self._engine.read(overview, first, last)
-        standing = self._engine.active
+        ongoing = self._engine.active
         if self._session.timeline.is_file:
-            self._derive([*changed, *standing])
+            self._derive_bookmarks([*changed, *ongoing])
         else:
             for alarm in changed:
                 self._report(alarm)
             # Shown but not stored yet: the bookmark stored when the alarm ends has the worst value of all.
-            self._session.bookmarks.load(bookmark_of(alarm) for alarm in standing)
-            for alarm in standing:
-                self.went_on.emit(alarm)
+            self._session.bookmarks.load(bookmark_of(alarm) for alarm in ongoing)
+            for alarm in ongoing:
+                self.alarm_updated.emit(alarm)
         if last < len(overview):
-            self._later.start()
-        self.looked.emit()
+            self._evaluation_timer.start()
+        self.evaluated.emit()
 
-    def _derive(self, alarms: list[Alarm]) -> None:
+    def _derive_bookmarks(self, alarms: list[Alarm]) -> None:
         for alarm in alarms:
-            made = bookmark_of(alarm)
-            self._derived[made.bookmark_id] = made
+            bookmark = bookmark_of(alarm)
+            self._derived_bookmarks[bookmark.bookmark_id] = bookmark
         if alarms:
-            self._session.bookmarks.derive(self._derived.values())
+            self._session.bookmarks.derive(self._derived_bookmarks.values())
 
     def _report(self, alarm: Alarm) -> None:
         self._session.bookmarks.add_revisions([bookmark_of(alarm)])
-        (self.over if alarm.until_ns else self.rang).emit(alarm)
+        (self.alarm_ended if alarm.until_ns else self.alarm_started).emit(alarm)
         self._post(alarm)
 
     def _post(self, alarm: Alarm) -> None:
@@ -182,5 +184,5 @@ class AlarmEvaluator(QObject):
         self._has_shown_failure = bool(failure)
 
 
-def _ended(alarm: Alarm, at_ns: int) -> Alarm:
+def _end_alarm(alarm: Alarm, at_ns: int) -> Alarm:
     return replace(alarm, until_ns=max(at_ns, alarm.rang_ns))

@@ -1,7 +1,7 @@
 """Strip that shows alarms without blocking the window: one notice for each rule, the newest in front.
 
-Owns the list of alarms that are shown. An alarm that has ended says so and disappears after a while; the bookmark list
-contains all alarms.
+Owns the list of alarms that are shown. An alarm that has ended is marked as over and disappears after a while; the
+bookmark list keeps all alarms.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HIDE_AFTER_S: Final = 20.0
 class AlarmStrip(PassingStrip):
     """Strip that is hidden until an alarm of `evaluator` starts.
 
-    `seek` is called with the time in ns at which the alarm began; `show_all` shows the list of alarms.
+    `seek` is called with the time in ns at which the alarm began; `show_all` opens the list of alarms.
     """
 
     def __init__(self, evaluator: AlarmEvaluator, seek: Callable[[int], None], show_all: Callable[[], None]) -> None:
@@ -42,57 +42,56 @@ class AlarmStrip(PassingStrip):
         self._seek = seek
         self._shown_alarms: dict[str, Alarm] = {}
         """Shown alarms by the name of their rule, the newest last."""
-        self._over_s: dict[str, float] = {}
-        self._sign, self._line = PlainLabel(), AlarmLine()
-        self._more = PlainLabel()
+        self._ended_s: dict[str, float] = {}
+        self._sign_label, self._line = PlainLabel(), AlarmLine()
+        self._more_label = PlainLabel()
         self.go, self.all, self.dismiss = QPushButton("Go there"), QPushButton("All alarms"), QToolButton()
-        self._clock = QTimer(self, interval=1000)
-        self._clock.timeout.connect(self._forget_old)
+        self._expiry_timer = QTimer(self, interval=1000)
+        self._expiry_timer.timeout.connect(self._forget_old)
         self._lay_out()
         self.go.clicked.connect(self._show_in_timeline)
         self.all.clicked.connect(show_all)
         self.dismiss.clicked.connect(self._dismiss)
-        evaluator.rang.connect(self._on_rang)
-        evaluator.went_on.connect(self._on_alarm_continued)
-        evaluator.over.connect(self._on_over)
+        evaluator.alarm_started.connect(self._on_alarm_started)
+        evaluator.alarm_updated.connect(self._on_alarm_updated)
+        evaluator.alarm_ended.connect(self._on_alarm_ended)
         self.hide()
 
     @property
     def text(self) -> str:
-        """The text shown now, empty if no alarm is shown."""
+        """Text of the notice in front; empty if no alarm is shown."""
         return f"{self._line.rule.text()} {self._line.detail.text()}" if self._shown_alarms else ""
 
     @property
     def names(self) -> list[str]:
-        """Names of all shown alarms, the newest last."""
         return list(self._shown_alarms)
 
     def apply_theme(self, theme: Theme) -> None:
-        self._sign.setPixmap(sign_pixmap(is_note=False, theme=theme))
+        self._sign_label.setPixmap(sign_pixmap(is_note=False, theme=theme))
         self.dismiss.setIcon(icon("close", theme.muted, size=14))
 
-    def _on_rang(self, alarm: Alarm) -> None:
+    def _on_alarm_started(self, alarm: Alarm) -> None:
         self._shown_alarms.pop(alarm.name, None)
-        self._over_s.pop(alarm.name, None)
+        self._ended_s.pop(alarm.name, None)
         self._shown_alarms[alarm.name] = alarm
         self._refresh()
 
-    def _on_alarm_continued(self, alarm: Alarm) -> None:
+    def _on_alarm_updated(self, alarm: Alarm) -> None:
         if alarm.name in self._shown_alarms:
             self._shown_alarms[alarm.name] = alarm
             self._refresh()
 
-    def _on_over(self, alarm: Alarm) -> None:
+    def _on_alarm_ended(self, alarm: Alarm) -> None:
         if alarm.name in self._shown_alarms:
             self._shown_alarms[alarm.name] = alarm
-            self._over_s[alarm.name] = time.monotonic()
-            if not self._clock.isActive():  # restarting the timer would delay the alarms that ended before
-                self._clock.start()
+            self._ended_s[alarm.name] = time.monotonic()
+            if not self._expiry_timer.isActive():  # restarting the timer would delay the alarms that ended before
+                self._expiry_timer.start()
             self._refresh()
 
     def _forget_old(self) -> None:
         now_s = time.monotonic()
-        for name in [name for name, at_s in self._over_s.items() if now_s - at_s >= HIDE_AFTER_S]:
+        for name in [name for name, at_s in self._ended_s.items() if now_s - at_s >= HIDE_AFTER_S]:
             self._forget(name)
         self._refresh()
 
@@ -105,34 +104,34 @@ class AlarmStrip(PassingStrip):
 
     def _forget(self, name: str) -> None:
         self._shown_alarms.pop(name, None)
-        self._over_s.pop(name, None)
+        self._ended_s.pop(name, None)
 
     def _refresh(self) -> None:
-        if not self._over_s:
-            self._clock.stop()
+        if not self._ended_s:
+            self._expiry_timer.stop()
         alarm = next(reversed(self._shown_alarms.values()), None)
         self.setVisible(alarm is not None)
         if alarm is None:
             return
         more = len(self._shown_alarms) - 1
         self._line.show_alarm(alarm.name, f"{describe_rule(alarm.rule)}, {_detail(alarm)}")
-        self._more.setText(f"and {more} more" if more else "")
+        self._more_label.setText(f"and {more} more" if more else "")
         self.setAccessibleName(f"Alarm: {self.text}")
 
     def _lay_out(self) -> None:
-        self._more.setProperty("look", "muted")
+        self._more_label.setProperty("look", "muted")
         self.go.setToolTip("Go to the moment it began")
         self.all.setToolTip("Show bookmarks and alarms")
         self.dismiss.setAccessibleName("Dismiss")
         self.dismiss.setToolTip("Dismiss (the alarm stays in the list)")
-        words, buttons = QHBoxLayout(), QHBoxLayout()
-        words.setSpacing(10)
-        words.addWidget(self._sign)
-        words.addWidget(self._line, 1)
+        text_row, buttons = QHBoxLayout(), QHBoxLayout()
+        text_row.setSpacing(10)
+        text_row.addWidget(self._sign_label)
+        text_row.addWidget(self._line, 1)
         buttons.setSpacing(10)
-        for widget in (self._more, self.go, self.all):
+        for widget in (self._more_label, self.go, self.all):
             buttons.addWidget(widget)
-        frame = FoldingFrame(words, buttons, self.dismiss)
+        frame = FoldingFrame(text_row, buttons, self.dismiss)
         frame.setProperty("look", "notice")
         outer = QVBoxLayout(self)
         outer.setContentsMargins(8, 8, 8, 2)
@@ -140,16 +139,18 @@ class AlarmStrip(PassingStrip):
 
 
 def _detail(alarm: Alarm) -> str:
-    began = wall_text(alarm.begin_ns)
+    start_text = wall_text(alarm.begin_ns)
     if alarm.until_ns:
-        lasted = seconds((alarm.until_ns - alarm.begin_ns) / 1e9)
-        return ", ".join(part for part in (f"over after {lasted}", alarm_text(alarm)) if part) + f"; from {began}"
+        duration = seconds((alarm.until_ns - alarm.begin_ns) / 1e9)
+        return (
+            ", ".join(part for part in (f"over after {duration}", alarm_text(alarm)) if part) + f"; from {start_text}"
+        )
     worst = alarm_text(alarm)
-    return f"since {began}, {worst} so far" if worst else f"since {began}"
+    return f"since {start_text}, {worst} so far" if worst else f"since {start_text}"
 
 
 class AlarmLine(QWidget):
-    """An alarm's rule and details, side by side or, where one line is too short, wrapped below each other."""
+    """An alarm's rule and details: side by side, or below each other and wrapped if one line is too short."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,7 +167,6 @@ class AlarmLine(QWidget):
 
     @property
     def is_narrow(self) -> bool:
-        """Whether rule and details are below each other."""
         return self._row.direction() is QBoxLayout.Direction.TopToBottom
 
     def show_alarm(self, rule: str, detail: str) -> None:

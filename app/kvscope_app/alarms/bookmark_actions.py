@@ -24,14 +24,14 @@ from kvscope_telemetry.recordings.sample import sample_name
 from kvscope_telemetry.summaries.bookmark import MAX_TEXT, Bookmark
 
 _WIDTH: Final = 440
-_BY_A_PERSON: Final = (
+_USER_FOCUS_REASONS: Final = (
     Qt.FocusReason.MouseFocusReason,
     Qt.FocusReason.TabFocusReason,
     Qt.FocusReason.BacktabFocusReason,
     Qt.FocusReason.ShortcutFocusReason,
 )
 _NOTICE_MS: Final = 5000
-_ABOVE_BAR: Final = 48
+_HEIGHT_ABOVE_BAR: Final = 48
 
 
 def bookmark_actions(window: SessionWindow, alarms: AlarmEvaluator) -> list[ActionSpec]:
@@ -80,13 +80,13 @@ def bookmark_actions(window: SessionWindow, alarms: AlarmEvaluator) -> list[Acti
 
 
 def offer_undo(window: SessionWindow) -> None:
-    """Record each deletion of bookmarks on the window's undo stack, so that Undo restores them."""
+    """Push each deletion of bookmarks to the window's undo stack."""
     bookmarks = window.session.bookmarks
 
     def push_undo(removed: list[Bookmark]) -> None:
-        if not window.undo.is_at_work:
-            words = "deleting the bookmark" if len(removed) == 1 else f"deleting {len(removed)} bookmarks"
-            window.undo.push_done(words, partial(bookmarks.restore, removed), partial(bookmarks.delete, removed))
+        if not window.undo.is_applying:
+            text = "deleting the bookmark" if len(removed) == 1 else f"deleting {len(removed)} bookmarks"
+            window.undo.push_done(text, partial(bookmarks.restore, removed), partial(bookmarks.delete, removed))
 
     bookmarks.deleted.connect(push_undo)
     window.closing.connect(lambda _: bookmarks.deleted.disconnect(push_undo))
@@ -98,29 +98,27 @@ def bookmark_here(window: SessionWindow) -> None:
     if session.timeline.range_ns is None:
         _show_message(window, "Nothing to bookmark yet")
         return
-    made = session.bookmarks.add(session.timeline.cursor_ns)
-    BookmarkNotePopup(window.centralWidget() or window, session.bookmarks, made).show_above(_ABOVE_BAR)
+    bookmark = session.bookmarks.add(session.timeline.cursor_ns)
+    BookmarkNotePopup(window.centralWidget() or window, session.bookmarks, bookmark).show_above(_HEIGHT_ABOVE_BAR)
 
 
 def seek_bookmark(window: SessionWindow, *, forward: bool) -> None:
-    """Go to the next bookmark, or to the previous one unless `forward`."""
     session = window.session
-    found = session.bookmarks.nearest(session.timeline.cursor_ns, forward=forward)
-    if found is None:
+    bookmark = session.bookmarks.nearest(session.timeline.cursor_ns, forward=forward)
+    if bookmark is None:
         _show_message(window, f"No bookmark {'after' if forward else 'before'} this one")
         return
-    session.timeline.go_to(found.time_ns)
-    _show_message(window, mark_text(found))
+    session.timeline.go_to(bookmark.time_ns)
+    _show_message(window, mark_text(bookmark))
 
 
 def restore_bookmark(window: SessionWindow) -> None:
-    """Restore the bookmark that was deleted last."""
-    back = window.session.bookmarks.undo()
-    _show_message(window, "No bookmark was deleted" if back is None else f"Restored: {mark_text(back)}")
+    bookmark = window.session.bookmarks.undo()
+    _show_message(window, "No bookmark was deleted" if bookmark is None else f"Restored: {mark_text(bookmark)}")
 
 
 def copy_moment(window: SessionWindow) -> None:
-    """Copy a command that opens the recording at this moment, with the current selection."""
+    """Copy a `kvscope --open` command that opens the recording at this moment, with the current selection."""
     session, timeline = window.session, window.session.timeline
     player = timeline.player
     if player is None or not timeline.is_file:
@@ -135,8 +133,8 @@ def copy_moment(window: SessionWindow) -> None:
 
 
 def _selection_text(session: Session) -> str:
-    chosen = (("request", session.selection.request), ("block", session.selection.block))
-    return "".join(f" --select {kind}:{number}" for kind, number in chosen if number is not None)
+    selected = (("request", session.selection.request), ("block", session.selection.block))
+    return "".join(f" --select {kind}:{number}" for kind, number in selected if number is not None)
 
 
 def set_loop(window: SessionWindow, *, is_begin: bool) -> None:
@@ -152,8 +150,8 @@ def set_loop(window: SessionWindow, *, is_begin: bool) -> None:
         _show_message(window, "Repeats until Esc")
 
 
-def clear_choice(session: Session) -> None:
-    """Handle Esc: end the loop or, if there is none, clear the selection."""
+def clear_loop_or_selection(session: Session) -> None:
+    """End the loop or, if there is none, clear the selection. Action of the Esc key."""
     if not session.timeline.loop.clear():
         session.selection.clear()
 
@@ -169,12 +167,12 @@ def _show_message(window: SessionWindow, text: str) -> None:
 class BookmarkNotePopup(QFrame):
     """Popup that asks for the note of a bookmark that was just added. Esc leaves the bookmark without a note.
 
-    The popup covers the lower edge of `parent` and closes on Enter, Esc, and the next click elsewhere.
+    Covers the lower edge of `parent`. Closes on Enter, Esc, and the next click elsewhere.
     """
 
     def __init__(self, parent: QWidget, bookmarks: Bookmarks, bookmark: Bookmark) -> None:
         super().__init__(parent)
-        self._over = parent
+        self._covered_widget = parent
         self._bookmarks, self._bookmark = bookmarks, bookmark
         self._focus_before = QApplication.focusWidget()
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
@@ -192,10 +190,9 @@ class BookmarkNotePopup(QFrame):
         row.addWidget(self.note, 1)
 
     def show_above(self, height: int) -> None:
-        """Show the popup `height` pixels above the lower edge of its parent."""
-        room = self._over.size()
-        self.resize(min(_WIDTH, room.width()), self.sizeHint().height())
-        self.move((room.width() - self.width()) // 2, max(0, room.height() - height - self.height()))
+        size = self._covered_widget.size()
+        self.resize(min(_WIDTH, size.width()), self.sizeHint().height())
+        self.move((size.width() - self.width()) // 2, max(0, size.height() - height - self.height()))
         self.show()
         self.raise_()
         self.note.setFocus()
@@ -209,7 +206,7 @@ class BookmarkNotePopup(QFrame):
         if is_escape and event.type() == QEvent.Type.KeyPress:
             self._leave()
             return True
-        if isinstance(event, QFocusEvent) and event.lostFocus() and event.reason() in _BY_A_PERSON:
+        if isinstance(event, QFocusEvent) and event.lostFocus() and event.reason() in _USER_FOCUS_REASONS:
             self.close()
         return False
 
@@ -219,7 +216,6 @@ class BookmarkNotePopup(QFrame):
         self._leave()
 
     def _leave(self) -> None:
-        """Close the popup and return the keyboard focus to the widget that had it before."""
         if self._focus_before is not None and self._focus_before.isVisible():
             self._focus_before.setFocus()
         self.close()

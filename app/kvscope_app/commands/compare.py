@@ -33,10 +33,10 @@ def add_compare_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Ar
     parser.add_argument(
         "b", metavar="B.mcap", type=Path, help="the other recording; or the word sample or sample-hybrid"
     )
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--table", action="store_true", help="print the table of key figures (needs no display)")
-    how.add_argument("--json", action="store_true", help="print one JSON object (units are in the names)")
-    how.add_argument("--csv", metavar="FILE.csv", type=Path, help="write the table to a file (never overwrites one)")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--table", action="store_true", help="print the table of key figures (needs no display)")
+    output.add_argument("--json", action="store_true", help="print one JSON object (units are in the names)")
+    output.add_argument("--csv", metavar="FILE.csv", type=Path, help="write the table to a file (never overwrites one)")
     parser.add_argument("--from", dest="from_s", metavar="S", type=moment, help="start at S seconds of each recording")
     parser.add_argument("--until", dest="until_s", metavar="S", type=moment, help="stop at S seconds of each recording")
     parser.add_argument(
@@ -49,18 +49,18 @@ def add_compare_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Ar
 def compare(args: argparse.Namespace) -> int | Options:
     """Print or write the table of key figures and return the exit code.
 
-    Without an output option and with a display, return the options for the window instead.
+    Without an output option and with a display, return the options of a comparison window instead.
     """
     args.a, args.b = named_recording(args.a), named_recording(args.b)
     if not (args.table or args.json or args.csv):
         from kvscope_app.window.display_server import is_display_named
 
         if is_display_named(os.environ):
-            return _for_the_window(args)
+            return _window_options(args)
         print("no display: printing the table only", file=sys.stderr)
     from kvscope_app.compare.comparison_text import as_text
 
-    comparison = _compared(args)
+    comparison = _compare_runs(args)
     if args.json:
         print_text(_as_json(args, comparison))
     elif args.csv:
@@ -71,7 +71,7 @@ def compare(args: argparse.Namespace) -> int | Options:
     return 0
 
 
-def _compared(args: argparse.Namespace) -> Comparison:
+def _compare_runs(args: argparse.Namespace) -> Comparison:
     from kvscope_telemetry.exports.comparison.comparison import compare
 
     return compare(_run(args.a, args), _run(args.b, args))
@@ -104,8 +104,8 @@ def _write(path: Path, comparison: Comparison) -> None:
         write_comparison_csv(comparison, file)
 
 
-def _for_the_window(args: argparse.Namespace) -> Options:
+def _window_options(args: argparse.Namespace) -> Options:
     if args.from_s is not None or args.until_s is not None:
         raise BadInput("--from and --until need --table, --json or --csv; in the window, select a range by hand")
     debug = bool(getattr(args, "debug", False))
-    return Options(theme=args.theme, debug=debug, recordings=(str(args.a), str(args.b)), compares=True)
+    return Options(theme=args.theme, debug=debug, recordings=(str(args.a), str(args.b)), is_comparison=True)

@@ -1,6 +1,6 @@
 """`kvscope install-desktop-files`: adds a menu entry and a file type for recordings to the desktop.
 
-Decides which files are written where in the user's data folder (XDG). Needs no root. `--remove` deletes all of them.
+Writes to the user's data folder (XDG) without root; `--remove` deletes the written files.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _TARGETS: Final = (
     ("icons/kvscope.svg", "icons/hicolor/scalable/apps/kvscope.svg"),
     ("icons/kvscope.svg", "icons/hicolor/scalable/mimetypes/application-x-kvscope-recording.svg"),
 )
-"""Pairs of a file in our resources and its path in the data folder."""
+"""(name of a resource file, path below the data folder)."""
 _UPDATES: Final = (
     ("update-mime-database", "mime", "shared-mime-info"),
     ("update-desktop-database", "applications", "desktop-file-utils"),
 )
-"""Programs that update the desktop's databases: name, folder passed as argument, and package. Icons need none."""
+"""Programs that update the desktop's databases: (name, folder that is its argument, package that has it)."""
 _TIMEOUT_S: Final = 60.0
 _QUOTED: Final = str.maketrans({character: f"\\{character}" for character in '"`$\\'})
 
@@ -56,40 +56,40 @@ def desktop_files(args: argparse.Namespace) -> int:
     """
     folder = _data_folder()
     try:
-        for name, place in _TARGETS:
+        for name, target in _TARGETS:
             if args.remove:
-                (folder / place).unlink(missing_ok=True)
+                (folder / target).unlink(missing_ok=True)
             else:
-                _write(folder / place, _contents(name))
+                _write(folder / target, _contents(name))
     except OSError as error:
         raise BadInput(f"{str(error.filename or folder)!r} cannot be written: {error.strerror}") from None
-    lacking = [package for program, place, package in _UPDATES if not _update(program, folder / place)]
+    missing_packages = [package for program, target, package in _UPDATES if not _update(program, folder / target)]
     print(f"{'removed from' if args.remove else 'installed in'} {folder}: menu entry, icon, recording file type")
-    for package in lacking:
+    for package in missing_packages:
         print(f"note: the desktop may not notice before you log in again: {package} is not installed", file=sys.stderr)
     return 0
 
 
 def program() -> str:
-    """Return the command that starts this kvscope again: an absolute path if one is found, otherwise "kvscope"."""
+    """Return the command that starts this kvscope again: an absolute path if it is found, otherwise "kvscope"."""
     own = Path(sys.argv[0])
     if own.name == "kvscope" and own.is_file():
         return str(own.absolute())
-    beside = Path(sys.executable).with_name("kvscope")
-    return str(beside) if beside.is_file() else shutil.which("kvscope") or "kvscope"
+    sibling = Path(sys.executable).with_name("kvscope")
+    return str(sibling) if sibling.is_file() else shutil.which("kvscope") or "kvscope"
 
 
 def _contents(name: str) -> bytes:
-    """Return a resource's bytes.
+    """Return the contents of a resource file.
 
-    In a menu entry, the command is replaced by the path of this kvscope, as it may not be on the PATH.
+    In a menu entry, the command `kvscope` is replaced by this program's path, as it may not be on the PATH.
     """
     data = resources.files("kvscope_resources").joinpath(name).read_bytes()
     if not name.endswith(".desktop"):
         return data
     path = program()
-    words = f'"{path.translate(_QUOTED)}"'.replace("\\", "\\\\").replace("%", "%%")
-    text = data.decode("utf-8").replace("Exec=kvscope", f"Exec={words}", 1)
+    quoted_path = f'"{path.translate(_QUOTED)}"'.replace("\\", "\\\\").replace("%", "%%")
+    text = data.decode("utf-8").replace("Exec=kvscope", f"Exec={quoted_path}", 1)
     return text.replace("TryExec=kvscope", f"TryExec={path}", 1).encode()
 
 
@@ -100,11 +100,11 @@ def _write(path: Path, data: bytes) -> None:
 
 def _update(name: str, folder: Path) -> bool:
     """Run a database program on `folder`. Returns False if the program is not installed or fails."""
-    found = shutil.which(name)
-    if found is None or not folder.is_dir():
-        return found is not None
+    executable = shutil.which(name)
+    if executable is None or not folder.is_dir():
+        return executable is not None
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        subprocess.run([found, str(folder)], check=True, timeout=_TIMEOUT_S, capture_output=True)
+        subprocess.run([executable, str(folder)], check=True, timeout=_TIMEOUT_S, capture_output=True)
         return True
     return False
 

@@ -1,4 +1,4 @@
-"""`kvscope export`: writes a recording, or a time range of it, in formats for other tools and for sharing."""
+"""`kvscope export`: writes a recording, or a time range of it, in another format."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvscope_app.commands.progress import ProgressBar
-from kvscope_app.media_export.media_names import STILLS, VIDEOS, is_picture
+from kvscope_app.media_export.media_names import STILL_SUFFIXES, VIDEO_SUFFIXES, is_picture
 from kvscope_app.media_export.picture_options import add_picture_options, picture_spec
 from kvscope_app.option_values import add_goals, moment
 from kvscope_telemetry.errors import BadInput
@@ -60,8 +60,8 @@ def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
 
 
 def export(args: argparse.Namespace) -> int:
-    """Write the file and print its name and size. Raises BadInput for a name with an unknown extension."""
-    endings = (*(suffix for form in FORMATS for suffix in form.suffixes), *STILLS, *VIDEOS)
+    """Write the file and print its name and size. Raises BadInput for a file name without a known extension."""
+    endings = (*(suffix for form in FORMATS for suffix in form.suffixes), *STILL_SUFFIXES, *VIDEO_SUFFIXES)
     if args.to is None and args.out.suffix.lower() not in endings:
         raise BadInput(f"{str(args.out)!r} is not accepted: choose one of {', '.join(endings)}, or a format with --to")
     return _export_picture(args) if is_picture(args.out, args.to) else _export_data(args)
@@ -74,13 +74,13 @@ def _export_data(args: argparse.Namespace) -> int:
     from kvscope_telemetry.slo import read_goals
 
     picture_spec(args, is_wanted=False)
-    wanted, goals = exports.ExportTarget.of(args.out, args.kind, args.to), read_goals(args.goodput)
-    if goals and wanted.suffix not in exports.REPORT_FORMATS:
-        raise BadInput(f"--goodput goes with {', '.join(exports.REPORT_FORMATS)}, not with {wanted.suffix}")
+    target, goals = exports.ExportTarget.of(args.out, args.kind, args.to), read_goals(args.goodput)
+    if goals and target.suffix not in exports.REPORT_FORMATS:
+        raise BadInput(f"--goodput goes with {', '.join(exports.REPORT_FORMATS)}, not with {target.suffix}")
     with ProgressBar("exporting") as progress:
         recording = Recording.open(named_recording(args.file))
-        beside = read_bookmarks(bookmark_file(recording))
-        exports.export(recording, wanted, args.from_s, args.until_s, progress.watch, beside, goals)
+        bookmarks = read_bookmarks(bookmark_file(recording))
+        exports.export(recording, target, args.from_s, args.until_s, progress.watch, bookmarks, goals)
     _report(args.out, recording.note)
     return 0
 
@@ -106,7 +106,7 @@ def _export_picture(args: argparse.Namespace) -> int:
 
 
 def _report(path: Path, remark: str) -> None:
-    """Print the size of the written file and the `remark` on the recording, unless the export went to a stream."""
+    """Print the size of the written file, and `remark` about the recording, unless the export went to a stream."""
     from kvscope_telemetry.exports.new_file import is_stream
 
     if not is_stream(path):

@@ -15,7 +15,7 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.fleet.fleet_list import MAX_ENTRIES, parse_list
 from kvscope_telemetry.fleet.list_texts import COMMAND_S, CommandText, FileText, ListText
 
-EVERY_S = 10.0
+DEFAULT_INTERVAL_S = 10.0
 
 
 def add_fleet_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -26,9 +26,11 @@ def add_fleet_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argu
         " window. Each line of the list has an address as for --attach and optionally a name; # starts a comment.",
         allow_abbrev=False,
     )
-    where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--file", metavar="ADDRESSES.txt", type=Path, help="file with the list; reread when it changes")
-    where.add_argument(
+    list_source = parser.add_mutually_exclusive_group(required=True)
+    list_source.add_argument(
+        "--file", metavar="ADDRESSES.txt", type=Path, help="file with the list; reread when it changes"
+    )
+    list_source.add_argument(
         "--command",
         metavar='"CMD"',
         dest="list_command",
@@ -39,8 +41,8 @@ def add_fleet_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argu
         "--every",
         metavar="N",
         type=span,
-        default=EVERY_S,
-        help=f"seconds between reads of the list (default: {EVERY_S:g})",
+        default=DEFAULT_INTERVAL_S,
+        help=f"seconds between reads of the list (default: {DEFAULT_INTERVAL_S:g})",
     )
     parser.add_argument(
         "--api-key-file",
@@ -55,7 +57,7 @@ def add_fleet_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argu
 
 
 def fleet(args: argparse.Namespace) -> Options:
-    """Return the options for the fleet window. Raises BadInput if the list's file cannot be read or parsed now."""
+    """Return the options for the fleet window. Raises BadInput if the list's file cannot be read or parsed."""
     api_key = read_api_key(args.api_key_file)
     text: ListText
     if args.file is not None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _MAX_IN_TEXT: Final = 5
 _MAX_IN_JSON: Final = 1_000
-"""Maximum number of listed requests that missed a goal."""
+"""Maximum number of listed requests that missed a goal, with `--json`."""
 
 
 def add_info_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -46,7 +46,6 @@ def add_info_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argum
 
 
 def info(args: argparse.Namespace) -> int:
-    """Print the summary of `args.file`, as text or JSON, and return the exit code."""
     from kvscope_telemetry.exports.content import Content
     from kvscope_telemetry.exports.goodput import evaluate_goals
     from kvscope_telemetry.exports.run_summary import summarize_run
@@ -65,8 +64,8 @@ def info(args: argparse.Namespace) -> int:
             goodput = evaluate_goals(histories, overview, recording, span, goals, max_missed)
     summary = summarize_run(recording, overview, span)
     if args.json:
-        more = {} if goodput is None else {"goodput": _goals_as_json(goodput)}
-        print(json.dumps(_as_json(recording, summary) | more))
+        goodput_fields = {} if goodput is None else {"goodput": _goals_as_json(goodput)}
+        print(json.dumps(_as_json(recording, summary) | goodput_fields))
     else:
         print_text("\n".join([_as_text(recording, summary), *([] if goodput is None else _goals_as_text(goodput))]))
     return 0
@@ -119,14 +118,14 @@ def _as_json(recording: Recording, summary: RunSummary) -> dict[str, object]:
 def _as_text(recording: Recording, summary: RunSummary) -> str:
     info, pool = recording.info, summary.pool
     totals = {name: "unknown" if total is None else f"{total:,}" for name, total in summary.totals.items()}
-    when = datetime.fromtimestamp(summary.start_ns / 1e9, UTC)
-    others = (
+    start_time = datetime.fromtimestamp(summary.start_ns / 1e9, UTC)
+    other_counts = (
         (pool.num_host_blocks, "host blocks"),
         (pool.num_disk_blocks, "disk blocks"),
         (pool.num_states, "recurrent states"),
         (pool.num_host_states, "recurrent states in host memory"),
     )
-    tiers = "".join(f", {count:,} {noun}" for count, noun in others if count)
+    tiers = "".join(f", {count:,} {noun}" for count, noun in other_counts if count)
     starts = len(summary.epochs)
     # A frame may also carry changes made between two steps, so there may be more frames than steps.
     steps = "" if summary.num_steps is None else f", {summary.num_steps:,} steps"
@@ -137,7 +136,7 @@ def _as_text(recording: Recording, summary: RunSummary) -> str:
             f"{pool.num_blocks:,} blocks of {pool.block_size_tokens} tokens{tiers}, allocator {pool.allocator},"
             f" prefix caching {'on' if pool.prefix_caching else 'off'}",
         ),
-        ("length", f"{summary.length_s:,.1f} s from {when:%Y-%m-%d %H:%M:%S} UTC"),
+        ("length", f"{summary.length_s:,.1f} s from {start_time:%Y-%m-%d %H:%M:%S} UTC"),
         ("frames", f"{info.num_frames:,} of {starts} engine start{'s' * (starts != 1)}{steps}"),
         ("usage", _usage(summary)),
         (
@@ -196,6 +195,6 @@ def _gaps(summary: RunSummary) -> str:
 
 
 def _file_text(recording: Recording) -> str:
-    """Return the size of the file, followed by "complete" or by what is missing or damaged."""
+    """Return the size of the file, followed by "complete" or a description of the damage."""
     size = f"{recording.path.stat().st_size / 1e6:,.1f} MB"
     return " ".join([size + ("," if recording.detail else ", complete"), *recording.detail.splitlines()])

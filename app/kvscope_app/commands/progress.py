@@ -1,6 +1,7 @@
 """Shows a command's progress as a line on a terminal, which is removed when the work is done.
 
-Nothing is shown where stderr is no terminal, unless a program asks for lines on standard output."""
+Shows nothing if stderr is not a terminal, unless a program requests lines on standard output.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ SHOW_AFTER_S = 0.5
 
 
 class ProgressBar:
-    """Context manager that shows a command's progress; call `watch` with the fraction done, 0 to 1."""
+    """Context manager that shows a command's progress. Call `watch` with the fraction done, 0 to 1."""
 
     def __init__(self, activity: str, *, is_forced: bool = False) -> None:
         """If `is_forced`, print each fraction as a line on standard output, for programs that parse it."""
@@ -23,7 +24,7 @@ class ProgressBar:
         self._is_shown = False
 
     def watch(self, share: float) -> bool:
-        """Show the fraction done. Always returns True, which lets the work continue."""
+        """Show the fraction done. Always returns True, which means that the work may continue."""
         now_s = time.monotonic()
         if self._is_forced:
             print(f"{share:.4f}", flush=True)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kvscope_app.access_options import add_access_options, addresses_of
+from kvscope_app.access_options import add_access_options, parse_addresses
 from kvscope_app.alarm_options import add_alarm_options, alarm_rules, alarm_webhook
 from kvscope_app.option_values import size, span
 from kvscope_telemetry.addresses import accepted_addresses
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from kvscope_app.commands.segmented_writer import SegmentedWriter
     from kvscope_telemetry.addresses import WatchedSource
 
-ASK_EVERY_S: Final = 0.5
+REQUEST_INTERVAL_S: Final = 0.5
 MAX_BLOCKS_PER_REQUEST: Final = 512
 _CONNECT_TIMEOUT_S: Final = 5.0
 POLL_S: Final = 0.1
 REPORT_INTERVAL_S: Final = 1.0
 REFUSED_S: Final = 3.0
-"""Seconds after which the recording ends while the engine refuses the connection; waiting longer rarely helps."""
+"""Seconds after which the recording ends if the engine refuses the connection. Waiting longer rarely helps."""
 _ABSENT: Final = (SourceState.CONNECTING, SourceState.STALE, SourceState.ENDED)
 
 
@@ -92,10 +92,10 @@ def record(args: argparse.Namespace) -> int:
     from kvscope_app.commands.segmented_writer import SegmentedWriter
 
     started_s = time.monotonic()
-    (address,) = addresses_of(args, [args.endpoint], "ADDRESS")
+    (address,) = parse_addresses(args, [args.endpoint], "ADDRESS")
     if args.record_text and address.is_external:
         raise BadInput(f"--record-text asks engines of kvscope's own, and does not go with {args.endpoint}")
-    rules, url = alarm_rules(args, has_own=False), alarm_webhook(args)
+    rules, url = alarm_rules(args, has_saved_rules=False), alarm_webhook(args)
     writer = SegmentedWriter(args.out, args.segment_seconds, args.segment_bytes, reports_overview=bool(rules))
     alarms = None
     if rules:
@@ -103,8 +103,8 @@ def record(args: argparse.Namespace) -> int:
 
         alarms = RecordedAlarms(rules, url, writer, args.endpoint, _print)
     try:
-        with _stopped_by_signals() as stopped, address.open(writer) as source:
-            why = _RecordingMonitor(args, source, writer, stopped, started_s, alarms).run()
+        with _stop_event_on_signals() as stop_event, address.open(writer) as source:
+            reason = _RecordingMonitor(args, source, writer, stop_event, started_s, alarms).run()
     finally:
         failure = writer.close()
         if alarms is not None:
@@ -112,40 +112,39 @@ def record(args: argparse.Namespace) -> int:
     if failure:
         raise KvscopeError(failure)
     if not writer.has_started:
-        raise KvscopeError(f"nothing was recorded: {why or 'stopped before any telemetry arrived'}")
+        raise KvscopeError(f"nothing was recorded: {reason or 'stopped before any telemetry arrived'}")
     print_line(
-        f"{_named(writer.paths)}: {writer.recorded_s:.1f} s, {writer.num_frames} frames" + (f"; {why}" if why else "")
+        f"{_file_names(writer.paths)}: {writer.recorded_s:.1f} s, {writer.num_frames} frames"
+        + (f"; {reason}" if reason else "")
     )
-    return 1 if why else 0
+    return 1 if reason else 0
 
 
 class _RecordingMonitor:
-    """Polls a recording in progress and decides when it ends."""
-
     def __init__(
         self,
         args: argparse.Namespace,
         source: WatchedSource,
         writer: SegmentedWriter,
-        stopped: threading.Event,
+        stop_event: threading.Event,
         started_s: float,
         alarms: RecordedAlarms | None = None,
     ) -> None:
-        self._wait_s: float = args.wait
+        self._max_wait_s: float = args.wait
         self._seconds: float = math.inf if args.seconds is None else args.seconds
-        self._limit_s = min(self._wait_s, self._seconds)  # printed while the engine has not answered
+        self._limit_s = min(self._max_wait_s, self._seconds)  # printed while the engine has not answered
         self._started_s = started_s
         self._endpoint: str = args.endpoint
-        self._source, self._writer, self._stopped, self._alarms = source, writer, stopped, alarms
+        self._source, self._writer, self._stopped, self._alarms = source, writer, stop_event, alarms
         self._texts = None
         if args.record_text and isinstance(source, LiveSource):
             self._texts = TextRequester(source, writer.write_texts)
-        self._present_s = self._last_printed_s = started_s
+        self._last_present_s = self._last_printed_s = started_s
         self._last_state: tuple[SourceState, str] | None = None
-        """The connection state printed last, with its reason where the reason does not change all the time."""
+        """Connection state that was printed last, with its reason unless the reason contains a count of seconds."""
 
     def run(self) -> str:
-        """Watch until the recording ends. Returns the reason if it ended early, otherwise an empty string."""
+        """Poll until the recording ends. Returns the reason if it ended early, otherwise an empty string."""
         end_s = self._started_s + self._seconds
         while not self._stopped.wait(max(0.0, min(POLL_S, end_s - time.monotonic()))):
             if self._alarms is not None:
@@ -159,25 +158,24 @@ class _RecordingMonitor:
                 raise KvscopeError(f"--record-text needs an operator's key; you are a viewer at {self._endpoint}")
             is_refused = status.state is SourceState.REFUSED
             if not is_refused and status.state not in _ABSENT:
-                self._present_s = now_s
+                self._last_present_s = now_s
             self._report(now_s)
             if self._writer.failure:
                 break
             if now_s >= end_s:
-                return "" if self._writer.has_started else self._why(status, self._seconds)
-            if now_s - self._present_s > (min(REFUSED_S, self._wait_s) if is_refused else self._wait_s):
-                return self._why(status, self._wait_s)
+                return "" if self._writer.has_started else self._end_reason(status, self._seconds)
+            if now_s - self._last_present_s > (min(REFUSED_S, self._max_wait_s) if is_refused else self._max_wait_s):
+                return self._end_reason(status, self._max_wait_s)
         self._report(time.monotonic())
         return ""
 
-    def _why(self, status: SourceStatus, waited_s: float) -> str:
-        """Return why the recording ends after `waited_s` seconds without the engine."""
+    def _end_reason(self, status: SourceStatus, waited_s: float) -> str:
         if status.state is SourceState.REFUSED:
             return f"the engine at {self._endpoint} does not let us in: {status.reason}"
         if status.state is SourceState.ENDED:
             return f"the engine at {self._endpoint} has stopped" + (f": {status.reason}" if status.reason else "")
-        why = f": {status.reason}" if status.reason else ""
-        return f"no telemetry from {self._endpoint} for {waited_s:g} s{why}"
+        suffix = f": {status.reason}" if status.reason else ""
+        return f"no telemetry from {self._endpoint} for {waited_s:g} s{suffix}"
 
     def _report(self, now_s: float) -> None:
         status = self._source.status
@@ -206,22 +204,23 @@ def _print(line: str) -> None:
     print_line(line, file=sys.stderr, prefix="\r\x1b[K" if sys.stderr.isatty() else "")
 
 
-def _named(paths: list[Path]) -> str:
+def _file_names(paths: list[Path]) -> str:
     return str(paths[0]) if len(paths) == 1 else f"{paths[0]} to {paths[-1].name}"
 
 
 @contextmanager
-def _stopped_by_signals() -> Iterator[threading.Event]:
-    """Yield an event that is set by a termination signal; it ends the recording as the time limit does."""
-    stopped = threading.Event()
-    with handling_signals(lambda *_: stopped.set()):
-        yield stopped
+def _stop_event_on_signals() -> Iterator[threading.Event]:
+    """Yield an event that is set by a termination signal."""
+    stop_event = threading.Event()
+    with handling_signals(lambda *_: stop_event.set()):
+        yield stop_event
 
 
 class TextRequester:
     """Requests the text of an engine's blocks for a recording without a window.
 
-    Decides which blocks are requested. Does not write to the file. Updates the mirror of `source`; call `poll` often.
+    Decides which blocks are requested; `write` writes their texts to the file. Updates the mirror of `source`. Call
+    `poll` often.
     """
 
     def __init__(self, source: LiveSource, write: Callable[[Iterable[RecordedText]], object]) -> None:
@@ -229,13 +228,13 @@ class TextRequester:
         self._collector = TextCollector()
         self._tag = 0
         self._num_files = 1
-        self._next_s = self._asked_s = 0.0
+        self._next_s = self._last_request_s = 0.0
 
     def poll(self, num_files: int = 1) -> None:
-        """Process replies, request the texts that are due, and write those that are confirmed.
+        """Process replies, request the texts that are due, and write the confirmed ones.
 
         Args:
-            num_files: Number of files begun so far. When it grows, all texts are written again, as each file must be
+            num_files: Number of files started so far. When it grows, all texts are written again, as each file must be
                 complete.
         """
         if num_files != self._num_files:
@@ -250,9 +249,9 @@ class TextRequester:
         mirror, now_s = self._source.mirror, time.monotonic()
         if mirror.epoch is None or now_s < self._next_s:
             return
-        self._next_s = now_s + ASK_EVERY_S
+        self._next_s = now_s + REQUEST_INTERVAL_S
         self._write(self._collector.confirmed(mirror.ledger, mirror.epoch))
-        if self._collector.is_waiting and now_s - self._asked_s > _CONNECT_TIMEOUT_S:
+        if self._collector.is_waiting and now_s - self._last_request_s > _CONNECT_TIMEOUT_S:
             self._collector.forget_asked()
         self._request_texts(self._collector.due(mirror.ledger, mirror.epoch, MAX_BLOCKS_PER_REQUEST), now_s)
 
@@ -260,7 +259,7 @@ class TextRequester:
         if not blocks:
             return
         self._tag += 1
-        self._asked_s = now_s
+        self._last_request_s = now_s
         try:
             self._source.send(GetBlockText(blocks=blocks, tag=self._tag))
         except EngineDead:

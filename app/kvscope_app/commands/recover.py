@@ -1,4 +1,4 @@
-"""`kvscope recover`: writes what can be read of a truncated or damaged recording to a new, complete one."""
+"""`kvscope recover`: writes the readable part of a truncated or damaged recording to a new, complete recording."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_recover_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Ar
 
 
 def recover(args: argparse.Namespace) -> int:
-    """Write the new recording and print what was saved. Raises BadInput if the output is the input file."""
+    """Write the new recording and print a summary. Raises BadInput if the output is the input file."""
     from kvscope_telemetry.recordings.reader import Recording
     from kvscope_telemetry.recordings.save import save
 
@@ -38,9 +38,9 @@ def recover(args: argparse.Namespace) -> int:
         raise BadInput(f"--out {str(out)!r} is the input file: choose another name")
     with ProgressBar("recovering") as progress:
         recording = Recording.open(file)
-        done = save(recording, out, watch=progress.watch)
-    lost = f", {done.num_without_state:,} of them without a preceding state" if done.num_without_state else ""
-    print_line(f"{out}: {done.num_frames:,} frames, {done.length_s:,.1f} s{lost}")
+        saved = save(recording, out, watch=progress.watch)
+    lost = f", {saved.num_without_state:,} of them without a preceding state" if saved.num_without_state else ""
+    print_line(f"{out}: {saved.num_frames:,} frames, {saved.length_s:,.1f} s{lost}")
     for line in recording.detail.splitlines():
         print_line(f"  {file}: {line}")
     return 0

@@ -1,4 +1,4 @@
-"""`kvscope replay`: starts the engine to run a recording's requests again, and waits for it."""
+"""`kvscope replay`: starts the engine to run a recording's requests again, and waits until it ends."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Writes a recording to one file, or to several consecutive ones that can each be replayed alone.
+"""Writes a recording to one file, or to several consecutive files that can each be replayed alone.
 
-Decides when the next file begins, and writes the state at its beginning. It is a `Sink` of a live source: only the
-source's reading thread calls `write`; any thread may read the numbers. Knows no sockets.
+Decides when the next file begins, and writes the state at its beginning. A `SegmentedWriter` is the `Sink` of a live
+source: only the source's reading thread calls `write`; any thread may read the numbers.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from kvscope_telemetry.summaries.summary import Summary, TimedEvent
 
 
 class SegmentedWriter:
-    """Writes to `path`, or to `path` with -001, -002, ... before its suffix, starting a new file at each limit.
+    """Writes to `path`, or to `path` with -001, -002, … before its suffix, with a new file at each limit.
 
-    Raises BadInput for a path that is not accepted.
+    Raises BadInput for an invalid path.
     """
 
     def __init__(
@@ -43,15 +43,15 @@ class SegmentedWriter:
         self.overview: deque[Summary | TimedEvent] | None = (
             deque(maxlen=MAX_PENDING_OVERVIEW) if reports_overview else None
         )
-        """Summaries and events for another thread to pop, oldest first; None unless requested."""
+        """Summaries and events for another thread to pop, oldest first; None unless `reports_overview`."""
         self.num_frames = 0
         self.recorded_s = 0.0
-        """Seconds from the first snapshot to the newest message. Uses the local clock: the engine's may be wrong."""
+        """Seconds from the first snapshot to the newest message, by the local clock, as the engine's may be wrong."""
         self.has_started = False
         self.engine = ""
-        """Name of the engine, from the capabilities in its snapshot."""
+        """Name of the engine, from its first snapshot; empty before."""
         self.failure = ""
-        """Why messages are no longer accepted; empty while writing works."""
+        """Reason why messages are no longer accepted; empty while writing works."""
         self._path = path
         self._segment_s = segment_seconds
         self._segment_bytes = segment_bytes
@@ -59,12 +59,11 @@ class SegmentedWriter:
         self._clock = clock
         self._started_s = 0.0
         self._num_dropped = 0
-        self._ending: list[threading.Thread] = []
+        self._finishing_threads: list[threading.Thread] = []
         self._writer = self._next_writer()
 
     @property
     def num_dropped(self) -> int:
-        """Number of messages that are missing from all files."""
         return self._num_dropped + self._writer.num_dropped
 
     @property
@@ -76,14 +75,14 @@ class SegmentedWriter:
         return 0
 
     def write(self, message: TelemetryMessage, data: bytes | None = None) -> bool:
-        """Write a message (see `Sink`). Returns False if it is lost; after an error, `failure` gives the reason."""
+        """Write a message (see `Sink`). Returns False if the message is lost; `failure` is set after an error."""
         if self.failure or self._writer.failure:
             self.failure = self.failure or self._writer.failure
             return False
         self._record(message)
         if self._is_segmented:
-            if isinstance(message, Frame) and self._is_due:
-                self._start_next()
+            if isinstance(message, Frame) and self._is_segment_full:
+                self._start_next_file()
             self._follower.feed(message)
         return self._writer.write(message, data)
 
@@ -91,13 +90,12 @@ class SegmentedWriter:
         return self._writer.write_texts(texts)
 
     def write_bookmark(self, bookmark: Bookmark) -> object:
-        """Write a revision of a bookmark to the file in progress."""
         return self._writer.add_bookmark(bookmark)
 
     def close(self) -> str:
-        """Complete the files, or delete the file if no snapshot arrived. Returns an error text, or ""."""
+        """Complete the files, or delete the file if no snapshot arrived. Returns the reason of a failure, else ""."""
         failure = self.failure
-        for thread in self._ending:
+        for thread in self._finishing_threads:
             thread.join()
         try:
             self._writer.close()
@@ -122,28 +120,25 @@ class SegmentedWriter:
         self.num_frames += isinstance(message, Frame)
 
     @property
-    def _is_due(self) -> bool:
+    def _is_segment_full(self) -> bool:
         if self._segment_s is not None and self.recorded_s >= len(self.paths) * self._segment_s:
             return not self._follower.is_lost
-        too_many = self._segment_bytes is not None and self.num_bytes >= self._segment_bytes
-        return too_many and not self._follower.is_lost
+        is_size_reached = self._segment_bytes is not None and self.num_bytes >= self._segment_bytes
+        return is_size_reached and not self._follower.is_lost
 
-    def _start_next(self) -> None:
-        """Continue in a new file, which starts with a snapshot of the current state.
-
-        A thread completes the previous file.
-        """
+    def _start_next_file(self) -> None:
+        """Start the next file with a snapshot of the current state. A thread completes the previous file."""
         self._follower.apply_pending()
         try:
-            following = self._next_writer()
+            next_writer = self._next_writer()
         except BadInput as error:
             self.failure = str(error)
             return
-        following.write(snapshot_of(self._follower.mirror))
-        ended, self._writer = self._writer, following
-        self._num_dropped += ended.num_dropped
-        self._ending.append(threading.Thread(target=self._finish, args=(ended,), name="recording-end"))
-        self._ending[-1].start()
+        next_writer.write(snapshot_of(self._follower.mirror))
+        previous, self._writer = self._writer, next_writer
+        self._num_dropped += previous.num_dropped
+        self._finishing_threads.append(threading.Thread(target=self._finish, args=(previous,), name="recording-end"))
+        self._finishing_threads[-1].start()
 
     def _finish(self, writer: RecordingWriter) -> None:
         try:

@@ -1,6 +1,6 @@
 """`kvscope top`: shows the state of engines on a terminal.
 
-Decides which engines are watched and for how long; `top_screen` draws.
+Decides which engines are watched and for how long; `top_screen` draws them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from contextlib import ExitStack, suppress
 from typing import Any, Final
 
-from kvscope_app.access_options import add_access_options, addresses_of
+from kvscope_app.access_options import add_access_options, parse_addresses
 from kvscope_app.option_values import span
 from kvscope_telemetry.addresses import accepted_addresses
 from kvscope_telemetry.errors import BadInput, KvscopeError
@@ -63,26 +63,25 @@ def add_top_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argume
 
 
 def top(args: argparse.Namespace) -> int:
-    """Show the engines and return the exit code.
-
-    The code is 1 if a single reading was requested and an engine could not be read.
+    """Show the engines and return the exit code: 1 if one reading was requested and an engine could not be read, else
+    0.
     """
     from kvscope_app.commands.top_engine import WatchedEngine
     from kvscope_telemetry.transport.file_limit import raise_file_limit
 
-    addresses = tuple(dict.fromkeys(addresses_of(args, args.endpoints or [default_endpoint()], "ADDRESS")))
+    addresses = tuple(dict.fromkeys(parse_addresses(args, args.endpoints or [default_endpoint()], "ADDRESS")))
     if len(addresses) > MAX_ENGINES:
         raise BadInput(
             f"{len(addresses)} addresses are not accepted: at most {MAX_ENGINES}; use `kvscope fleet` for more"
         )
     with suppress(KvscopeError):
         raise_file_limit()
-    is_once = args.once or args.json or not (sys.stdin.isatty() and sys.stdout.isatty())
+    prints_once = args.once or args.json or not (sys.stdin.isatty() and sys.stdout.isatty())
     with ExitStack() as stack:
         engines = [WatchedEngine(address) for address in addresses]
         for engine in engines:
             stack.callback(engine.close)
-        if is_once:
+        if prints_once:
             return _print_once(engines, args.wait, as_json=args.json)
         from kvscope_app.commands.top_screen import show
 

@@ -1,7 +1,7 @@
 """One engine as shown by `kvscope top`: figures of the last seconds, and the requests that hold the most blocks.
 
-Owns an overview of the last minute, built like that of a recording, so every figure is computed by
-`summaries.run_figures`. Knows no terminal.
+Owns an overview of the last minute, from which `summaries.run_figures` computes the figures, as for a recording. Does
+not depend on a terminal.
 """
 
 from __future__ import annotations
@@ -33,10 +33,7 @@ from kvscope_telemetry.summaries.summarizer import Summarizer
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 RATE_S: Final = 10
-"""Seconds over which token rates are averaged, as in the fleet table.
-
-Figures that need more requests use `WINDOW_S`.
-"""
+"""Seconds over which token rates are averaged, as in the fleet table. Other figures need more requests: `WINDOW_S`."""
 WINDOW_S: Final = 60
 MAX_REQUESTS: Final = 200
 
@@ -60,11 +57,10 @@ class RequestReading(msgspec.Struct, frozen=True, kw_only=True):
     """Number of tokens of the prompt and of the answer so far."""
     num_blocks: int
     age_s: float
-    """Seconds since the request arrived."""
 
 
 class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
-    """State of the engine's device; None means unknown."""
+    """State of the engine's device at one moment. None means unknown."""
 
     name: str = ""
     utilization: float | None = None
@@ -108,9 +104,8 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     reports_requests: bool = msgspec.field(default=True, name="tells_requests")
     """Whether the engine reports individual requests. `tells_requests` in JSON."""
     num_requests: int = 0
-    """Number of unfinished requests."""
+    """Total number of unfinished requests; `requests` has only the first ones."""
     requests: tuple[RequestReading, ...] = ()
-    """The first unfinished requests in the chosen order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +115,9 @@ class _Span:
 
 
 class WatchedEngine:
-    """Watches the engine at `address` until `close`. The address may be unreachable or not accepted."""
+    """Watches the engine at `address` until `close`. An invalid or unreachable address is shown as the state of the
+    engine.
+    """
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -134,7 +131,9 @@ class WatchedEngine:
 
     @property
     def is_ready(self) -> bool:
-        """Whether waiting longer adds nothing: a full second can be reported, or the engine refused us or ended."""
+        """Whether waiting longer adds nothing: a full second was observed, or the engine refused the connection or
+        ended.
+        """
         if self._source is None:
             return True
         state = self._source.status.state
@@ -143,7 +142,7 @@ class WatchedEngine:
     def read(self, order: str = "blocks", limit: int = MAX_REQUESTS) -> EngineStatus:
         """Return the engine's current figures, with at most `limit` requests sorted by `order`, a key of `ORDERS`.
 
-        Never blocks.
+        Does not block.
         """
         if self._source is None:
             return EngineStatus(address=self._address.text, state=SourceState.REFUSED, reason=self._refusal)
@@ -153,13 +152,13 @@ class WatchedEngine:
         return self._sink.enriched(reading, status, ORDERS[order], limit)
 
     def close(self) -> None:
-        """End the source's thread. Idempotent."""
+        """Stop the source's thread. Idempotent."""
         if self._source is not None:
             self._source.close()
 
 
 class _FigureSink:
-    """Sink that summarizes an engine's messages. The reading thread calls `write`, another thread reads the figures."""
+    """Sink that summarizes an engine's messages. The reading thread calls `write`; another thread reads the figures."""
 
     def __init__(self) -> None:
         self.failure = ""
@@ -173,12 +172,11 @@ class _FigureSink:
 
     @property
     def has_seconds(self) -> bool:
-        """Whether a whole second was observed."""
         with self._lock:
             return len(self._overview) > 1  # the first second may be incomplete
 
     def write(self, message: TelemetryMessage, data: bytes | None = None) -> bool:
-        """Add a message. Returns False if the state is lost, upon which a snapshot is sent."""
+        """Add a message. Returns False if a frame was lost, so that the source requests a snapshot."""
         with self._lock:
             now_ns = time.monotonic_ns()
             if isinstance(message, Snapshot) and message.hello.epoch != self._epoch:
@@ -196,7 +194,7 @@ class _FigureSink:
             return not (isinstance(message, Frame) and self._follower.is_lost)
 
     def enriched(self, reading: EngineStatus, status: SourceStatus, order: RequestOrder, limit: int) -> EngineStatus:
-        """Return `reading` with the model, device, figures and requests that are known."""
+        """Return a copy of `reading` with the model, device, figures and requests, as far as they are known."""
         with self._lock:
             self._follower.apply_pending()
             mirror = self._follower.mirror
@@ -227,7 +225,6 @@ class _FigureSink:
             )
 
     def _reset(self, epoch: int, now_ns: int) -> None:
-        """Start over after the engine was restarted, discarding what was recorded before."""
         self._epoch, self._since_ns, self._engine_ns, self._sample = epoch, now_ns, 0, None
         self._overview = SessionOverview()
 
@@ -239,22 +236,22 @@ class _FigureSink:
         def figure(key: str, span_s: int) -> float | None:
             return BY_KEY[key].of(overview, _Span(max(until_ns - span_s * SECOND_NS, self._since_ns), until_ns - 1))
 
-        def now(name: str) -> int | None:
-            return _whole(float(overview.column(name)[-1]))
+        def last_value(name: str) -> int | None:
+            return _rounded(float(overview.column(name)[-1]))
 
         usage = float(usage_of(overview)[-1])
         pool = {
-            "num_blocks": _whole(float(pool_of(overview)[-1])) or None,
-            "held_blocks": now("active_blocks"),
-            "cached_blocks": now("cached_blocks"),
-            "free_blocks": now("free_blocks"),
+            "num_blocks": _rounded(float(pool_of(overview)[-1])) or None,
+            "held_blocks": last_value("active_blocks"),
+            "cached_blocks": last_value("cached_blocks"),
+            "free_blocks": last_value("free_blocks"),
             "usage": None if np.isnan(usage) else usage,
         }
         preemptions_per_min = figure("preemptions_per_min", WINDOW_S)
         return {
             **(pool if has_pool else {}),
-            "num_running": now("num_running"),
-            "num_waiting": now("num_waiting"),
+            "num_running": last_value("num_running"),
+            "num_waiting": last_value("num_waiting"),
             "preemptions_per_s": None if preemptions_per_min is None else preemptions_per_min / 60,
             "decode_tokens_per_s": figure("decode_tokens_per_s", RATE_S),
             "prefill_tokens_per_s": figure("prefill_tokens_per_s", RATE_S),
@@ -279,7 +276,7 @@ class _FigureSink:
         requests = mirror.requests
         rows = np.flatnonzero(requests.state != RequestState.FINISHED)
         keys = order(requests)[rows]
-        first = rows[np.lexsort((requests.number[rows], -keys))][:limit]
+        listed_rows = rows[np.lexsort((requests.number[rows], -keys))][:limit]
         tokens = _tokens(requests)
         readings = tuple(
             RequestReading(
@@ -290,7 +287,7 @@ class _FigureSink:
                 num_blocks=int(requests.num_held[row]),
                 age_s=max(0, self._engine_ns - int(requests.arrival_ns[row])) / 1e9,
             )
-            for row in first.tolist()
+            for row in listed_rows.tolist()
         )
         return {"num_requests": len(rows), "requests": readings}
 
@@ -305,5 +302,5 @@ def _state_name(state: int) -> str:
     return known[0] if known else RequestState.UNKNOWN.name.lower()
 
 
-def _whole(value: float) -> int | None:
+def _rounded(value: float) -> int | None:
     return None if np.isnan(value) else round(value)

@@ -1,7 +1,7 @@
-"""Output of `kvscope top` as lines of a given width, for a terminal or as plain text.
+"""Output of `kvscope top` as lines of a given width, for a terminal or as plain text. Imports no curses.
 
-Owns the text, the usage bar, and what is left out when there is little space. Control characters in what engines send
-are removed. Knows no curses.
+Decides the texts, the usage bar, and what is left out when there is little space. Removes control characters from texts
+of engines.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvscope_app.session.state_text import STATE_COLORS, STATE_TEXTS
 from kvscope_app.ui.number_text import NOTHING, UNKNOWN, count, num_bytes, percent, plural, seconds
 from kvscope_telemetry.printable import printable
 
-_MAX_BAR: Final = 60
+_MAX_BAR_CELLS: Final = 60
 _GAP: Final = "   "
 _ASCII: Final = str.maketrans(
     {"█": "#", "▒": "=", "·": ".", "–": "-", "−": "-", "…": "~", "≤": "<", "µ": "u", "▸": ">", "▾": "v"}
@@ -46,55 +46,54 @@ _COLUMNS: Final = (("request", 9), ("state", 10), ("tokens", 9), ("blocks", 8), 
 
 
 def engine_lines(reading: EngineStatus, width: int, *, is_chosen: bool = False) -> list[Line]:
-    """Return everything about an engine except its requests."""
-    lines = [_head(reading, is_chosen=is_chosen)]
+    lines = [_heading(reading, is_chosen=is_chosen)]
     if reading.reason:
         lines += [
             (Styled(f"  {line}", Style.MUTED),) for line in _wrapped(printable(reading.reason).split(), " ", width - 2)
         ]
     if reading.num_running is None and reading.usage is None and reading.device.utilization is None:
-        return _cut(lines, width)
+        return _clipped(lines, width)
     lines += _pool(reading, width)
     for items in (_rates(reading), _device(reading)):
         lines += [(Styled(f"  {line}"),) for line in _wrapped(items, _GAP, width - 2)]
-    return _cut(lines, width)
+    return _clipped(lines, width)
 
 
 def short_line(reading: EngineStatus, width: int, *, is_chosen: bool = False) -> Line:
-    """Return an engine in one line, for when there is no space for more."""
+    """Return one line about an engine, for screens with too little space for `engine_lines`."""
     usage = NOTHING if reading.usage is None else percent(reading.usage, 0)
     figures = f"  KV {usage}  {_count(reading.num_running)} running  {_count(reading.num_waiting)} waiting"
-    mark, name, gap, state, *_ = _head(reading, is_chosen=is_chosen)
-    return _cut([(mark, name, gap, state, Styled(figures))], width)[0]
+    mark, name, gap, state, *_ = _heading(reading, is_chosen=is_chosen)
+    return _clipped([(mark, name, gap, state, Styled(figures))], width)[0]
 
 
 def request_lines(reading: EngineStatus, width: int, num_rows: int, order: str) -> list[Line]:
-    """Return at most `num_rows` lines, heading included, for the first requests. Empty if the figures are unknown."""
+    """Return a heading and the first requests, at most `num_rows` lines; none if the engine's figures are unknown."""
     if num_rows < 2 or reading.num_running is None:
         return []
     if not reading.reports_requests:
-        return _cut([(Styled("  This engine does not report individual requests.", Style.MUTED),)], width)
+        return _clipped([(Styled("  This engine does not report individual requests.", Style.MUTED),)], width)
     if not reading.num_requests:
-        return _cut([(Styled("  No requests.", Style.MUTED),)], width)
+        return _clipped([(Styled("  No requests.", Style.MUTED),)], width)
     titles = [
         f"{'▾' if title == order or (title, order) == ('request', 'number') else ''}{title}" for title, _ in _COLUMNS
     ]
     lines: list[Line] = [(Styled(_row(titles) + "  id", Style.BOLD),)]
-    room = num_rows - 1
-    says_more = reading.num_requests > room > 1
-    shown = reading.requests[: room - says_more]
+    num_lines = num_rows - 1
+    has_more = reading.num_requests > num_lines > 1
+    shown = reading.requests[: num_lines - has_more]
     lines += [(Styled(_row(_cells(request)) + "  " + printable(request.request_id)),) for request in shown]
-    if says_more:
+    if has_more:
         lines.append((Styled(f"  and {plural(reading.num_requests - len(shown), 'more request')}", Style.MUTED),))
-    return _cut(lines, width)
+    return _clipped(lines, width)
 
 
 def legend_lines(width: int) -> list[Line]:
-    words = (
+    text = (
         f"Tokens per second over the last {RATE_S} s; hit rate, time to first token and preemptions over "
         f"the last {WINDOW_S} s. Bar: █ held by requests, ▒ cached, · free."
     )
-    return [(Styled(line, Style.MUTED),) for line in _wrapped(words.split(), " ", width)]
+    return [(Styled(line, Style.MUTED),) for line in _wrapped(text.split(), " ", width)]
 
 
 def plain_text(lines: Iterable[Line]) -> str:
@@ -102,7 +101,7 @@ def plain_text(lines: Iterable[Line]) -> str:
 
 
 def in_encoding(text: str, encoding: str) -> str:
-    """Return `text` with characters that `encoding` lacks replaced by ASCII."""
+    """Return `text`, in ASCII replacements if `encoding` lacks one of its characters."""
     text = text.replace("\u202f", " ")
     try:
         text.encode(encoding)
@@ -111,9 +110,9 @@ def in_encoding(text: str, encoding: str) -> str:
     return text
 
 
-def _head(reading: EngineStatus, *, is_chosen: bool) -> Line:
+def _heading(reading: EngineStatus, *, is_chosen: bool) -> Line:
     style = _STATE_STYLES.get(STATE_COLORS[reading.state], Style.MUTED)
-    about = "  ".join(
+    description = "  ".join(
         printable(word) for word in (f"{reading.engine} {reading.version}".strip(), reading.model) if word
     )
     return (
@@ -121,7 +120,7 @@ def _head(reading: EngineStatus, *, is_chosen: bool) -> Line:
         Styled(printable(reading.address), Style.CHOSEN if is_chosen else Style.BOLD),
         Styled("  "),
         Styled(STATE_TEXTS[reading.state], style),
-        Styled(f"  {about}" if about else "", Style.MUTED),
+        Styled(f"  {description}" if description else "", Style.MUTED),
     )
 
 
@@ -129,17 +128,17 @@ def _pool(reading: EngineStatus, width: int) -> list[Line]:
     if not reading.num_blocks or reading.held_blocks is None:
         return [(Styled("  KV "), Styled(UNKNOWN, Style.MUTED))]
     usage = " " + percent(reading.usage, 0).rjust(5)
-    size = min(_MAX_BAR, width - len("  KV []") - len(usage))
+    num_cells = min(_MAX_BAR_CELLS, width - len("  KV []") - len(usage))
     lines: list[Line] = []
-    if size >= 4:
-        num_held, num_cached, num_free = _shares(reading, size)
-        rest = size - num_held - num_cached - num_free
+    if num_cells >= 4:
+        num_held, num_cached, num_free = _bar_cells(reading, num_cells)
+        padding = num_cells - num_held - num_cached - num_free
         lines.append(
             (
                 Styled("  KV ["),
                 Styled("█" * num_held, Style.HELD),
                 Styled("▒" * num_cached, Style.CACHED),
-                Styled("·" * num_free + " " * rest, Style.MUTED),
+                Styled("·" * num_free + " " * padding, Style.MUTED),
                 Styled("]"),
                 Styled(usage, _usage_style(reading.usage)),
             )
@@ -149,18 +148,18 @@ def _pool(reading: EngineStatus, width: int) -> list[Line]:
     return lines + [(Styled(f"  {line}"),) for line in _wrapped(items, _GAP, width - 2)]
 
 
-def _shares(reading: EngineStatus, size: int) -> tuple[int, int, int]:
-    """Return the bar's cells of held, cached and free blocks.
+def _bar_cells(reading: EngineStatus, num_cells: int) -> tuple[int, int, int]:
+    """Return the number of cells of held, cached and free blocks in a bar of `num_cells`.
 
-    A nonzero part gets at least one cell while cells are left.
+    A nonzero number of blocks has at least one cell while cells remain.
     """
     total = max(reading.num_blocks or 0, 1)
-    left, shares = size, []
+    remaining, shares = num_cells, []
     for number in (reading.held_blocks, reading.cached_blocks):
-        cells = min(left, max(round((number or 0) / total * size), 1 if number else 0))
+        cells = min(remaining, max(round((number or 0) / total * num_cells), 1 if number else 0))
         shares.append(cells)
-        left -= cells
-    return shares[0], shares[1], left if reading.free_blocks is not None else 0
+        remaining -= cells
+    return shares[0], shares[1], remaining if reading.free_blocks is not None else 0
 
 
 def _rates(reading: EngineStatus) -> list[str]:
@@ -180,12 +179,12 @@ def _rates(reading: EngineStatus) -> list[str]:
 def _device(reading: EngineStatus) -> list[str]:
     device = reading.device
     name = [printable(device.name)] if device.name else []
-    used = NOTHING if device.memory_used_bytes is None else num_bytes(device.memory_used_bytes)
+    memory_used = NOTHING if device.memory_used_bytes is None else num_bytes(device.memory_used_bytes)
     total = "" if device.memory_total_bytes is None else f" of {num_bytes(device.memory_total_bytes)}"
-    watts = NOTHING if device.power_watts is None else f"{device.power_watts:.0f} W"
+    power = NOTHING if device.power_watts is None else f"{device.power_watts:.0f} W"
     share = NOTHING if device.utilization is None else percent(device.utilization, 0)
-    busy = f"engine uses {share} of the CPUs" if device.is_engines_share else f"busy {share}"
-    return [*name, busy, f"memory {used}{total}", f"power {watts}"]
+    usage = f"engine uses {share} of the CPUs" if device.is_engines_share else f"busy {share}"
+    return [*name, usage, f"memory {memory_used}{total}", f"power {power}"]
 
 
 def _cells(request: RequestReading) -> list[str]:
@@ -216,15 +215,15 @@ def _decimal(value: float | None, digits: int = 1) -> str:
     return count(value) if value >= 1000 else f"{value:.{digits}f}"
 
 
-def _cells_of(letter: str) -> int:
-    """Return how many terminal cells a character occupies: 0, 1 or 2."""
+def _cell_width(letter: str) -> int:
+    """Return the number of terminal cells that a character occupies: 0, 1 or 2."""
     if unicodedata.combining(letter):
         return 0
     return 2 if unicodedata.east_asian_width(letter) in "WF" else 1
 
 
 def _wrapped(texts: Sequence[str], gap: str, width: int) -> list[str]:
-    """Join words into lines of at most `width` characters; a line has at least one word."""
+    """Join texts with `gap` into lines of at most `width` characters. A longer text has a line for itself."""
     lines: list[str] = []
     for word in texts:
         if lines and len(lines[-1]) + len(gap) + len(word) <= width:
@@ -234,22 +233,22 @@ def _wrapped(texts: Sequence[str], gap: str, width: int) -> list[str]:
     return lines
 
 
-def _cut(lines: Iterable[Line], width: int) -> list[Line]:
-    """Cut lines to `width`; a line that was too wide ends in an ellipsis."""
-    return [_fitted(line, max(width, 1)) for line in lines]
+def _clipped(lines: Iterable[Line], width: int) -> list[Line]:
+    """Cut lines to `width` cells. A line that was cut ends in an ellipsis."""
+    return [_clipped_line(line, max(width, 1)) for line in lines]
 
 
-def _fitted(line: Line, width: int) -> Line:
-    if sum(_cells_of(letter) for piece in line for letter in piece.text) <= width:
+def _clipped_line(line: Line, width: int) -> Line:
+    if sum(_cell_width(letter) for piece in line for letter in piece.text) <= width:
         return line
-    left = width - 1
-    fitted: list[Styled] = []
+    remaining = width - 1
+    pieces: list[Styled] = []
     for piece in line:
-        taken = ""
+        kept_text = ""
         for letter in piece.text:
-            left -= _cells_of(letter)
-            if left < 0:
-                return (*fitted, Styled(f"{taken}…", piece.style))
-            taken += letter
-        fitted.append(Styled(taken, piece.style))
-    return tuple(fitted)
+            remaining -= _cell_width(letter)
+            if remaining < 0:
+                return (*pieces, Styled(f"{kept_text}…", piece.style))
+            kept_text += letter
+        pieces.append(Styled(kept_text, piece.style))
+    return tuple(pieces)

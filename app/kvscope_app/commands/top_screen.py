@@ -1,6 +1,6 @@
 """Terminal screen of `kvscope top`: draws with curses and handles keys.
 
-Owns the terminal while it is shown, and restores it however the command ends. `top_lines` makes the text.
+Owns the terminal while the screen is shown, and restores it in any case. `top_lines` formats the text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kvscope_telemetry.errors import BadInput
 DRAW_S: Final = 0.5
 _KEY_MS: Final = 200
 _MIN_REQUEST_ROWS: Final = 6
-"""Minimum rows for requests: engines are reduced to one line each before there are fewer."""
+"""Minimum number of rows for requests. If fewer would remain, other engines are reduced to one line each."""
 _KEYS: Final = "q quit   s sort"
 _COLORS: Final = {
     Style.GOOD: curses.COLOR_GREEN,
@@ -48,7 +48,7 @@ _ATTRIBUTES: Final = {
 
 
 def show(engines: Sequence[WatchedEngine]) -> None:
-    """Draw until q is pressed. Raises BadInput for a terminal that cannot be drawn on, KeyboardInterrupt for Ctrl-C."""
+    """Draw until q is pressed. Raises BadInput for a terminal without cursor control, KeyboardInterrupt for Ctrl-C."""
     _require_terminal()
     with suppress(locale.Error):
         locale.setlocale(locale.LC_CTYPE, "")  # curses encodes text according to the locale
@@ -59,7 +59,7 @@ def show(engines: Sequence[WatchedEngine]) -> None:
 class _Screen:
     def __init__(self, window: curses.window, engines: Sequence[WatchedEngine]) -> None:
         self._window, self._engines = window, engines
-        self._chosen = 0
+        self._selected = 0
         self._orders = list(ORDERS)
         self._encoding = window.encoding
         self._attributes = _attributes()
@@ -68,54 +68,52 @@ class _Screen:
         window.timeout(_KEY_MS)
 
     def run(self) -> None:
-        """Draw and handle keys until the user quits."""
-        drawn_s = 0.0
+        last_read_s = 0.0
         readings: list[EngineStatus] = []
         while True:
-            if time.monotonic() - drawn_s >= DRAW_S:
+            if time.monotonic() - last_read_s >= DRAW_S:
                 readings = [engine.read(self._orders[0]) for engine in self._engines]
-                drawn_s = time.monotonic()
-            self._paint(readings)
-            asked_s = time.monotonic()
+                last_read_s = time.monotonic()
+            self._draw(readings)
+            wait_start_s = time.monotonic()
             key = self._window.getch()
             if key in (ord("q"), ord("Q")):
                 return
             if key in (curses.KEY_DOWN, ord("j")):
-                self._chosen = min(self._chosen + 1, len(self._engines) - 1)
+                self._selected = min(self._selected + 1, len(self._engines) - 1)
             elif key in (curses.KEY_UP, ord("k")):
-                self._chosen = max(self._chosen - 1, 0)
+                self._selected = max(self._selected - 1, 0)
             elif key in (ord("s"), ord("S")):
                 self._orders.append(self._orders.pop(0))
-                drawn_s = 0.0
+                last_read_s = 0.0
             elif key == curses.KEY_RESIZE:
                 curses.update_lines_cols()
-            elif key < 0 and time.monotonic() - asked_s < _KEY_MS / 2_000:
+            elif key < 0 and time.monotonic() - wait_start_s < _KEY_MS / 2_000:
                 # If the terminal is gone, getch returns immediately: avoid a busy loop.
                 time.sleep(_KEY_MS / 1_000)
 
-    def _paint(self, readings: Sequence[EngineStatus]) -> None:
+    def _draw(self, readings: Sequence[EngineStatus]) -> None:
         height, width = self._window.getmaxyx()
         self._window.erase()
         for row, line in enumerate(self._lines(readings, width, height - 1)):
             self._write_line(row, line)
-        engines = f"   ↑↓ jk engine ({self._chosen + 1} of {len(readings)})" if len(readings) > 1 else ""
+        engines = f"   ↑↓ jk engine ({self._selected + 1} of {len(readings)})" if len(readings) > 1 else ""
         self._write_line(height - 1, (Styled((_KEYS + engines)[: max(width - 1, 0)], Style.MUTED),))
         self._window.refresh()
 
     def _lines(self, readings: Sequence[EngineStatus], width: int, height: int) -> list[Line]:
-        """Return at most `height` lines from top to bottom: engines, requests of the chosen one, and the legend."""
-        blocks = [engine_lines(each, width, is_chosen=at == self._chosen) for at, each in enumerate(readings)]
+        blocks = [engine_lines(each, width, is_chosen=index == self._selected) for index, each in enumerate(readings)]
         if sum(map(len, blocks)) > height - _MIN_REQUEST_ROWS:
             blocks = [
-                block if at == self._chosen else [short_line(each, width)]
-                for at, (block, each) in enumerate(zip(blocks, readings, strict=True))
+                block if index == self._selected else [short_line(each, width)]
+                for index, (block, each) in enumerate(zip(blocks, readings, strict=True))
             ]
-        blocks = _around(blocks, self._chosen, max(height - _MIN_REQUEST_ROWS, 1))
+        blocks = _visible_blocks(blocks, self._selected, max(height - _MIN_REQUEST_ROWS, 1))
         lines = [line for block in blocks for line in block]
         legend = legend_lines(width)
         has_legend = len(lines) + len(legend) + 1 <= height - _MIN_REQUEST_ROWS
-        room = height - len(lines) - 1 - (len(legend) + 1) * has_legend
-        requests = request_lines(readings[self._chosen], width, room, self._orders[0])
+        num_rows = height - len(lines) - 1 - (len(legend) + 1) * has_legend
+        requests = request_lines(readings[self._selected], width, num_rows, self._orders[0])
         lines += [(), *requests] if requests else []
         if has_legend:
             lines += [()] * (height - len(lines) - len(legend)) + legend
@@ -128,17 +126,17 @@ class _Screen:
                 self._window.addstr(in_encoding(text, self._encoding), self._attributes[style])
 
 
-def _around(blocks: list[list[Line]], chosen: int, height: int) -> list[list[Line]]:
-    """Return the chosen block and as many blocks before and after it as fit in `height` lines."""
-    first, last = chosen, chosen + 1
-    used = len(blocks[chosen])
+def _visible_blocks(blocks: list[list[Line]], selected: int, height: int) -> list[list[Line]]:
+    """Return the selected block and as many blocks before and after it as fit in `height` lines."""
+    first, last = selected, selected + 1
+    used = len(blocks[selected])
     while True:
-        grown = False
-        for at in (first - 1, last):
-            if 0 <= at < len(blocks) and not first <= at < last and used + len(blocks[at]) <= height:
-                used += len(blocks[at])
-                first, last, grown = min(first, at), max(last, at + 1), True
-        if not grown:
+        has_grown = False
+        for index in (first - 1, last):
+            if 0 <= index < len(blocks) and not first <= index < last and used + len(blocks[index]) <= height:
+                used += len(blocks[index])
+                first, last, has_grown = min(first, index), max(last, index + 1), True
+        if not has_grown:
             return blocks[first:last]
 
 

@@ -1,4 +1,4 @@
-"""Combo box to choose how two timelines are aligned in time. Owns the list of choices."""
+"""Combo box that chooses how the runs of a comparison are aligned in time. Owns the list of choices."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ STARTS: Final = "Starts together"
 CLOCK: Final = "By the clock"
 CHOSEN: Final = "Chosen moments"
 
-_Way = tuple[Alignment, int | None]
+_Choice = tuple[Alignment, int | None]
+"""Alignment, and the time of A to move to (None: stay)."""
 
 
 class AlignBox(QComboBox):
-    """Offers to align by the starts, by the clock if the runs overlap, and by moments that both have.
+    """Combo box of alignments: at the starts, by wall-clock time if the runs overlap, or at a moment of both.
 
-    Such a moment is for example the first preemption of each run.
+    Such a moment is for example the first preemption of each run, or a bookmark of the same name in both.
     """
 
     chosen = Signal(object, object)
@@ -32,7 +33,7 @@ class AlignBox(QComboBox):
     def __init__(self, pair: SessionPair) -> None:
         super().__init__()
         self._pair = pair
-        self.alignments: dict[str, _Way | None] = {}
+        self.alignments: dict[str, _Choice | None] = {}
         self.setAccessibleName("Align by")
         self.setToolTip("How the two runs are aligned in time")
         self.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
@@ -40,35 +41,32 @@ class AlignBox(QComboBox):
         self.textActivated.connect(self._on_activated)
 
     def refresh(self) -> None:
-        """Update the list, because the overviews may have grown."""
-        ways = self._available()
-        if list(ways) != list(self.alignments):
+        choices = self._current_choices()
+        if list(choices) != list(self.alignments):
             current = self.currentText() or STARTS
             self.clear()
-            self.addItems(list(ways))
-            self.setCurrentText(current if current in ways else CHOSEN)
-        self.alignments = ways
+            self.addItems(list(choices))
+            self.setCurrentText(current if current in choices else CHOSEN)
+        self.alignments = choices
 
     def show_chosen(self) -> None:
-        """Show that the user aligned the timelines manually."""
         self.setCurrentText(CHOSEN)
 
-    def _available(self) -> dict[str, _Way | None]:
+    def _current_choices(self) -> dict[str, _Choice | None]:
         pair = self._pair
-        ways: dict[str, _Way | None] = {STARTS: (pair.by_starts(), None)}
-        if pair.have_one_clock:
-            ways[CLOCK] = (Alignment(), None)
-        named = [moments(session.overview, _named_moments(session)) for session in (pair.a, pair.b)]
-        for moment, alignment in shared(*named):
-            ways[moment.name[:1].upper() + moment.name[1:]] = (alignment, moment.time_ns)
-        ways[CHOSEN] = None
-        return ways
+        choices: dict[str, _Choice | None] = {STARTS: (pair.by_starts(), None)}
+        if pair.has_time_overlap:
+            choices[CLOCK] = (Alignment(), None)
+        run_moments = [moments(session.overview, _bookmark_moments(session)) for session in (pair.a, pair.b)]
+        for moment, alignment in shared(*run_moments):
+            choices[moment.name[:1].upper() + moment.name[1:]] = (alignment, moment.time_ns)
+        choices[CHOSEN] = None
+        return choices
 
     def _on_activated(self, name: str) -> None:
-        way = self.alignments.get(name)
-        self.chosen.emit(*((self._pair.alignment, None) if way is None else way))
+        choice = self.alignments.get(name)
+        self.chosen.emit(*((self._pair.alignment, None) if choice is None else choice))
 
 
-def _named_moments(session: Session) -> Iterable[AlignedMoment]:
-    """Return the bookmarks of a session as moments."""
+def _bookmark_moments(session: Session) -> Iterable[AlignedMoment]:
     return [AlignedMoment(name_of(mark), mark.time_ns) for mark in session.bookmarks.shown]

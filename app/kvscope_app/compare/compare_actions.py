@@ -38,7 +38,10 @@ def add_compare_actions(window: CompareBody, actions: Actions) -> None:
 
 
 def export_table(window: CompareBody, path: str) -> None:
-    """Write the table to `path`, which must not exist."""
+    """Write the table of key figures as CSV to `path`, with `.csv` appended if missing.
+
+    An existing file is not replaced. The banner reports that and other errors.
+    """
     comparison = window.figures.comparison
     if comparison is None:
         return
@@ -77,7 +80,7 @@ def _help(window: CompareBody, actions: Actions) -> list[ActionSpec]:
     def entries() -> list[tuple[str, QAction]]:
         return [(spec.group, actions[spec.name]) for spec in actions]
 
-    def change() -> None:
+    def edit_shortcuts() -> None:
         themes = window.themes
         ShortcutEditor(window, actions, themes.settings, themes.theme.color("accent")).show()
 
@@ -94,7 +97,7 @@ def _help(window: CompareBody, actions: Actions) -> list[ActionSpec]:
             "shortcuts",
             "Keyboard shortcuts",
             HELP,
-            lambda: shortcut_dialog(window, entries(), change).show(),
+            lambda: shortcut_dialog(window, entries(), edit_shortcuts).show(),
             ("F1", "?"),
             "keyboard",
         ),

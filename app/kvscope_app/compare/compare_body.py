@@ -1,6 +1,6 @@
 """Contents of a comparison window: its two sessions, its widgets and their layout.
 
-Owns these parts, for the modules that implement the window's actions. Must not depend on those modules.
+Owns the sessions and widgets that the modules with the window's actions use. Must not depend on those modules.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from kvscope_telemetry.recordings.reader import Recording
 
 
 class CompareBody(QMainWindow):
-    """Two page maps above a bar, with the curves and the table below."""
-
     def __init__(self, a: Recording, b: Recording, names: tuple[str, str], themes: ThemeManager) -> None:
         super().__init__()
         self.themes = themes
@@ -49,7 +47,6 @@ class CompareBody(QMainWindow):
             (side.map.fit_all, side.map.zoom_in, side.map.zoom_out)[steps]()
 
     def lay_out(self, bar: QWidget) -> None:
-        """Lay out all parts, with `bar` under the maps."""
         body = QSplitter(Qt.Orientation.Vertical)
         body.addWidget(self._maps(bar))
         body.addWidget(self._below())
@@ -67,14 +64,14 @@ class CompareBody(QMainWindow):
         row.setSpacing(0)
         row.addWidget(bar, 1)
         row.addWidget(self._align_frame())
-        made = QWidget()
-        column = QVBoxLayout(made)
+        upper_half = QWidget()
+        column = QVBoxLayout(upper_half)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
         column.addWidget(maps, 1)
         column.addLayout(row)
-        FloatingStrips(made, maps).add(self.banner)
-        return made
+        FloatingStrips(upper_half, maps).add(self.banner)
+        return upper_half
 
     def _below(self) -> QSplitter:
         below = QSplitter(Qt.Orientation.Horizontal)

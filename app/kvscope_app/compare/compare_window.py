@@ -1,7 +1,7 @@
-"""Comparison window: two page maps over one bar, their curves, and a table of key figures.
+"""Comparison window: two page maps over one playback bar, their curves, and a table of key figures.
 
-Owns the connections between its parts, and the ranges of the figures. Does not know where the recordings come from: the
-recording of a live engine is its ring, and grows.
+Connects the parts of `CompareBody` and limits how often they are refreshed. A recording may grow while it is shown:
+that of a live engine is its recent history.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvscope_app.compare.compare_body import CompareBody
 from kvscope_app.playback.playback_bar import PlaybackBar
 from kvscope_app.ui.theme import Theme
 from kvscope_app.ui.theming.theme_manager import ThemeManager
-from kvscope_app.ui.window_size import default_size
+from kvscope_app.ui.window_size import resize_to_default
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.views.refresher import Refresher
 from kvscope_telemetry.exports.comparison.alignment import Alignment
@@ -28,15 +28,17 @@ from kvscope_telemetry.exports.span import Span
 from kvscope_telemetry.recordings.reader import Recording
 
 _DEBOUNCE_MS: Final = 400
-"""Minimum interval of refreshes while the overviews grow."""
-_SHARE_OF_TIME: Final = 20
-"""Refreshing may take at most 1 / this of the time. Hours of data cost 50 ms per run."""
+_MIN_INTERVAL_RATIO: Final = 20
+"""Minimum ratio of the refresh interval to the duration of a refresh.
+
+Refreshing takes 50 ms per run with hours of data, so at most 5 % of the time is spent on it.
+"""
 _TEXT_INTERVAL_MS: Final = 100
 _BUTTONS: Final = ("to_start", "frame_back", "play", "frame_forward", "to_end")
 
 
 class CompareWindow(CompareBody):
-    """Comparison window, which owns both recordings. `names` are their labels."""
+    """Window that compares recordings `a` and `b`, which are labelled `names` and closed together with the window."""
 
     closing = Signal(object)
     """Emitted with the window itself when it is about to close."""
@@ -52,7 +54,7 @@ class CompareWindow(CompareBody):
         self.lay_out(self.bar)
         self._connect()
         self._apply_theme(themes.theme)
-        default_size(self)
+        resize_to_default(self)
         for session in self.sessions:
             session.start()
 
@@ -61,15 +63,14 @@ class CompareWindow(CompareBody):
         self.actions_by_name.refresh()
 
     def refresh_overview(self) -> None:
-        begun_ns = time.monotonic_ns()
+        start_ns = time.monotonic_ns()
         self.align.refresh()
         self.curves.refresh()
         self.refresh_figures()
-        took_ms = (time.monotonic_ns() - begun_ns) // 1_000_000
-        self._refresh_timer.setInterval(max(_DEBOUNCE_MS, _SHARE_OF_TIME * took_ms))
+        duration_ms = (time.monotonic_ns() - start_ns) // 1_000_000
+        self._refresh_timer.setInterval(max(_DEBOUNCE_MS, _MIN_INTERVAL_RATIO * duration_ms))
 
     def refresh_figures(self) -> None:
-        """Recompute the figures, of the whole runs or of the visible range."""
         runs = self._runs()
         if runs is not None:
             self.figures.show_comparison(compare(*runs))
@@ -94,15 +95,15 @@ class CompareWindow(CompareBody):
 
     def _runs(self) -> tuple[Run, Run] | None:
         """Return the runs for the figures; None if an overview is empty or a run has no data in the visible range."""
-        shown = self.pair.shared_zoom.span if self.figures.of_shown else None
+        visible = self.pair.shared_zoom.span if self.figures.covers_visible_range else None
         runs = []
         for side in self.pair.sides:
             player = side.session.timeline.player
             if player is None or not len(side.session.overview):
                 return None
             first, last = side.range_ns
-            if shown is not None:
-                first, last = max(first, shown.begin_ns), min(last, shown.end_ns)
+            if visible is not None:
+                first, last = max(first, visible.begin_ns), min(last, visible.end_ns)
             if last <= first:
                 return None
             span = Span(player.recording.start_ns, first + side.offset_ns, last + side.offset_ns)
@@ -111,11 +112,11 @@ class CompareWindow(CompareBody):
 
     def _on_moment(self, index: int, seconds: float) -> None:
         """Align the chosen time of run `index` (0: A, 1: B) with the time that the other run shows."""
-        around = self.sessions[index].timeline.range_ns
-        if around is None:
+        range_ns = self.sessions[index].timeline.range_ns
+        if range_ns is None:
             return
         a_ns, b_ns = (session.timeline.cursor_ns for session in self.sessions)
-        chosen_ns = around[0] + round(seconds * 1e9)
+        chosen_ns = range_ns[0] + round(seconds * 1e9)
         a_ns, b_ns = (chosen_ns, b_ns) if index == 0 else (a_ns, chosen_ns)
         self.pair.align(Alignment.of(a_ns, b_ns), a_ns)
         self.align.show_chosen()
@@ -132,23 +133,23 @@ class CompareWindow(CompareBody):
         if not self._refresh_timer.isActive():
             self._refresh_timer.start()
 
-    def _on_shown(self) -> None:
-        if self.figures.of_shown:
+    def _on_visible_range(self) -> None:
+        if self.figures.covers_visible_range:
             self.refresh_figures()
 
     def _connect(self) -> None:
         parts = zip(self.sessions, self.sides, self._refreshers, strict=True)
-        for place, (session, side, refresher) in enumerate(parts):
+        for index, (session, side, refresher) in enumerate(parts):
             refresher.add_view(side.map)
             session.overview_changed.connect(self._on_overview)
             session.status_changed.connect(self.bar.follow_end)
             session.status_changed.connect(self._on_cursor)  # shows the progress of reading a recording, and its growth
             side.map.mode_changed.connect(self.set_mode)
-            side.moment_chosen.connect(partial(self._on_moment, place))
+            side.moment_chosen.connect(partial(self._on_moment, index))
         self.pair.cursor_changed.connect(self._on_cursor)
         self.pair.aligned.connect(self._on_overview)
         self.align.chosen.connect(self.pair.align)
-        self.pair.shared_zoom.changed.connect(self._on_shown)
+        self.pair.shared_zoom.changed.connect(self._on_visible_range)
         self.figures.range_chosen.connect(self.refresh_figures)
         self._refresh_timer.timeout.connect(self.refresh_overview)
         self._text_timer.timeout.connect(self.show_texts)

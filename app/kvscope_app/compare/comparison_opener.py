@@ -18,7 +18,7 @@ _NOTICE_MS: Final = 6000
 
 
 def ask_other(window: SessionWindow) -> None:
-    """Show the file dialog without blocking."""
+    """Ask for a recording to compare with the window's session. Does not block."""
     if not has_past(window.session):
         window.statusBar().showMessage("This session has no history to compare yet", _NOTICE_MS)
         return
@@ -27,29 +27,28 @@ def ask_other(window: SessionWindow) -> None:
 
 
 def has_past(session: Session) -> bool:
-    """Whether the session has a timeline that can be compared."""
     return session.timeline.range_ns is not None
 
 
 def compare_with(window: SessionWindow, path: str) -> None:
-    """Open `path` as B, then a second handle on the window's own timeline as A."""
+    """Open a comparison window with the window's own timeline as run A and the recording `path` as run B."""
     try_to_open(window, path, partial(_open_own, window))
 
 
 def _open_own(window: SessionWindow, other: Recording) -> None:
-    work = _copy_of_recording(window.session)
+    work = _open_second_handle(window.session)
 
-    def done() -> None:
+    def on_opened() -> None:
         if work.result is not None and window.openers.compare is not None:
             window.openers.compare(work.result, other, window)
         elif work.failure:
             window.banner.show_message("These recordings cannot be compared", work.failure, is_temporary=True)
 
-    Task(window, work, "Opening the timeline", done)
+    Task(window, work, "Opening the timeline", on_opened)
 
 
-def _copy_of_recording(session: Session) -> Background[Recording]:
-    """Open a separate handle on the session's recording, because each handle is read by one thread."""
+def _open_second_handle(session: Session) -> Background[Recording]:
+    """Open a second handle on the session's recording in the background. A handle may be read by only one thread."""
     handle = session.new_recording_handle()
     assert handle is not None, "a session without a past"
     return Background(handle.get, "kvscope-compare")

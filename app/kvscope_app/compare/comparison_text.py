@@ -12,7 +12,7 @@ from kvscope_telemetry.exports.comparison.spread import NUM_WINDOWS, Method, Ver
 from kvscope_telemetry.printable import printable
 
 HEADINGS: Final = ("", "A", "B", "Difference", "95 % interval", "A over time", "B over time")
-_VERDICTS: Final = {
+_VERDICT_TEXTS: Final = {
     Verdict.EQUAL: "equal",
     Verdict.OPEN: "not significant: ",
     Verdict.DIFFERENT: "",
@@ -25,7 +25,7 @@ _MAX_SHARE: Final = 10.0
 
 
 def cells(row: ComparisonRow) -> tuple[str, ...]:
-    """Return the texts of a row, one per heading."""
+    """Return the texts of a row's cells, one for each of `HEADINGS`."""
     values = (value_text(row, row.a), value_text(row, row.b), difference_text(row))
     return row.label, *values, verdict_text(row), parts_text(row, row.a_parts), parts_text(row, row.b_parts)
 
@@ -50,7 +50,7 @@ def difference_text(row: ComparisonRow) -> str:
 
 
 def parts_text(row: ComparisonRow, parts: RunParts | None) -> str:
-    """Return the 5th, 50th and 95th percentile of the figure over the parts of a run."""
+    """Return the 5th, 50th and 95th percentile of the figure over the parts of a run: `8.1 – 9.4 – 12.0 ms`."""
     if parts is None:
         return NOTHING
     low, middle, high = (value_text(row, value) for value in (parts.p5, parts.p50, parts.p95))
@@ -59,31 +59,30 @@ def parts_text(row: ComparisonRow, parts: RunParts | None) -> str:
 
 
 def verdict_text(row: ComparisonRow) -> str:
-    """Return the interval of the difference, and the number of parts of each run that it is based on."""
-    words = _VERDICTS.get(row.verdict, NOTHING)
+    """Return the 95 % interval of the difference, and the number of parts of each run (n) that it is based on."""
+    verdict = _VERDICT_TEXTS.get(row.verdict, NOTHING)
     if row.verdict is Verdict.UNKNOWN:
-        return f"{words} (n = {min(row.a_windows, row.b_windows)})"
+        return f"{verdict} (n = {min(row.a_windows, row.b_windows)})"
     if row.verdict not in (Verdict.OPEN, Verdict.DIFFERENT):
-        return words
-    return f"{words}{_interval(row)} (n = {row.a_windows} + {row.b_windows})"
+        return verdict
+    return f"{verdict}{_interval(row)} (n = {row.a_windows} + {row.b_windows})"
 
 
-def explained(row: ComparisonRow) -> str:
-    """Return the verdict as full sentences."""
+def explanation_text(row: ComparisonRow) -> str:
     spread = f"Over time A is {parts_text(row, row.a_parts)} and B {parts_text(row, row.b_parts)}: {_PARTS_TIP}."
     if not row.verdict:
         return "Lengths, counts and peaks have one value per run, so their spread is unknown."
     if row.low is None:
-        few = f"The figure is known in {row.a_windows} (A) and {row.b_windows} (B) of {NUM_WINDOWS} parts"
-        return f"{few}: too few for a test. {spread}" if row.verdict is Verdict.UNKNOWN else spread
-    by = f"By {row.test.value}, of {row.a_windows} parts of A and {row.b_windows} of B"
-    open_words = " Two runs of the same workload may differ this much; this does not mean that they are alike."
-    more = open_words if row.verdict is Verdict.OPEN else ""
-    return f"{by}: {_interval(row)}, in 19 of 20 cases.{more} {spread}"
+        num_known = f"The figure is known in {row.a_windows} (A) and {row.b_windows} (B) of {NUM_WINDOWS} parts"
+        return f"{num_known}: too few for a test. {spread}" if row.verdict is Verdict.UNKNOWN else spread
+    basis = f"By {row.test.value}, of {row.a_windows} parts of A and {row.b_windows} of B"
+    caveat = " Two runs of the same workload may differ this much; this does not mean that they are alike."
+    suffix = caveat if row.verdict is Verdict.OPEN else ""
+    return f"{basis}: {_interval(row)}, in 19 of 20 cases.{suffix} {spread}"
 
 
 def _interval(row: ComparisonRow) -> str:
-    """Return the interval as a ratio (B is ... to ... x A) or as a difference (B - A is ... to ...)."""
+    """Return the interval as a ratio (`B is 1.1 to 1.3 × A`) or as a difference (`B − A is +1 ms to +3 ms`)."""
     assert row.low is not None, "there is an interval where there is a test"
     assert row.high is not None, "there is an interval where there is a test"
     if row.test is Method.RATIO:
@@ -92,7 +91,6 @@ def _interval(row: ComparisonRow) -> str:
 
 
 def _factor(value: float) -> str:
-    """Format with two significant digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.2g}" if value >= 0.001 else "< 0.001"
 
 
@@ -102,8 +100,7 @@ def _signed(row: ComparisonRow, value: float) -> str:
     return f"{'+' if value >= 0 else '−'}{value_text(row, abs(value))}"
 
 
-def unlike_text(comparison: Comparison) -> str:
-    """Return the settings in which the two engines differ, or an empty text."""
+def differing_settings_text(comparison: Comparison) -> str:
     return printable(
         "; ".join(f"{each.name} {each.a or 'unknown'} | {each.b or 'unknown'}" for each in comparison.settings)
     )
@@ -118,16 +115,16 @@ def as_text(comparison: Comparison, names: tuple[str, str]) -> str:
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
     text = [f"{side}  {name}" for side, name in zip("AB", names, strict=True)]
     if comparison.settings:
-        text.append(f"settings differ: {unlike_text(comparison)}")
+        text.append(f"settings differ: {differing_settings_text(comparison)}")
     return "\n".join([*text, "", *(_line(line, widths) for line in lines)])
 
 
 def _line(line: tuple[str, ...], widths: list[int]) -> str:
     label, *values, last = line
-    verdict = HEADINGS.index("95 % interval") - 1
+    interval_column = HEADINGS.index("95 % interval") - 1
     middle = [
-        value.ljust(width) if place == verdict else value.rjust(width)
-        for place, (value, width) in enumerate(zip(values, widths[1:-1], strict=True))
+        value.ljust(width) if column == interval_column else value.rjust(width)
+        for column, (value, width) in enumerate(zip(values, widths[1:-1], strict=True))
     ]
     return "  ".join([label.ljust(widths[0]), *middle, last.rjust(widths[-1])]).rstrip()
 

@@ -1,6 +1,6 @@
 """Curves of both runs overlaid in panels: A solid, B dashed. All panels share the time range and the cursor.
 
-Owns the shown range. A click moves the cursor; dragging and Ctrl+wheel change the range.
+A click moves the cursor. Dragging and Ctrl+wheel change the range, which is stored in `SessionPair.shared_zoom`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFrame, QScrollArea, QVBoxLayout, QWidget
 
-from kvscope_app.compare.overlay import PANELS, Curve, Overlaid, curve_of
+from kvscope_app.compare.overlay import PANELS, Curve, OverlaidPanel, curve_of
 from kvscope_app.compare.session_pair import SessionPair
 from kvscope_app.playback.playback import time_text
 from kvscope_app.session.stop_bands import stop_bands
@@ -25,12 +25,12 @@ from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
 _STEPS_S: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 86_400)
 _LABEL_SPACING_PX: Final = 70
 SIDES: Final = (CurveSpec("A", "A", 0), CurveSpec("B", "B", 1, dashed=True))
-"""Appearance of the two runs throughout the window."""
-_MIN_OVERLAP_S: Final = 1e-3
+"""Names, colours and line styles of runs A and B throughout the window."""
+_MIN_RANGE_S: Final = 1e-3
 
 
 class CurvesView(QWidget):
-    """Six panels, as many side by side as fit, for the visible range of the pair."""
+    """Chart panels listed in `overlay.PANELS`, as many side by side as fit."""
 
     def __init__(self, pair: SessionPair) -> None:
         super().__init__()
@@ -55,10 +55,10 @@ class CurvesView(QWidget):
         return self._charts.panels
 
     def show_time(self, first_s: float, last_s: float) -> None:
-        """Show the range `first_s` to `last_s` on the pair's timeline."""
+        """Show a time range, in seconds from the start of the pair's timeline. A range of up to 1 ms is ignored."""
         first_s, last_s = max(first_s, 0.0), min(last_s, self._length_s)
         origin_ns = self._pair.origin_ns
-        if last_s - first_s > _MIN_OVERLAP_S:
+        if last_s - first_s > _MIN_RANGE_S:
             span = TimeSpan(origin_ns + round(first_s * 1e9), origin_ns + round(last_s * 1e9))
             self._pair.shared_zoom.show(span)
         self.refresh()  # resets a dragged range that is too short or exceeds the end
@@ -74,18 +74,18 @@ class CurvesView(QWidget):
         first_s, last_s = ((at_ns - zero_ns) / 1e9 for at_ns in shown_ns)
         stops = [
             band
-            for look, side in zip(SIDES, self._pair.sides, strict=True)
-            for band in stop_bands(side.session, first_s, last_s, zero_ns + side.offset_ns, look.name)
+            for style, side in zip(SIDES, self._pair.sides, strict=True)
+            for band in stop_bands(side.session, first_s, last_s, zero_ns + side.offset_ns, style.name)
         ]
         for spec in PANELS:
             panel, highest = self.panels[spec.key], 0.0
             panel.show_time(first_s, last_s, None)
             curves = []
-            for look, side in zip(SIDES, self._pair.sides, strict=True):
+            for style, side in zip(SIDES, self._pair.sides, strict=True):
                 offset_ns = side.offset_ns
                 own_ns = (shown_ns[0] + offset_ns, shown_ns[1] + offset_ns)
                 curve = curve_of(spec, side.session.overview, zero_ns + offset_ns, own_ns)
-                highest = max(highest, panel.show_curve(look.name, curve.seconds, curve.values, 0))
+                highest = max(highest, panel.show_curve(style.name, curve.seconds, curve.values, 0))
                 curves.append(curve)
             panel.fit(highest)
             panel.show_stops(stops)
@@ -93,7 +93,7 @@ class CurvesView(QWidget):
         self.show_cursor()
 
     def show_cursor(self) -> None:
-        """Draw the pair's cursor, and show the values there or under the mouse."""
+        """Draw the pair's cursor, and show the values at that time, or at the mouse while it is over a panel."""
         at_s = self._hover_s
         if at_s is None:
             at_s = (self._pair.cursor_ns - self._pair.origin_ns) / 1e9
@@ -134,24 +134,23 @@ class CurvesView(QWidget):
         column.addWidget(scroll)
 
 
-def _panel(spec: Overlaid) -> ChartPanel:
+def _panel(spec: OverlaidPanel) -> ChartPanel:
     return ChartPanel(spec.title, SIDES, spec.axis_text, top=spec.top, join_gap_s=2.5, time_axis=ElapsedAxis())
 
 
 class ElapsedAxis(TimeAxis):
-    """Bottom axis with the time since the common start: `0:30`, `1:02:00`."""
+    """Bottom axis with the time since the start of the pair's timeline: `0:30`, `1:02:00`."""
 
     def clock_text(self, value: float) -> str:
         return time_text(max(value, 0.0), value)
 
     def tickValues(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, list[float]]]:
-        """Return round times that are far enough apart for their labels."""
-        wanted = (maxVal - minVal) * _LABEL_SPACING_PX / max(size, 1)
-        step = next((step for step in _STEPS_S if step >= wanted), _STEPS_S[-1])
-        places = np.arange(np.ceil(minVal / step), np.floor(maxVal / step) + 1)
-        return [(step, (step * places).tolist())]
+        min_step_s = (maxVal - minVal) * _LABEL_SPACING_PX / max(size, 1)
+        step = next((step for step in _STEPS_S if step >= min_step_s), _STEPS_S[-1])
+        multiples = np.arange(np.ceil(minVal / step), np.floor(maxVal / step) + 1)
+        return [(step, (step * multiples).tolist())]
 
     def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
-        """Return the labels, with tenths only if the ticks are less than a second apart."""
+        """Return tick labels, with tenths of a second only if the ticks are less than a second apart."""
         texts = [self.clock_text(value) for value in values]
         return texts if spacing < 1 else [text.partition(".")[0] for text in texts]

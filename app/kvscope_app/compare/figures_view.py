@@ -1,6 +1,6 @@
 """Table of key figures: A, B, their difference, and its significance. Can be copied and exported.
 
-Owns the range of the figures: the whole runs, or the visible range.
+Owns the choice of the time range: the whole runs or the visible range.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from PySide6.QtCore import QModelIndex, Qt, Signal
 from PySide6.QtGui import QBrush, QFont, QGuiApplication
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
-from kvscope_app.compare.comparison_text import HEADINGS, as_tsv, cells, explained, unlike_text
+from kvscope_app.compare.comparison_text import HEADINGS, as_tsv, cells, differing_settings_text, explanation_text
 from kvscope_app.ui.fonts import sans
 from kvscope_app.ui.plain_text import PlainLabel, plain_tip
 from kvscope_app.ui.theme import DARK, Theme
@@ -21,18 +21,18 @@ from kvscope_app.views.table import Index, RowTable, TableHead, TableModel
 from kvscope_telemetry.exports.comparison.comparison import Comparison, ComparisonRow
 from kvscope_telemetry.exports.comparison.spread import Verdict
 
-_LABEL, _A, _B, _DIFFERENCE, _VERDICT, _OF_A, _OF_B = range(len(HEADINGS))
+_LABEL, _A, _B, _DIFFERENCE, _VERDICT, _PARTS_A, _PARTS_B = range(len(HEADINGS))
 _ROW_PAD: Final = 6
-_ABOUT: Final = (
+_INTERVAL_TIP: Final = (
     "Each run is cut into 5 parts of equal length (n). The variation of a figure among them gives the 95 %"
     " interval of the difference (Welch's t-test; on logarithms for times and rates). By chance, 1 of 20 figures may"
     " seem different. A figure whose difference is not significant may still differ."
 )
-_OVER_TIME: Final = "5th, 50th and 95th percentile of the figure over up to 60 equal parts of the run."
+_PARTS_TIP: Final = "5th, 50th and 95th percentile of the figure over up to 60 equal parts of the run."
 _HEAD: Final = TableHead(
     HEADINGS,
-    ("", "", "", "", *map(plain_tip, (_ABOUT, _OVER_TIME, _OVER_TIME))),
-    (_A, _B, _DIFFERENCE, _OF_A, _OF_B),
+    ("", "", "", "", *map(plain_tip, (_INTERVAL_TIP, _PARTS_TIP, _PARTS_TIP))),
+    (_A, _B, _DIFFERENCE, _PARTS_A, _PARTS_B),
 )
 
 
@@ -46,7 +46,7 @@ class FiguresModel(TableModel):
         self._theme = DARK
 
     def set_rows(self, rows: tuple[ComparisonRow, ...]) -> None:
-        """Show these rows. The scroll position is retained if their number stays the same."""
+        """Replace the rows. The scroll position is retained if their number stays the same."""
         if len(rows) != len(self.rows):
             self.beginResetModel()
             self.rows, self._cells = rows, [cells(row) for row in rows]
@@ -75,7 +75,7 @@ class FiguresModel(TableModel):
         if role == Qt.ItemDataRole.FontRole and column in (_DIFFERENCE, _VERDICT) and row.verdict is Verdict.DIFFERENT:
             return sans(1.0, QFont.Weight.DemiBold)
         if role == Qt.ItemDataRole.ToolTipRole:
-            return plain_tip(explained(row))
+            return plain_tip(explanation_text(row))
         return None
 
     def _color(self, row: ComparisonRow, column: int) -> str:
@@ -85,39 +85,35 @@ class FiguresModel(TableModel):
 
 
 class FiguresView(QWidget):
-    """The table, below a line with the range and the differing settings of the engines."""
-
     range_chosen = Signal()
-    """Emitted when the user chose another range."""
 
     def __init__(self) -> None:
         super().__init__()
         self.setAccessibleName("Key figures of both runs")
         self.comparison: Comparison | None = None
         self.model = FiguresModel(self)
-        self.table = RowTable("Key figures", many=True)
+        self.table = RowTable("Key figures", is_multi_select=True)
         self.ranges = SegmentedControl(["Whole recordings", "Visible range"], "Range")
         self.ranges.set_tip(1, "Figures of the range that the charts show")
-        self.ranges.chosen.connect(self._choose)
-        self.of_shown = False
-        self._widths = [0] * _OF_B
-        self._unlike = PlainLabel()
-        self._unlike.setWordWrap(True)
-        self._unlike.setProperty("look", "warning")
+        self.ranges.chosen.connect(self._on_range_chosen)
+        self.covers_visible_range = False
+        self._widths = [0] * _PARTS_B
+        self._settings_label = PlainLabel()
+        self._settings_label.setWordWrap(True)
+        self._settings_label.setProperty("look", "warning")
         self._build()
 
     def show_comparison(self, comparison: Comparison) -> None:
         self.comparison = comparison
         self.model.set_rows(comparison.rows)
-        text = unlike_text(comparison)
-        self._unlike.setText(f"Settings differ: {text}" if text else "")
-        self._unlike.setVisible(bool(text))
+        text = differing_settings_text(comparison)
+        self._settings_label.setText(f"Settings differ: {text}" if text else "")
+        self._settings_label.setVisible(bool(text))
         self._fit_columns()
 
-    def choose_shown(self, of_shown: bool) -> None:
-        """Choose between figures of the visible range and of the whole runs."""
-        self.ranges.set_current(int(of_shown))
-        self.of_shown = of_shown
+    def select_range(self, covers_visible_range: bool) -> None:
+        self.ranges.set_current(int(covers_visible_range))
+        self.covers_visible_range = covers_visible_range
 
     def copy(self) -> None:
         if self.model.rows:
@@ -126,17 +122,18 @@ class FiguresView(QWidget):
     def apply_theme(self, theme: Theme) -> None:
         self.model.apply_theme(theme)
 
-    def _choose(self, index: int) -> None:
-        self.of_shown = index == 1
+    def _on_range_chosen(self, index: int) -> None:
+        self.covers_visible_range = index == 1
         self.range_chosen.emit()
 
     def _fit_columns(self) -> None:
         """Widen columns as needed but never narrow them, because the table is refreshed twice per second."""
-        for column in range(_OF_B):
-            wanted = max(self.table.sizeHintForColumn(column), self.table.horizontalHeader().sectionSizeHint(column))
-            if wanted > self._widths[column]:
-                self._widths[column] = wanted
-                self.table.setColumnWidth(column, wanted)
+        for column in range(_PARTS_B):
+            header = self.table.horizontalHeader()
+            needed_width = max(self.table.sizeHintForColumn(column), header.sectionSizeHint(column))
+            if needed_width > self._widths[column]:
+                self._widths[column] = needed_width
+                self.table.setColumnWidth(column, needed_width)
 
     def _build(self) -> None:
         table = self.table
@@ -150,5 +147,5 @@ class FiguresView(QWidget):
         column = QVBoxLayout(self)
         column.setContentsMargins(10, 4, 10, 8)
         column.addLayout(row)
-        column.addWidget(self._unlike)
+        column.addWidget(self._settings_label)
         column.addWidget(table, 1)

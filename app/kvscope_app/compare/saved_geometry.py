@@ -20,7 +20,6 @@ def save_geometry(window: QMainWindow, settings: QSettings, group: str) -> None:
 
 
 def restore_geometry(window: QMainWindow, settings: QSettings, group: str) -> None:
-    """Restore the saved geometry and splitter sizes; those that are not saved stay."""
     geometry = settings.value(geometry_name(group))
     if isinstance(geometry, QByteArray):
         window.restoreGeometry(geometry)

@@ -1,7 +1,7 @@
-"""Two synchronized sessions with one timeline, which has the same interface as that of a session.
+"""Two synchronized sessions with a common timeline, which has the same interface as that of one session.
 
-Owns the cursor on A's clock, the alignment of B, and the bookmarks of both on A's clock. Each session plays by itself;
-the one that is ahead waits. A run that was not recorded at a time shows its nearest moment. Knows no widgets.
+Owns the cursor on A's clock, the alignment of B, and the bookmarks of both on A's clock. Each session plays on its own
+timeline; the one that is ahead is paused until the other has caught up. Imports no widgets.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from kvscope_telemetry.exports.comparison.alignment import Alignment
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.summary import TimedEvent
 
-_AHEAD_S: Final = 0.1
-"""Lead over the other run, in seconds of playback, above which a run waits."""
-_SAME_TIME_S: Final = 0.02
-_SAME_NS: Final = 1_000_000
+_MAX_LEAD_S: Final = 0.1
+"""Lead over the other run, in seconds of playback, above which a run is paused."""
+_RESUME_LEAD_S: Final = 0.02
+"""Lead over the other run, in seconds of playback, up to which a paused run continues."""
+_SEEK_TOLERANCE_NS: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,33 +37,31 @@ class PairSide:
 
     @property
     def range_ns(self) -> tuple[int, int]:
-        """First and last recorded time."""
-        around = self.session.timeline.range_ns
-        assert around is not None, "a recording has a range"
-        return around[0] - self.offset_ns, around[1] - self.offset_ns
+        """First and last recorded time in ns, on A's clock."""
+        range_ns = self.session.timeline.range_ns
+        assert range_ns is not None, "a recording has a range"
+        return range_ns[0] - self.offset_ns, range_ns[1] - self.offset_ns
 
     @property
     def cursor_ns(self) -> int:
         return self.session.timeline.cursor_ns - self.offset_ns
 
     def contains(self, time_ns: int) -> bool:
-        """Whether the run was recorded at that time."""
         first, last = self.range_ns
         return first <= time_ns <= last
 
     def continues_at(self, time_ns: int) -> bool:
-        """Whether the run continues after that time."""
+        """Whether `time_ns` is within the recorded range, but not its end."""
         first, last = self.range_ns
         return first <= time_ns < last
 
     def go_to(self, time_ns: int) -> None:
-        """Move to that time, or to the nearest recorded one."""
-        if abs(self.cursor_ns - time_ns) > _SAME_NS:
+        if abs(self.cursor_ns - time_ns) > _SEEK_TOLERANCE_NS:
             self.session.timeline.go_to(time_ns + self.offset_ns)
 
 
 class SessionPair(QObject):
-    """Timeline of `a` and `b`, which play recordings. The caller closes both.
+    """Common timeline of sessions `a` and `b`, which play recordings. The caller closes the sessions.
 
     Implements `Timeline`, which documents members without docstring here.
     """
@@ -79,11 +78,10 @@ class SessionPair(QObject):
         self._position_ns = 0
         self._is_playing = False
         self._speed = 1.0
-        self._stepping: PairSide | None = None
+        self._leading_side: PairSide | None = None
         self._event_side: PairSide | None = None
-        """Side whose event is shown."""
-        self._clock = QTimer(self, interval=FRAME_MS)
-        self._clock.timeout.connect(self._advance)
+        self._advance_timer = QTimer(self, interval=FRAME_MS)
+        self._advance_timer.timeout.connect(self._advance)
         for session in (a, b):
             session.timeline.cursor_changed.connect(self._on_jumped)
         self.bookmarks, self.loop = PairBookmarks(self), Loop(self, self)
@@ -101,13 +99,12 @@ class SessionPair(QObject):
         return Alignment.of(a_first, b_first)
 
     @property
-    def have_one_clock(self) -> bool:
-        """Whether the two runs overlap in wall-clock time."""
+    def has_time_overlap(self) -> bool:
         a, b = PairSide(self.a, 0).range_ns, PairSide(self.b, 0).range_ns
         return a[0] <= b[1] and b[0] <= a[1]
 
     def align(self, alignment: Alignment, at_ns: int | None = None) -> None:
-        """Set the alignment, then move to `at_ns`; None: stay at A's time."""
+        """Set the alignment, then move to `at_ns` on A's clock, or stay at the current time if it is None."""
         self.alignment = alignment
         self.pause()
         self.go_to(self._position_ns if at_ns is None else at_ns)
@@ -117,7 +114,7 @@ class SessionPair(QObject):
 
     @property
     def range_ns(self) -> tuple[int, int]:
-        """Time range that covers both runs, on A's clock."""
+        """First and last time in ns recorded in either run, on A's clock."""
         (a_first, a_last), (b_first, b_last) = (side.range_ns for side in self.sides)
         return min(a_first, b_first), max(a_last, b_last)
 
@@ -136,7 +133,6 @@ class SessionPair(QObject):
 
     @property
     def is_live(self) -> bool:
-        """Always False, because there is no live end."""
         return False
 
     @property
@@ -160,23 +156,23 @@ class SessionPair(QObject):
         self._event_side = None
         if any(side.continues_at(self._position_ns) for side in self.sides):
             self._is_playing = True
-            self._stepping = None
-            self._clock.start()
+            self._leading_side = None
+            self._advance_timer.start()
             self._advance()
 
     def pause(self) -> None:
-        self._clock.stop()
+        self._advance_timer.stop()
         self._is_playing = False
         for side in self.sides:
             side.session.timeline.pause()
-        self._gather()
+        self._move_sides()
 
     def go_to(self, time_ns: int) -> None:
-        """Move both runs to this time. A run that was not recorded then shows its nearest moment."""
+        """Move both runs to this time. A run that was not recorded at that time shows its nearest moment."""
         first, last = self.range_ns
         self._position_ns = max(first, min(time_ns, last))
-        self._stepping = self._event_side = None
-        self._gather()
+        self._leading_side = self._event_side = None
+        self._move_sides()
 
     def go_live(self) -> None:
         self.go_to(self.range_ns[1])
@@ -185,10 +181,10 @@ class SessionPair(QObject):
         self.go_to(self._position_ns + round(seconds * 1e9))
 
     def step_frames(self, num_frames: int) -> None:
-        """Move by this many frames of A, or of B if A was not recorded at the cursor. The other run follows."""
+        """Move by `num_frames` frames of A, or of B if A was not recorded at the cursor. The other run follows."""
         self.pause()
         lead = next((side for side in self.sides if side.contains(self._position_ns)), self.sides[0])
-        self._stepping, self._event_side = lead, None
+        self._leading_side, self._event_side = lead, None
         lead.session.timeline.step_frames(num_frames)
 
     def go_to_event(self, kinds: Collection[str] | None, *, forward: bool) -> TimedEvent | None:
@@ -196,16 +192,16 @@ class SessionPair(QObject):
 
         Candidates are compared by their time on A's clock.
         """
-        found = []
+        candidates = []
         for side in self.sides:
             timeline, events = side.session.timeline, side.session.overview.events
             timed = events.neighbor(timeline.shown_event, timeline.cursor_ns, kinds, forward=forward)
             if timed is not None:
-                found.append((side, timed))
-        if not found:
+                candidates.append((side, timed))
+        if not candidates:
             return None
-        lead, timed = (min if forward else max)(found, key=lambda each: each[1].time_ns - each[0].offset_ns)
-        self._show(lead, timed, before=False)
+        lead, timed = (min if forward else max)(candidates, key=lambda each: each[1].time_ns - each[0].offset_ns)
+        self._show_event(lead, timed, before=False)
         return timed
 
     @property
@@ -216,50 +212,50 @@ class SessionPair(QObject):
         lead = self._event_side
         timed = None if lead is None else lead.session.timeline.shown_event
         if lead is not None and timed is not None:
-            self._show(lead, timed, before=not lead.session.timeline.is_before_event)
+            self._show_event(lead, timed, before=not lead.session.timeline.is_before_event)
         return timed
 
-    def _show(self, lead: PairSide, timed: TimedEvent, *, before: bool) -> None:
+    def _show_event(self, lead: PairSide, timed: TimedEvent, *, before: bool) -> None:
         self.pause()
         self.go_to(timed.time_ns - lead.offset_ns)
-        self._stepping = self._event_side = lead  # the other run follows once this one has reached its frame
+        self._leading_side = self._event_side = lead  # the other run follows once this one has reached its frame
         lead.session.timeline.show_event(timed, before=before)
 
     # private
 
-    def _gather(self) -> None:
+    def _move_sides(self) -> None:
         for side in self.sides:
             first, last = side.range_ns
             side.go_to(max(first, min(self._position_ns, last)))
         self.cursor_changed.emit()
 
     def _advance(self) -> None:
-        """Advance the cursor to the slower run during playback, and pause or resume the faster one."""
-        going = [side for side in self.sides if side.continues_at(max(self._position_ns, side.cursor_ns))]
-        going = [side for side in going if side.range_ns[0] <= self._position_ns]
-        if not going:
+        """Move the cursor to the time of the slower run during playback, and pause or resume the faster one."""
+        playable = [side for side in self.sides if side.continues_at(max(self._position_ns, side.cursor_ns))]
+        playable = [side for side in playable if side.range_ns[0] <= self._position_ns]
+        if not playable:
             self._position_ns = self.range_ns[1]
             self.pause()
             return
-        self._position_ns = max(self._position_ns, min(side.cursor_ns for side in going))
-        for side in going:
+        self._position_ns = max(self._position_ns, min(side.cursor_ns for side in playable))
+        for side in playable:
             ahead_s = (side.cursor_ns - self._position_ns) / 1e9
-            if side.session.timeline.is_playing and ahead_s > _AHEAD_S * self._speed:
+            if side.session.timeline.is_playing and ahead_s > _MAX_LEAD_S * self._speed:
                 side.session.timeline.pause()
-            elif not side.session.timeline.is_playing and ahead_s <= _SAME_TIME_S * self._speed:
+            elif not side.session.timeline.is_playing and ahead_s <= _RESUME_LEAD_S * self._speed:
                 side.session.timeline.play()
         self.cursor_changed.emit()
 
     def _on_jumped(self) -> None:
-        """Let the other run follow after the leading run reached the frame of a step or event."""
-        lead = self._stepping
+        """Move the other run to the same time, once the leading run has reached the frame of a step or event."""
+        lead = self._leading_side
         if lead is not None and lead.session.timeline is self.sender():
             self._position_ns = lead.cursor_ns
-            self._gather()
+            self._move_sides()
 
 
 class PairBookmarks(QObject):
-    """Bookmarks and alarms of both runs on A's clock, each prefixed with its letter. Read-only."""
+    """Bookmarks and alarms of both runs on A's clock, with texts prefixed by the letter of their run. Read-only."""
 
     changed = Signal()
 
@@ -272,7 +268,7 @@ class PairBookmarks(QObject):
 
     @property
     def shown(self) -> list[Bookmark]:
-        found = [
+        bookmarks = [
             replace(
                 bookmark,
                 time_ns=bookmark.time_ns - side.offset_ns,
@@ -282,4 +278,4 @@ class PairBookmarks(QObject):
             for letter, side in zip("AB", self._pair.sides, strict=True)
             for bookmark in side.session.bookmarks.shown
         ]
-        return sorted(found, key=lambda bookmark: bookmark.time_ns)
+        return sorted(bookmarks, key=lambda bookmark: bookmark.time_ns)

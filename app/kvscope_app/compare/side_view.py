@@ -1,6 +1,6 @@
-"""View of one run: its letter, name, engine, shown time and page map.
+"""One run of a comparison: its letter, name, engine, shown time and page map.
 
-Owns the field for the shown time. Knows nothing of the other run.
+Owns the field for the shown time. Must not depend on the other run.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class SideView(QWidget):
     """Header and page map of one run. `name` is the file name or the label of a live engine."""
 
     moment_chosen = Signal(float)
-    """Emitted with the time in seconds since the run's start to align with the other run's shown time."""
+    """Emitted with the time, in seconds since this run's start, to align with the time that the other run shows."""
 
     def __init__(self, session: Session, name: str, curve: CurveSpec) -> None:
         super().__init__()
@@ -67,43 +67,42 @@ class SideView(QWidget):
         self._letter = RunLetter(curve)
         self._name = ElidedLabel(name)
         self._name.setProperty("look", "heading")
-        self._about = ElidedLabel()
-        self._about.setProperty("look", "muted")
+        self._status = ElidedLabel()
+        self._status.setProperty("look", "muted")
         self.moment = NumberBox()
         self._set_up_moment()
         self.map = PageMapView(session)
         self._build()
 
     def show_at(self, side: PairSide, at_ns: int) -> None:
-        """Show that the pair's cursor is at `at_ns`, on A's clock."""
-        around = self.session.timeline.range_ns
-        if around is None:
+        range_ns = self.session.timeline.range_ns
+        if range_ns is None:
             return
-        length_s = (around[1] - around[0]) / 1e9
+        length_s = (range_ns[1] - range_ns[0]) / 1e9
         if not self.moment.lineEdit().isModified():  # the user is typing in it
             self.moment.blockSignals(True)
             self.moment.setMaximum(round(length_s, 1))
-            self.moment.setValue((self.session.timeline.cursor_ns - around[0]) / 1e9)
+            self.moment.setValue((self.session.timeline.cursor_ns - range_ns[0]) / 1e9)
             self.moment.blockSignals(False)
-        self._show_about(side, at_ns)
+        self._show_status(side, at_ns)
 
     def apply_theme(self, theme: Theme) -> None:
         self.map.apply_theme(theme)
         self._letter.apply_theme(theme)
 
-    def _show_about(self, side: PairSide, at_ns: int) -> None:
+    def _show_status(self, side: PairSide, at_ns: int) -> None:
         share = self.session.overview_share
         if share is not None:
-            text, curve = f"reading its overview: {percent(share, 0)}", "muted"
+            text, look = f"reading its overview: {percent(share, 0)}", "muted"
         elif not side.contains(at_ns):
-            text, curve = self._absence(side, at_ns), "warning"
+            text, look = self._absence_text(side, at_ns), "warning"
         else:
-            text, curve = self._title(), "muted"
-        if self._about.text() != text:
-            self._about.setText(text)
-            set_look(self._about, curve)
+            text, look = self._title(), "muted"
+        if self._status.text() != text:
+            self._status.setText(text)
+            set_look(self._status, look)
 
-    def _absence(self, side: PairSide, at_ns: int) -> str:
+    def _absence_text(self, side: PairSide, at_ns: int) -> str:
         if at_ns < side.range_ns[0]:
             return _BEFORE
         player = self.session.timeline.player
@@ -130,10 +129,9 @@ class SideView(QWidget):
             f"Seconds since the start of {self._curve.label}. Change it to align it with what the other run shows"
         )
         self.moment.valueChanged.connect(self.moment_chosen)
-        self.moment.editingFinished.connect(self._leave_moment)
+        self.moment.editingFinished.connect(self._return_focus)
 
-    def _leave_moment(self) -> None:
-        """Return the focus to the map after Return was pressed; not if the user moved the focus elsewhere."""
+    def _return_focus(self) -> None:
         if self.moment.hasFocus():
             self.map.canvas.setFocus()
 
@@ -143,7 +141,7 @@ class SideView(QWidget):
         row.setSpacing(8)
         row.addWidget(self._letter)
         row.addWidget(self._name, 2)
-        row.addWidget(self._about, 3)
+        row.addWidget(self._status, 3)
         row.addWidget(self.moment)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)

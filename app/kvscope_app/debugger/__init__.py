@@ -1,1 +1,1 @@
-"""Debugger actions on a running engine: pause, step, preempt, pin, evict, and change limits. Knows no view."""
+"""Debugger actions on a running engine: pause, step, preempt, pin, evict, and change limits."""

@@ -25,15 +25,13 @@ from kvscope_telemetry.messages.commands import (
     UnloadAdapter,
 )
 
-_ABOUT = (
+_EXPLANATION = (
     "The engine reads the folder, in PEFT's format, on its own machine. Unloading an adapter does not affect requests"
     " that are running."
 )
 
 
 class AdaptersDialog(Sheet):
-    """Dialog with a row for each loaded adapter, fields to load another one, and the engine's answer."""
-
     def __init__(self, parent: QWidget, debugger: Debugger) -> None:
         super().__init__("LoRA adapters", parent)
         self._debugger, self._session = debugger, debugger.session
@@ -47,9 +45,9 @@ class AdaptersDialog(Sheet):
         self.browse, self.load = QPushButton("Browse…"), QPushButton("Load")
         self.answer = label("", "muted", wraps=True)
         self._set_up_fields()
-        self.column.addWidget(label(_ABOUT, "muted", wraps=True))
+        self.column.addWidget(label(_EXPLANATION, "muted", wraps=True))
         self.column.addLayout(self._grid)
-        self.column.addLayout(self._new_line())
+        self.column.addLayout(self._new_adapter_row())
         self.column.addWidget(self.answer)
         self.column.addStretch(1)
         self.add_close()
@@ -60,19 +58,18 @@ class AdaptersDialog(Sheet):
         self.resize_comfortably(560, 260)
 
     @property
-    def unloads(self) -> list[QPushButton]:
-        """The Unload buttons, one for each listed adapter."""
+    def unload_buttons(self) -> list[QPushButton]:
         return [row for row in self._rows if isinstance(row, QPushButton)]
 
     def load_now(self) -> None:
-        """Send the engine a command to load the adapter named in the fields. An empty name means the folder's name."""
+        """Send the command to load the adapter in the fields. An empty name means the folder's name."""
         path = self.path.text().strip()
         name = self.name.text().strip() or Path(path).name
         if path and name:
             self._send(LoadAdapter, name=name, path=path)
 
     def _send(self, kind: type[LoadAdapter | UnloadAdapter], **fields: str) -> None:
-        self._debugger.ask(kind, on_answer=self._on_answer, **fields)
+        self._debugger.send_command(kind, on_answer=self._on_answer, **fields)
 
     def _on_answer(self, text: str, was_done: bool) -> None:
         self._session.request_status()
@@ -85,44 +82,43 @@ class AdaptersDialog(Sheet):
             self.name.clear()
 
     def _show(self) -> None:
-        """Rebuild the list if the loaded adapters, or the reason why none can be loaded, changed."""
-        loaded, why = self._session.status.adapters or (), permission.why_not_load(self._session)
-        if self._shown == (loaded, why):
+        loaded, reason = self._session.status.adapters or (), permission.why_not_load(self._session)
+        if self._shown == (loaded, reason):
             return
-        self._shown = loaded, why
+        self._shown = loaded, reason
         for row in self._rows:
             row.hide()
             row.deleteLater()
         self._rows = []
-        for number, each in enumerate(loaded):
-            self._add_row(number, each, why)
+        for row_index, adapter in enumerate(loaded):
+            self._add_row(row_index, adapter, reason)
         if not loaded:
             self._rows.append(label("No adapter is loaded.", "muted"))
             self._grid.addWidget(self._rows[0], 0, 0, 1, 3)
         for field in (self.path, self.name, self.browse):
-            field.setEnabled(not why)
+            field.setEnabled(not reason)
         self._enable_load()
 
-    def _add_row(self, number: int, adapter: LoadedAdapter, why: str) -> None:
+    def _add_row(self, row_index: int, adapter: LoadedAdapter, reason: str) -> None:
         path, unload = ElidedLabel(), QPushButton("Unload")
         path.setProperty("look", "muted")
         path.setText(adapter.path)
         unload.setAccessibleName(f"Unload {adapter.name}")
         unload.clicked.connect(partial(self._send, UnloadAdapter, name=adapter.name))
         unload.setAutoDefault(False)
-        unload.setEnabled(not why)
-        unload.setToolTip(why)
+        unload.setEnabled(not reason)
+        unload.setToolTip(reason)
         row = (label(adapter.name), path, unload)
-        for column, part in enumerate(row):
-            self._grid.addWidget(part, number, column)
+        for column, widget in enumerate(row):
+            self._grid.addWidget(widget, row_index, column)
         self._rows += row
 
     def _enable_load(self) -> None:
-        why = permission.why_not_load(self._session)
-        self.load.setEnabled(not why and bool(self.path.text().strip()))
-        self.load.setToolTip(why)
-        if why:
-            self.answer.setText(why)
+        reason = permission.why_not_load(self._session)
+        self.load.setEnabled(not reason and bool(self.path.text().strip()))
+        self.load.setToolTip(reason)
+        if reason:
+            self.answer.setText(reason)
         self.name.setPlaceholderText(Path(self.path.text().strip()).name or "Name")
 
     def _set_up_fields(self) -> None:
@@ -138,7 +134,7 @@ class AdaptersDialog(Sheet):
         self.browse.clicked.connect(lambda: ask_folder(self, "Folder of the adapter", self.path.setText))
         self.browse.setAutoDefault(False)
 
-    def _new_line(self) -> QHBoxLayout:
+    def _new_adapter_row(self) -> QHBoxLayout:
         row = QHBoxLayout()
         row.addWidget(self.path, 3)
         row.addWidget(self.browse)

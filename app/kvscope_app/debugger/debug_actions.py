@@ -27,7 +27,7 @@ from kvscope_app.views.block_locations import locate_block
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import MAX_TEXT_BLOCKS, Evict, Pin, Preempt, SetLimits, Unpin
 
-_FIELDS = (
+_LIMITS = (
     ("max_num_seqs", "Max requests per step"),
     ("max_num_batched_tokens", "Max tokens per step"),
 )
@@ -39,7 +39,6 @@ _NOTICE_MS: Final = 6000
 
 
 def debug_actions(window: SessionWindow, debugger: Debugger) -> list[ActionSpec]:
-    """Return all debugger actions. A disabled action gives its reason."""
     commands = _Commands(window, debugger)
     return [
         *_engine_actions(window.session, debugger),
@@ -50,10 +49,9 @@ def debug_actions(window: SessionWindow, debugger: Debugger) -> list[ActionSpec]
 
 
 def _engine_actions(session: Session, debugger: Debugger) -> list[ActionSpec]:
-    """Return the actions that pause, step and resume the engine."""
     control = debugger.control
-    step = partial(permission.why_not_step, session)
-    more = f"Run {NUM_STEPS} steps"
+    why_not_step = partial(permission.why_not_step, session)
+    steps_text = f"Run {NUM_STEPS} steps"
     return [
         ActionSpec(
             "pause_engine",
@@ -64,8 +62,12 @@ def _engine_actions(session: Session, debugger: Debugger) -> list[ActionSpec]:
             "pause",
             why_not=lambda: permission.why_not_control(session),
         ),
-        ActionSpec("step", "Run one step", DEBUG, partial(control, "step"), ("F10",), "frame-forward", why_not=step),
-        ActionSpec("step_more", more, DEBUG, partial(control, "step", NUM_STEPS), ("Ctrl+F10",), why_not=step),
+        ActionSpec(
+            "step", "Run one step", DEBUG, partial(control, "step"), ("F10",), "frame-forward", why_not=why_not_step
+        ),
+        ActionSpec(
+            "step_more", steps_text, DEBUG, partial(control, "step", NUM_STEPS), ("Ctrl+F10",), why_not=why_not_step
+        ),
         ActionSpec(
             "resume",
             "Resume engine",
@@ -73,13 +75,13 @@ def _engine_actions(session: Session, debugger: Debugger) -> list[ActionSpec]:
             partial(control, "resume"),
             ("Shift+F9",),
             "play",
-            why_not=lambda: permission.why_not_resume(session, is_ours=debugger.is_ours),
+            why_not=lambda: permission.why_not_resume(session, is_paused_by_us=debugger.is_paused_by_us),
         ),
     ]
 
 
 def _request_actions(window: SessionWindow, commands: _Commands) -> list[ActionSpec]:
-    """Return the actions on the selected request, whose names are `REQUEST_ACTIONS`."""
+    """Return the actions named in `REQUEST_ACTIONS`, on the selected request."""
     session = window.session
 
     def why_not_preempt() -> str:
@@ -89,20 +91,20 @@ def _request_actions(window: SessionWindow, commands: _Commands) -> list[ActionS
         return permission.why_not_swap(session.mirror, session.selection.request)
 
     return [
-        commands.to_selected(
+        commands.selection_action(
             "preempt_swap",
             "Preempt the selected request (swap)",
             partial(commands.preempt, "swap"),
             why_not_swap,
             starts_section=True,
         ),
-        commands.to_selected(
+        commands.selection_action(
             "preempt_recompute",
             "Preempt the selected request (recompute)",
             partial(commands.preempt, "recompute"),
             why_not_preempt,
         ),
-        commands.to_selected(
+        commands.selection_action(
             "abort_request",
             "Abort the selected request…",
             commands.abort,
@@ -112,13 +114,13 @@ def _request_actions(window: SessionWindow, commands: _Commands) -> list[ActionS
             within="requests",
             question=commands.abort_question,
         ),
-        commands.to_selected(
+        commands.selection_action(
             "pin_request",
             "Pin cached blocks of the selected request",
             commands.pin_request,
             commands.why_not_pin_request,
         ),
-        commands.to_selected(
+        commands.selection_action(
             "evict_request",
             "Evict cached blocks of the selected request",
             commands.evict_request,
@@ -130,26 +132,26 @@ def _request_actions(window: SessionWindow, commands: _Commands) -> list[ActionS
 
 
 def _block_actions(window: SessionWindow, commands: _Commands) -> list[ActionSpec]:
-    """Return the actions on the current block, whose names are `BLOCK_ACTIONS`."""
+    """Return the actions named in `BLOCK_ACTIONS`, on the current block of the page map."""
     session = window.session
 
     def why_not_pin(*, with_prefix: bool = False) -> str:
         return permission.why_not_pin(session.mirror, current_block(window), with_prefix=with_prefix)
 
     return [
-        commands.to_selected(
+        commands.selection_action(
             "pin_block", "Pin the block", partial(commands.pin, with_prefix=False), why_not_pin, starts_section=True
         ),
-        commands.to_selected(
+        commands.selection_action(
             "pin_prefix", "Pin the block and its prefix", commands.pin, partial(why_not_pin, with_prefix=True)
         ),
-        commands.to_selected(
+        commands.selection_action(
             "unpin_block",
             "Unpin the block",
             commands.unpin,
             lambda: permission.why_not_unpin(session.mirror, current_block(window)),
         ),
-        commands.to_selected(
+        commands.selection_action(
             "evict_block",
             "Evict the block from the prefix cache",
             commands.evict,
@@ -159,7 +161,6 @@ def _block_actions(window: SessionWindow, commands: _Commands) -> list[ActionSpe
 
 
 def _pool_actions(window: SessionWindow, debugger: Debugger, commands: _Commands) -> list[ActionSpec]:
-    """Return the actions on all pins, the batch limits, and LoRA adapters."""
     why_not_unpin = partial(permission.why_not_unpin_all, window.session)
     unpin_own = partial(commands.unpin_all, of_all_clients=False)
     unpin_of_all = partial(commands.unpin_all, of_all_clients=True)
@@ -186,17 +187,15 @@ def _pool_actions(window: SessionWindow, debugger: Debugger, commands: _Commands
 
 
 class _Commands:
-    """Sends debugger commands for the window's selected request and current block."""
-
     def __init__(self, window: SessionWindow, debugger: Debugger) -> None:
         self._window, self._debugger = window, debugger
         self._chosen_number: int | None = None
-        """Number of the request that the confirmation dialog asks about."""
+        """Number of the request that the confirmation dialog names. None: abort the selected one."""
 
-    def to_selected(
+    def selection_action(
         self, name: str, text: str, run: Callable[[], object], why_not: Callable[[], str], **more: Any
     ) -> ActionSpec:
-        """Return an action on the selected request or current block, whose number is filled into the action's text."""
+        """Return an action on the selected request or current block. Its shown text contains their number."""
         return ActionSpec(
             name,
             text,
@@ -210,7 +209,7 @@ class _Commands:
     def preempt(self, how: str) -> None:
         number = self._window.session.selection.request
         if number is not None:
-            self._debugger.ask(Preempt, number=number, how=how)
+            self._debugger.send_command(Preempt, number=number, how=how)
 
     def abort(self) -> None:
         number = self._chosen_number if self._chosen_number is not None else self._window.session.selection.request
@@ -218,7 +217,7 @@ class _Commands:
             self._debugger.abort(number, self._window.session.mirror.requests.request_id(number))
 
     def abort_question(self) -> str:
-        """Return the question to confirm an abort, or an empty string if the selected request cannot be aborted."""
+        """Return the question that confirms an abort, or "" if the selected request cannot be aborted."""
         session = self._window.session
         number = session.selection.request
         if number is None or permission.why_not_abort(session.mirror, number):
@@ -229,7 +228,7 @@ class _Commands:
         return f"Abort request {name}? Tokens generated so far are kept."
 
     def pin_request(self) -> None:
-        self._debugger.ask(Pin, blocks=cached_blocks(self._window))
+        self._debugger.send_command(Pin, blocks=cached_blocks(self._window))
 
     def why_not_pin_request(self) -> str:
         mirror, blocks = self._window.session.mirror, cached_blocks(self._window)
@@ -237,22 +236,21 @@ class _Commands:
         return reason or why_pins_refused(mirror, blocks)
 
     def evict_request(self) -> None:
-        self._debugger.ask(Evict, blocks=idle_blocks(self._window))
+        self._debugger.send_command(Evict, blocks=idle_blocks(self._window))
 
     def pin(self, *, with_prefix: bool = True) -> None:
-        self._debugger.ask(Pin, blocks=(current_block(self._window),), with_prefix=with_prefix)
+        self._debugger.send_command(Pin, blocks=(current_block(self._window),), with_prefix=with_prefix)
 
     def unpin(self) -> None:
-        self._debugger.ask(Unpin, blocks=(current_block(self._window),), anyones=True)
+        self._debugger.send_command(Unpin, blocks=(current_block(self._window),), anyones=True)
 
     def evict(self) -> None:
-        self._debugger.ask(Evict, blocks=(current_block(self._window),))
+        self._debugger.send_command(Evict, blocks=(current_block(self._window),))
 
     def unpin_all(self, *, of_all_clients: bool) -> None:
-        self._debugger.ask(Unpin, anyones=of_all_clients)
+        self._debugger.send_command(Unpin, anyones=of_all_clients)
 
     def text_with_target(self, text: str) -> str:
-        """Return `text` with the number of the selected request or current block filled in."""
         session, block = self._window.session, current_block(self._window)
         if session.selection.request is not None:
             text = text.replace("the selected request", f"request #{session.selection.request}")
@@ -260,13 +258,13 @@ class _Commands:
             return text
         return text.replace("the block", locate_block(session.mirror.hello.cache, block).name.lower())
 
-    def why_no_cached_blocks(self, which: str = "") -> str:
-        """Return the reason for which a command on cached blocks has none, such as "Request #3 has no cached blocks".
+    def why_no_cached_blocks(self, qualifier: str = "") -> str:
+        """Return a reason such as "Request #3 has no cached blocks".
 
-        `which` is appended to it and describes which of the cached blocks are meant.
+        The text in `qualifier`, for example " that are not pinned", is appended and says which cached blocks are meant.
         """
         number = self._window.session.selection.request
-        return "No request is selected" if number is None else f"Request #{number} has no cached blocks{which}"
+        return "No request is selected" if number is None else f"Request #{number} has no cached blocks{qualifier}"
 
 
 def current_block(window: SessionWindow) -> int:
@@ -275,19 +273,19 @@ def current_block(window: SessionWindow) -> int:
 
 
 def cached_blocks(window: SessionWindow) -> tuple[int, ...]:
-    """Return the pool blocks that the selected request wrote or holds and that the prefix cache can find."""
+    """Return the pool blocks that the selected request wrote or references and that the prefix cache can find."""
     mirror, number = window.session.mirror, window.session.selection.request
     if number is None:
         return ()
-    held = mirror.requests.blocks(number)
+    referenced = mirror.requests.blocks(number)
     pool = slice(0, mirror.num_blocks)
     is_own = mirror.ledger.owner[pool] == number
-    is_own[held[held < mirror.num_blocks]] = True
+    is_own[referenced[referenced < mirror.num_blocks]] = True
     return _block_ids(is_own & (mirror.ledger.hash[pool] != 0))
 
 
 def idle_blocks(window: SessionWindow) -> tuple[int, ...]:
-    """Return those of `cached_blocks` that no request holds and that are not pinned."""
+    """Return those of `cached_blocks` that no request references and that are not pinned."""
     mirror = window.session.mirror
     blocks = cached_blocks(window)
     return tuple(b for b in blocks if mirror.ledger.state[b] == BlockState.CACHED and b not in mirror.pinned)
@@ -320,7 +318,7 @@ def _block_ids(mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> tuple[int, .
 
 
 def _why_not_blocks(blocks: tuple[int, ...], why_none: str) -> str:
-    """Return why `blocks` cannot be sent in one command: too many, or none (`why_none`); "" if they can."""
+    """Return why `blocks` cannot be sent in one command: too many, or none (`why_none`). "" if they can."""
     if len(blocks) > MAX_TEXT_BLOCKS:
         return f"{len(blocks)} blocks selected; at most {MAX_TEXT_BLOCKS} at once"
     return "" if blocks else why_none
@@ -341,7 +339,7 @@ class LimitsDialog(Sheet):
             "muted",
             wraps=True,
         )
-        self.fields = {name: WholeNumberBox() for name, _ in _FIELDS}
+        self.fields = {name: WholeNumberBox() for name, _ in _LIMITS}
         self.answer = label("", "muted", wraps=True)
         self.column.addWidget(text)
         self.column.addLayout(self._grid())
@@ -351,7 +349,7 @@ class LimitsDialog(Sheet):
 
     def apply(self) -> None:
         num_seqs, num_tokens = (field.value() for field in self.fields.values())
-        self._debugger.ask(
+        self._debugger.send_command(
             SetLimits, on_answer=self._on_answer, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens
         )
 
@@ -367,7 +365,7 @@ class LimitsDialog(Sheet):
         grid.setVerticalSpacing(8)
         mirror = self._debugger.session.live_mirror
         cache = None if mirror.hello is None else mirror.hello.cache
-        for row, ((name, text), current) in enumerate(zip(_FIELDS, mirror.limits, strict=True)):
+        for row, ((name, text), current) in enumerate(zip(_LIMITS, mirror.limits, strict=True)):
             maximum = 0 if cache is None else int(getattr(cache, name))
             field = self.fields[name]
             field.setRange(1, max(1, maximum, current))

@@ -1,6 +1,6 @@
-"""Sends a user's commands to the engine and receives its answers: a line that says what was done, or why not.
+"""Sends the user's commands to the engine and receives its answers: one line that says what was done, or why not.
 
-Owns the tags of unanswered commands. Knows neither the menus nor the widgets that show an answer.
+Owns the tags of unanswered commands. Must not depend on the menus and widgets that show an answer.
 """
 
 from __future__ import annotations
@@ -16,43 +16,40 @@ from kvscope_telemetry.messages.commands import Abort, Control, Done, Failed, In
 from kvscope_telemetry.source import SourceState
 
 LEASE_S: Final = 5.0
-"""Seconds without contact to this window after which an engine that it paused resumes by itself."""
-_OUR_TAGS: Final = 1 << 30
-"""First tag of the debugger's commands; other commands of the window count from 1."""
+"""Lease of a pause in seconds: an engine that lost contact with the window resumes by itself after this time."""
+_FIRST_TAG: Final = 1 << 30
+"""The debugger's commands are tagged from this number on; other commands of the window count from 1."""
 AnswerCallback = Callable[[str, bool], None]
-"""Callback that receives an answer's text and whether the command succeeded."""
+"""Called with an answer's text and whether the command succeeded."""
 
 
 class Debugger(QObject):
-    """Sends debugger commands for the session of one window."""
-
     answered = Signal(str, bool)
     """Emitted with an answer's text (one line) and whether the command succeeded."""
 
     def __init__(self, session: Session, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.session = session
-        self.is_ours = False
-        """Whether the engine is paused because this window asked for it."""
+        self.is_paused_by_us = False
         self._was_paused = False
-        self._next_tag = _OUR_TAGS
+        self._next_tag = _FIRST_TAG
         self._pending: dict[int | str, tuple[str, AnswerCallback | None]] = {}
         session.replies.connect(self._on_replies)
         session.status_changed.connect(self._on_status)
 
     @property
     def paused_by(self) -> str:
-        """Label of the client that paused the engine, "somebody" if the engine does not name it; "" if not paused."""
+        """Client that paused the engine: "you", its label, or "somebody" if unknown. "" if the engine is not paused."""
         if self.session.status.state is not SourceState.PAUSED:
             return ""
-        return "you" if self.is_ours else self.session.status.reason.removeprefix("by ") or "somebody"
+        return "you" if self.is_paused_by_us else self.session.status.reason.removeprefix("by ") or "somebody"
 
     def control(self, action: Literal["pause", "resume", "step", "reset_prefix_cache"], num_steps: int = 1) -> None:
         """Pause, step or resume the engine, or reset its prefix cache. `num_steps` applies to "step" only."""
         lease_s = LEASE_S if action == "pause" else 0.0
         done = {"pause": "engine paused", "resume": "engine resumed", "step": "one step run"}
         text = done.get(action, "prefix cache reset")
-        self.ask(
+        self.send_command(
             Control,
             done=text,
             action=action,
@@ -61,7 +58,7 @@ class Debugger(QObject):
             on_answer=self._ownership_callback(action),
         )
 
-    def ask(
+    def send_command(
         self,
         kind: type[Control | Intervention],
         *,
@@ -73,7 +70,7 @@ class Debugger(QObject):
 
         Args:
             kind: Class of the command.
-            done: Text shown for a success that the engine answers without a text.
+            done: Answer to show if the engine reports success without a text.
             on_answer: Called with the answer, before `answered` is emitted.
             fields: Fields of the command, except its tag.
         """
@@ -89,17 +86,17 @@ class Debugger(QObject):
             self._report("no engine is attached", False, on_answer)
 
     def abort(self, number: int, request_id: str) -> None:
-        """Abort a request of any client."""
+        """Abort a request, whichever client sent it."""
         if self.session.send(Abort(request_id=request_id, anyones=True)):
             self._pending[request_id] = (f"request #{number} was aborted", None)
 
     def _ownership_callback(self, action: str) -> AnswerCallback | None:
-        """Return the callback that updates `is_ours` after a pause or resume; None for other actions."""
+        """Return the callback that updates `is_paused_by_us` after a pause or resume; None for other actions."""
         if action not in ("pause", "resume"):
             return None
 
         def on_answer(_: str, was_done: bool) -> None:
-            self.is_ours = was_done and action == "pause"
+            self.is_paused_by_us = was_done and action == "pause"
             self.session.request_status()  # no need to wait for the answer: the next heartbeat has the state too
 
         return on_answer
@@ -118,17 +115,16 @@ class Debugger(QObject):
         self.answered.emit(sentence(text), was_done)
 
     def _on_status(self) -> None:
-        """Clear `is_ours` once the engine runs after it was seen paused.
+        """Clear `is_paused_by_us` when the engine changes from paused to live.
 
-        A change from paused to live is required, because the engine still seems live for a while after it confirmed the
-        pause.
+        The state live alone is not enough, because the engine still seems live for a while after it confirmed a pause.
         """
         state = self.session.status.state
         if self._was_paused and state is SourceState.LIVE:
-            self.is_ours = False
+            self.is_paused_by_us = False
         self._was_paused = state is SourceState.PAUSED
 
 
 def sentence(text: str) -> str:
-    """Return the text with a capital first letter, unless its first word is one of the engine's identifiers."""
+    """Return `text` with a capital first letter, unless its first word is an identifier such as `max_num_seqs`."""
     return text if "_" in text.split(" ", 1)[0] else text[:1].upper() + text[1:]

@@ -16,14 +16,14 @@ from kvscope_app.ui.zoom import scaled
 
 
 class PausedBar(PassingStrip):
-    """Bar that is hidden unless the engine is paused. `actions`: label and action of each button."""
+    """Bar that is visible only while the engine is paused. `actions`: label and action of each button."""
 
     def __init__(
         self, debugger: Debugger, actions: tuple[tuple[str, QAction], ...], parent: QWidget | None = None
     ) -> None:
         super().__init__(parent)
         self._debugger = debugger
-        self._sign, self.paused_by, self.answer = PlainLabel(), PlainLabel(), ElidedLabel()
+        self._icon, self.paused_by, self.answer = PlainLabel(), PlainLabel(), ElidedLabel()
         self.paused_by.setProperty("look", "heading")
         self.answer.setProperty("look", "muted")
         self.buttons = [QPushButton(label) for label, _ in actions]
@@ -33,14 +33,14 @@ class PausedBar(PassingStrip):
         for button, action in zip(self.buttons, self._actions, strict=True):
             button.setFocusPolicy(Qt.FocusPolicy.TabFocus)  # a click does not move the keyboard focus
             button.clicked.connect(action.trigger)
-            action.changed.connect(self._follow)
-        self._follow()
+            action.changed.connect(self._update_buttons)
+        self._update_buttons()
         debugger.answered.connect(self._show_answer)
         debugger.session.status_changed.connect(self._on_status)
         self._on_status()
 
     def apply_theme(self, theme: Theme) -> None:
-        self._sign.setPixmap(pixmap("pause", theme.warn, scaled(20)))
+        self._icon.setPixmap(pixmap("pause", theme.warn, scaled(20)))
 
     def _on_status(self) -> None:
         paused_by = self._debugger.paused_by
@@ -54,8 +54,7 @@ class PausedBar(PassingStrip):
     def _show_answer(self, text: str, _was_done: bool) -> None:
         self.answer.setText(text)
 
-    def _follow(self) -> None:
-        """Enable and disable the buttons with their actions, and copy the tooltips, which give the reasons."""
+    def _update_buttons(self) -> None:
         for button, action in zip(self.buttons, self._actions, strict=True):
             button.setEnabled(action.isEnabled())
             button.setToolTip(action.toolTip())
@@ -66,7 +65,7 @@ class PausedBar(PassingStrip):
         row = QHBoxLayout(frame)
         row.setContentsMargins(14, 6, 8, 6)
         row.setSpacing(8)
-        row.addWidget(self._sign)
+        row.addWidget(self._icon)
         row.addWidget(self.paused_by)
         row.addWidget(self.answer, 1)
         for button in self.buttons:

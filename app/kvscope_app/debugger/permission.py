@@ -1,6 +1,6 @@
-"""Reasons why a window's engine cannot do what a user asks, as texts for disabled actions. Knows no widget.
+"""Reasons why the engine cannot do what a user requests, as texts for disabled actions. Imports no widgets.
 
-Each function returns an empty string if the action is possible.
+Each function returns "" if the action is possible.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ _WAITING: Final = (RequestState.WAITING, RequestState.PREEMPTED)
 
 
 def why_not_control(session: Session) -> str:
-    """Return why the engine cannot be paused or resumed, empty if it can."""
     if session.timeline.is_file:
         return "This is a recording: there is no engine to control"
     if not session.accepts_commands:
@@ -32,12 +31,12 @@ def why_not_control(session: Session) -> str:
     return FOR_OPERATORS if session.is_viewer else ""
 
 
-def why_not_resume(session: Session, *, is_ours: bool) -> str:
-    """Return why there is nothing to resume, empty if there is.
+def why_not_resume(session: Session, *, is_paused_by_us: bool) -> str:
+    """Return why the engine cannot be resumed.
 
-    `is_ours`: whether this window asked for the pause; its next status may not have arrived yet.
+    `is_paused_by_us`: whether this window requested the pause. The engine's next status may not have arrived yet.
     """
-    is_paused = is_ours or session.status.state is SourceState.PAUSED
+    is_paused = is_paused_by_us or session.status.state is SourceState.PAUSED
     return why_not_control(session) or ("" if is_paused else _NOT_PAUSED)
 
 
@@ -46,7 +45,7 @@ def why_not_unpin_all(session: Session) -> str:
 
 
 def why_not_intervene(session: Session) -> str:
-    """Return why the engine's limits and internals cannot be changed, empty if they can."""
+    """Return why the engine accepts no interventions: stepping, preemption, pins, evictions, and changed limits."""
     reason = why_not_control(session)
     if reason or session.status.intervenes:
         return reason
@@ -54,7 +53,7 @@ def why_not_intervene(session: Session) -> str:
 
 
 def why_not_adapters(session: Session) -> str:
-    """Return why the dialog for LoRA adapters has nothing to show, empty if it has."""
+    """Return why the dialog of LoRA adapters would be empty: none is loaded, and none can be loaded."""
     if session.timeline.is_file:
         return "This is a recording: there is no engine to control"
     has_any = session.status.adapters or session.status.takes_adapters
@@ -75,9 +74,9 @@ def why_not_step(session: Session) -> str:
 
 
 def why_not_act(session: Session) -> str:
-    """Return why commands cannot be sent now: the engine does not allow them, or the window shows the past."""
-    past = "You are viewing the past: go live (End) to control the engine" if session.timeline.is_paused else ""
-    return why_not_intervene(session) or past
+    """Return why no command can be sent now: the engine does not allow it, or the window shows the past."""
+    past_reason = "You are viewing the past: go live (End) to control the engine" if session.timeline.is_paused else ""
+    return why_not_intervene(session) or past_reason
 
 
 def why_not_preempt(mirror: Mirror, number: int | None) -> str:
@@ -92,7 +91,6 @@ def why_not_preempt(mirror: Mirror, number: int | None) -> str:
 
 
 def why_not_swap(mirror: Mirror, number: int | None) -> str:
-    """Return why this request cannot be preempted by swapping its blocks out, empty if it can."""
     reason = why_not_preempt(mirror, number)
     if reason:
         return reason
@@ -103,12 +101,11 @@ def why_not_swap(mirror: Mirror, number: int | None) -> str:
 
 
 def why_not_limit(session: Session) -> str:
-    """Return why the limits of a batch cannot be changed, empty if they can."""
-    return why_not_intervene(session) or _why_no_own(session.live_mirror, "limits of a batch cannot be changed")
+    return why_not_intervene(session) or _why_foreign(session.live_mirror, "limits of a batch cannot be changed")
 
 
 def why_not_abort(mirror: Mirror, number: int | None) -> str:
-    """Return why this request cannot be aborted, empty if it can. A waiting request can be."""
+    """Return why a request cannot be aborted. Running and waiting requests can be."""
     is_waiting = number is not None and _state_of(mirror, number) in _WAITING
     return "" if is_waiting else why_not_preempt(mirror, number)
 
@@ -126,7 +123,7 @@ def why_not_pin(mirror: Mirror, block: int, *, with_prefix: bool = False) -> str
 
 
 def why_no_pins(mirror: Mirror) -> str:
-    return _why_no_own(mirror, "blocks cannot be pinned")
+    return _why_foreign(mirror, "blocks cannot be pinned")
 
 
 def why_not_unpin(mirror: Mirror, block: int) -> str:
@@ -149,8 +146,8 @@ def _is_own(mirror: Mirror) -> bool:
     return mirror.capabilities.engine == OWN_ENGINE.engine
 
 
-def _why_no_own(mirror: Mirror, capability: str) -> str:
-    """Return the reason if the engine is not kvscope's own, else "". `capability` says what the engine cannot do."""
+def _why_foreign(mirror: Mirror, capability: str) -> str:
+    """Return a reason such as "In vllm, blocks cannot be pinned" for an engine other than kvscope's own, else ""."""
     return "" if _is_own(mirror) else f"In {mirror.capabilities.engine}, {capability}"
 
 

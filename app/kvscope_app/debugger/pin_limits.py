@@ -1,7 +1,7 @@
 """Predicts whether the engine would refuse a pin because an unfinished request would no longer fit.
 
-The rule is the engine's (`kvscope_telemetry.pins`). Where the window does not know what the rule needs (the cached
-blocks that match the start of a waiting request's text), the pin is offered and the engine decides. Knows no widget.
+The rule is the engine's (`kvscope_telemetry.pins`). It needs to know which cached blocks match the start of a waiting
+request's text. Where that is unknown here, the pin is offered and the engine decides. Imports no widgets.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _ONE_GROUP = (KVGroup(kind="full"),)
 
 
 def why_pins_refused(mirror: Mirror, blocks: Iterable[int], *, with_prefix: bool = False) -> str:
-    """Return why the engine would refuse to pin these blocks of the prefix cache, empty if it may accept them."""
-    assert mirror.hello is not None, "it has blocks"
+    """Return why the engine would refuse to pin `blocks` of the prefix cache, or "" if it may accept them."""
+    assert mirror.hello is not None, "a mirror with blocks has a hello"
     cache, requests = mirror.hello.cache, mirror.requests
-    wanted = _with_prefixes(mirror, blocks) if with_prefix else set(blocks)
-    pinned = mirror.pinned | wanted
+    requested = _with_prefixes(mirror, blocks) if with_prefix else set(blocks)
+    pinned = mirror.pinned | requested
     if len(pinned) > MAX_PINNED:
-        return refusal_of_many(len(wanted))
+        return refusal_of_many(len(requested))
     groups = tuple(group for group in cache.groups if group.kind != "state") or _ONE_GROUP
     num_usable = cache.num_blocks - cache.num_reserved_blocks
     lengths = requests.num_prompt_tokens + requests.max_tokens
@@ -43,8 +43,8 @@ def why_pins_refused(mirror: Mirror, blocks: Iterable[int], *, with_prefix: bool
         fits = num_missing(num_needed=needed, num_own=0, num_usable=num_usable, num_pinned=len(pinned)) <= 0
         if fits:  # then all shorter requests fit, too
             return ""
-        own = _max_own_blocks(mirror, row, groups, pinned)
-        if num_missing(num_needed=needed, num_own=own, num_usable=num_usable, num_pinned=len(pinned)) > 0:
+        num_own = _max_own_blocks(mirror, row, groups, pinned)
+        if num_missing(num_needed=needed, num_own=num_own, num_usable=num_usable, num_pinned=len(pinned)) > 0:
             reason = refusal_for_request(
                 int(requests.number[row]), num_needed=needed, num_usable=num_usable, num_pinned=len(pinned)
             )
@@ -53,12 +53,12 @@ def why_pins_refused(mirror: Mirror, blocks: Iterable[int], *, with_prefix: bool
 
 
 def _max_own_blocks(mirror: Mirror, row: int, groups: tuple[KVGroup, ...], pinned: Set[int]) -> int:
-    """Return how many of `pinned` hold the start of a request's text; an upper bound where that is unknown."""
-    assert mirror.hello is not None, "it has blocks"
+    """Return how many of `pinned` contain the start of the request's text, or an upper bound where that is unknown."""
+    assert mirror.hello is not None, "a mirror with blocks has a hello"
     requests, hashes = mirror.requests, mirror.ledger.hash
     num_tokens = int(requests.num_prompt_tokens[row] + requests.num_output_tokens[row])
     num_full = max(0, num_tokens - 1) // mirror.hello.cache.block_size
-    own = 0
+    num_own = 0
     for index, group in enumerate(groups):
         if group.window:  # the rule counts no blocks of a sliding-window group, which frees blocks
             continue
@@ -67,19 +67,19 @@ def _max_own_blocks(mirror: Mirror, row: int, groups: tuple[KVGroup, ...], pinne
             table = []
         # A full block without a hash has the text of another block, which may be pinned.
         end = next((i for i, block in enumerate(table) if block not in pinned and hashes[block]), len(table))
-        own += num_full if end == len(table) else min(end, num_full)
-    return min(own, len(pinned))
+        num_own += num_full if end == len(table) else min(end, num_full)
+    return min(num_own, len(pinned))
 
 
 def _with_prefixes(mirror: Mirror, blocks: Iterable[int]) -> set[int]:
-    """Return the pool blocks `blocks` and the blocks that precede them in their texts, as far as those are cached."""
+    """Return `blocks` of the pool and the cached blocks that precede them in their texts."""
     hashes, parents = (column[: mirror.num_blocks] for column in (mirror.ledger.hash, mirror.ledger.parent))
     hashed = np.flatnonzero(hashes)
     block_of = dict(zip(hashes[hashed].tolist(), hashed.tolist(), strict=True))
-    found = set[int]()
+    result = set[int]()
     for block in blocks:
-        at: int | None = block
-        while at is not None and at not in found:
-            found.add(at)
-            at = block_of.get(int(parents[at]))
-    return found
+        ancestor: int | None = block
+        while ancestor is not None and ancestor not in result:
+            result.add(ancestor)
+            ancestor = block_of.get(int(parents[ancestor]))
+    return result

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def add_selection_menus(window: SessionWindow, actions: Actions) -> None:
-    """Add a context menu to the page map. `add_to_requests` does so for a request table, once that exists."""
+    """Add a context menu to the page map. For a request table, call `add_to_requests` once the table exists."""
     canvas = window.page_map.canvas
 
-    def wanted(position: QPoint) -> None:
+    def show_menu(position: QPoint) -> None:
         window.page_map.select_holder(canvas.current_block)
         actions.refresh()
         menu = QMenu(window)
@@ -31,15 +31,15 @@ def add_selection_menus(window: SessionWindow, actions: Actions) -> None:
         menu.addActions([actions[name] for name in REQUEST_ACTIONS])
         menu.popup(position)
 
-    canvas.menu_requested.connect(wanted)
+    canvas.menu_requested.connect(show_menu)
 
 
 def add_to_requests(table: RequestTable, actions: Actions) -> None:
     """Append the debugger's actions on requests to the table's context menu.
 
-    The table's own Abort action is removed, because the debugger's takes its place.
+    The table's own Abort action is removed, because the debugger's also aborts requests of other clients.
     """
     table.removeAction(table.abort)
-    line = QAction(table)
-    line.setSeparator(True)
-    table.addActions([line, *(actions[name] for name in REQUEST_ACTIONS)])
+    separator = QAction(table)
+    separator.setSeparator(True)
+    table.addActions([separator, *(actions[name] for name in REQUEST_ACTIONS)])

@@ -1,1 +1,1 @@
-"""The engine process that the desktop starts itself: its options, its lifetime, and its files."""
+"""The engine process that the desktop starts: its options, its lifetime, and its files."""

@@ -1,4 +1,4 @@
-"""The desktop's own engine: a child process, and its private folder with sockets and log. No Qt.
+"""The desktop's own engine: a child process with a private folder for sockets and log. Imports no Qt.
 
 The folder (mode 0700) is in the user's runtime folder, or is a temporary one, so that other users can neither connect
 nor read the log.
@@ -28,17 +28,17 @@ PREFIX: Final = "kvscope-"
 _OWNERS: Final = "owners"
 LOG_TAIL_BYTES: Final = 64 << 10
 END_AFTER_S: Final = 1.5
-"""Seconds for the engine to end after a request to do so, before SIGTERM is sent, and again before SIGKILL."""
+"""Seconds to wait after a shutdown request before SIGTERM, and after SIGTERM before SIGKILL."""
 KEEP_FLAG: Final = "--kv-disk-keep"
 KEEP_AFTER_S: Final = 25.0
-"""Replaces `END_AFTER_S` for an engine with `KEEP_FLAG`, which first saves its cache to a file for at most 20 s."""
+"""Replaces `END_AFTER_S` for an engine with `KEEP_FLAG`, which takes up to 20 s to save its cache to a file."""
 _POLL_S: Final = 0.02
 
 
 def serve_command(endpoint: str, options: Sequence[str], keep: bool) -> list[str]:
-    """Return the command line of an engine of ours. Raises KvscopeError if the engine is not installed.
+    """Return the command line of a kvscope engine. Raises KvscopeError if the engine is not installed.
 
-    Unless `keeps_running`, the engine ends when the desktop's process does.
+    Unless `keep`, the engine ends when the desktop's process does.
     """
     if find_spec("kvscope_engine") is None or find_spec("torch") is None:
         raise KvscopeError(
@@ -72,14 +72,14 @@ class EngineProcess:
         self.log_path = self.folder / "engine.log"
         self._process: subprocess.Popen[bytes] | None = None
         try:
-            given = None if command is None else [part.format(endpoint=self.endpoint) for part in command]
-            self._command = given or serve_command(self.endpoint, options, keep)
+            formatted = None if command is None else [part.format(endpoint=self.endpoint) for part in command]
+            self._command = formatted or serve_command(self.endpoint, options, keep)
         except KvscopeError:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
 
     def set_option(self, flag: str, value: str) -> None:
-        """Set an option for the engine's next start, replacing its earlier value."""
+        """Set an option for the engine's next start, replacing its previous value."""
         self._command = [part for part in self._command if not part.startswith(f"{flag}=")] + [f"{flag}={value}"]
 
     def start(self) -> None:
@@ -106,7 +106,7 @@ class EngineProcess:
 
     @property
     def pid(self) -> int:
-        """Process id, 0 before the first start."""
+        """Process id; 0 before the first start."""
         return 0 if self._process is None else self._process.pid
 
     def end_reason(self) -> str | None:
@@ -116,11 +116,11 @@ class EngineProcess:
             return None
         if code < 0:
             return f"killed by {_signal_name(-code)}"
-        last = self._last_log_line()
-        return last or ("it exited normally" if code == 0 else f"exit code {code}")
+        last_line = self._last_log_line()
+        return last_line or ("it exited normally" if code == 0 else f"exit code {code}")
 
     def log_text(self) -> str:
-        """Return the last `LOG_TAIL_BYTES` of the log as text, empty if it cannot be read."""
+        """Return the last `LOG_TAIL_BYTES` of the log as text; empty if the log cannot be read."""
         try:
             with self.log_path.open("rb") as log:
                 log.seek(max(0, self.log_path.stat().st_size - LOG_TAIL_BYTES))
@@ -130,27 +130,25 @@ class EngineProcess:
         return "\n".join(line.rsplit("\r", 1)[-1] for line in text.removesuffix("\n").split("\n"))
 
     def terminate(self) -> None:
-        """Send SIGTERM if the process runs."""
         if self._process is not None and self.is_running:
             self._process.terminate()
 
     @property
     def end_after_s(self) -> float:
-        """Seconds to wait for the engine to end by itself after a request to do so."""
+        """Seconds to wait for the engine to end after a shutdown request or SIGTERM."""
         return KEEP_AFTER_S if KEEP_FLAG in self._command else END_AFTER_S
 
     def kill(self) -> None:
-        """Send SIGKILL if the process runs."""
         if self._process is not None and self.is_running:
             self._process.kill()
 
     def close(self, was_asked: bool = False) -> None:
         """End the process and remove the folder, unless the engine runs and is to be kept.
 
-        Takes at most 2 * `end_after_s` + `END_AFTER_S` seconds.
+        Blocks for at most 2 * `end_after_s` + `END_AFTER_S` seconds.
 
         Args:
-            was_asked: Whether the engine was asked to shut down by its command socket, and first gets time to do so.
+            was_asked: Whether a shutdown command was sent to the engine, which first gets time to end by itself.
         """
         if self.keeps_running and self.is_running:
             return
@@ -169,8 +167,8 @@ class EngineProcess:
 
     def _last_log_line(self) -> str:
         lines = [line.strip().removeprefix("kvscope-engine: ") for line in self.log_text().splitlines() if line.strip()]
-        words = [line for line in lines if not line.startswith("weights: ")]  # printed at start: not a reason to end
-        return words[-1][:300] if words else ""
+        messages = [line for line in lines if not line.startswith("weights: ")]  # printed at start: not a reason to end
+        return messages[-1][:300] if messages else ""
 
 
 def _signal_name(number: int) -> str:
@@ -185,7 +183,7 @@ def _signal_name(number: int) -> str:
 # Each folder has a file with the identities of its desktop and engine. The folder is removed when neither process runs.
 # A folder without recorded owners stays, because it may be in use.
 def claim(folder: Path, pid: int) -> None:
-    """Record that process `pid` needs `folder` while it runs, in addition to earlier owners."""
+    """Record process `pid` as a further owner of `folder`: the folder is kept while the process runs."""
     # If the disk is full, the owner is not recorded, and the folder may be left behind.
     with suppress(OSError), (folder / _OWNERS).open("a") as file:
         file.write(f"{identity_of(pid)}\n")
@@ -193,13 +191,13 @@ def claim(folder: Path, pid: int) -> None:
 
 def remove_stale(parent: Path) -> list[Path]:
     """Remove this user's folders in `parent` whose owners have all ended. Returns the removed folders."""
-    gone = [folder for folder in _own_folders(parent) if _is_stale(folder)]
-    for folder in gone:
+    stale = [folder for folder in _folders_of_user(parent) if _is_stale(folder)]
+    for folder in stale:
         shutil.rmtree(folder, ignore_errors=True)
-    return gone
+    return stale
 
 
-def _own_folders(parent: Path) -> Iterator[Path]:
+def _folders_of_user(parent: Path) -> Iterator[Path]:
     with suppress(OSError):
         for entry in list(os.scandir(parent)):
             with suppress(OSError):

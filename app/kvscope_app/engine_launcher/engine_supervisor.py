@@ -1,4 +1,4 @@
-"""Watches the desktop's own engine and restarts it on request. The Qt side of `EngineProcess`."""
+"""Watches the desktop's own engine and restarts it on request: the Qt side of `EngineProcess`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from kvscope_app.engine_launcher.engine_process import EngineProcess
 from kvscope_telemetry.errors import KvscopeError
 
 _POLL_MS: Final = 500
-_RESTARTING_MS: Final = 100
+_RESTART_POLL_MS: Final = 100
 
 
 class EngineSupervisor(QObject):
-    """Emits signals when the engine ends or is restarted. Never blocks. The caller owns the process."""
+    """Emits signals when the engine ends or is restarted. Never blocks. The caller owns `engine`."""
 
     ended = Signal(str)
-    """Emitted with the reason when the engine ended by itself, or could not be started."""
+    """Emitted with the reason when the engine ended by itself or could not be started."""
     started = Signal()
 
     def __init__(self, engine: EngineProcess, parent: QObject | None = None) -> None:
@@ -36,14 +36,14 @@ class EngineSupervisor(QObject):
         return self.engine.is_running
 
     def restart(self) -> None:
-        """Terminate the engine if it still runs, then start it again. Returns immediately."""
+        """Terminate the engine if it runs, then start it again. Returns immediately."""
         self.engine.terminate()
         self._kill_at_s = time.monotonic() + self.engine.end_after_s
-        self._timer.start(_RESTARTING_MS)
+        self._timer.start(_RESTART_POLL_MS)
         self._poll()
 
     def detach(self) -> None:
-        """Stop watching, as the desktop itself is about to close the engine."""
+        """Stop watching. Called before the desktop closes the engine."""
         self._timer.stop()
 
     def _poll(self) -> None:

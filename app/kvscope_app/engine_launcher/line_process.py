@@ -18,9 +18,9 @@ from kvscope_telemetry.messages.what_if import Complaint
 
 _END_AFTER_MS: Final = 500
 _KILLED_AFTER_MS: Final = 10_000
-"""Maximum milliseconds to wait after SIGKILL. A few suffice unless the machine is busy.
+"""Maximum milliseconds to wait after SIGKILL; a few suffice unless the machine is busy.
 
-A QProcess must not be deleted while its process runs: Qt prints a warning then.
+A QProcess must not be deleted while its process runs, as Qt prints a warning then.
 """
 
 
@@ -31,12 +31,12 @@ class LineProcess(QObject):
     """
 
     line_came = Signal(bytes)
-    """Emitted with a line of output, without its line end."""
+    """Emitted with each line of output, without its line end."""
     failed = Signal(str)
-    """Emitted when the child is gone and no answer will come, with a reason that completes a sentence."""
+    """Emitted when the child has ended without an answer, with a reason such as "it ended with exit code 1"."""
 
     def __init__(self, command: Sequence[str] | None, max_line_bytes: int, parent: QObject | None = None) -> None:
-        """Prepare a child without starting it.
+        """Create an object without a child process, which `send` starts.
 
         Args:
             command: Command line; None if the command is not installed, in which case `send` returns False.
@@ -58,7 +58,7 @@ class LineProcess(QObject):
         return self.command is not None
 
     def send(self, message: object) -> bool:
-        """Send `message` as a line of JSON. Returns whether there is a child that may answer it."""
+        """Send `message` as a line of JSON. Returns False if no child could be started."""
         process = self.process or self._start()
         if process is None:
             return False
@@ -66,7 +66,7 @@ class LineProcess(QObject):
         return True
 
     def close(self) -> None:
-        """End the child, and kill it if it does not end in time. The next `send` starts a new child."""
+        """End the child; kill it if it does not end in time. The next `send` starts a new child."""
         process, self.process = self.process, None
         self._received.clear()
         if process is None:
@@ -80,7 +80,6 @@ class LineProcess(QObject):
         process.deleteLater()
 
     def fail(self, reason: str) -> None:
-        """End the child and emit `failed` with `reason`."""
         self.close()
         self.failed.emit(reason)
 
@@ -97,9 +96,9 @@ class LineProcess(QObject):
     def _read_lines(self) -> None:
         assert self.process is not None, "output of a child that is not there"
         self._received += self.process.readAllStandardOutput().data()
-        *lines, rest = bytes(self._received).split(b"\n")
-        self._received = bytearray(rest)
-        if len(rest) > self._max_line_bytes:
+        *lines, incomplete_line = bytes(self._received).split(b"\n")
+        self._received = bytearray(incomplete_line)
+        if len(incomplete_line) > self._max_line_bytes:
             self.fail("its answer is too long")
             return
         for line in lines:
@@ -111,8 +110,10 @@ class LineProcess(QObject):
 
     def _on_end(self, code: int, status: QProcess.ExitStatus) -> None:
         assert self.process is not None, "the end of a child that is not there"
-        said = bytes(self.process.readAllStandardError().data()).decode("utf-8", "replace").strip().splitlines()
-        self.fail(said[-1].removeprefix("kvscope-engine: ")[:300] if said else f"it ended with exit code {code}")
+        error_lines = bytes(self.process.readAllStandardError().data()).decode("utf-8", "replace").strip().splitlines()
+        self.fail(
+            error_lines[-1].removeprefix("kvscope-engine: ")[:300] if error_lines else f"it ended with exit code {code}"
+        )
 
 
 def engine_command(*arguments: str) -> list[str] | None:
@@ -123,7 +124,7 @@ def engine_command(*arguments: str) -> list[str] | None:
 
 
 def complaint(line: bytes) -> str:
-    """Return the error of a line that is a `Complaint`; empty if the line is something else."""
+    """Return the error text of a line that is a `Complaint`; empty for any other line."""
     try:
         return msgspec.json.decode(line, type=Complaint).error
     except msgspec.MsgspecError:

@@ -1,4 +1,4 @@
-"""Columns of the fleet table: titles, cell texts, and sort keys. Knows no Qt."""
+"""Columns of the fleet table: titles, cell texts, and sort keys. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvscope_telemetry.messages.model_names import short_name
 from kvscope_telemetry.source import SourceState
 
 PADDING: Final = 14
-_ORDER_OF_STATES: Final = tuple(SourceState)
+_STATE_ORDER: Final = tuple(SourceState)
 
 
 MAP, NAME, STATE, ENGINE, VERSION, MODEL, USAGE, RUNNING, WAITING, FIRST_TOKEN, HIT_RATE, PREEMPTIONS = range(12)
@@ -25,15 +25,14 @@ MAP, NAME, STATE, ENGINE, VERSION, MODEL, USAGE, RUNNING, WAITING, FIRST_TOKEN, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetColumn(TableColumn[[FleetRow]]):
-    """A column of the table. Without a `key`, it sorts by its text."""
+    """Column of the fleet table. Without `key`, rows are sorted by the cell's text."""
 
     width: int = 0
-    """Width in pixels at 100 % text size; 0 for the space that the other columns leave."""
+    """Width in pixels at 100 % text size; 0: the space left by the other columns."""
     key: Callable[[FleetRow], float | None] | None = None
 
 
 def state_text(row: FleetRow) -> str:
-    """Return the text of the engine's state, followed by its reason if there is one."""
     word = STATE_TEXTS[row.state]
     return f"{word}: {row.reason}" if row.reason else word
 
@@ -41,11 +40,11 @@ def state_text(row: FleetRow) -> str:
 def _number(
     title: str, tip: str, width: int, key: Callable[[FleetRow], float | None], text: Callable[[float], str]
 ) -> FleetColumn:
-    def known(row: FleetRow) -> str:
+    def cell_text(row: FleetRow) -> str:
         value = key(row)
         return NOTHING if value is None else text(value)
 
-    return FleetColumn(title, known, tip, True, width=width, key=key)
+    return FleetColumn(title, cell_text, tip, True, width=width, key=key)
 
 
 def _first_token(row: FleetRow) -> str:
@@ -61,7 +60,7 @@ COLUMNS: Final = (
         key=lambda row: row.num_blocks,
     ),
     FleetColumn("Engine", lambda row: row.name),
-    FleetColumn("State", state_text, width=150, key=lambda row: _ORDER_OF_STATES.index(row.state)),
+    FleetColumn("State", state_text, width=150, key=lambda row: _STATE_ORDER.index(row.state)),
     FleetColumn("Kind", lambda row: engine_name(row.engine) or NOTHING, width=76),
     FleetColumn("Version", lambda row: row.version or NOTHING, width=90),
     FleetColumn("Model", lambda row: short_name(row.model) if row.model else NOTHING, width=130),
@@ -101,7 +100,7 @@ Key = tuple[float, str]
 
 
 def sort_key(row: FleetRow, column: int) -> Key | None:
-    """Return the value that a cell is sorted by. None means unknown and sorts last in both directions."""
+    """Return the value by which a cell is sorted. None means unknown; such rows come last in both directions."""
     key = COLUMNS[column].key
     if key is not None:
         value = key(row)
@@ -111,7 +110,6 @@ def sort_key(row: FleetRow, column: int) -> Key | None:
 
 
 def tip_of(row: FleetRow) -> str:
-    """Return the tooltip of a row: everything about the engine that has no column."""
     lines = [row.entry.address.text, state_text(row)]
     if row.num_blocks is not None:
         lines.append(plural(row.num_blocks, "block"))
@@ -121,6 +119,6 @@ def tip_of(row: FleetRow) -> str:
 
 
 def search_text(row: FleetRow) -> str:
-    """Return the text that the search field searches, in lower case."""
+    """Return the lower-case text in which the search field's words are looked up."""
     texts = (column.text(row) for column in COLUMNS if not column.is_number)
     return " ".join((row.entry.address.text, *texts)).casefold()

@@ -1,7 +1,7 @@
 """Manages the open fleet windows and their data sources, and closes them in order.
 
-Owns the fleets and the readers of their lists. They are closed on a thread, so that an unresponsive server delays
-nothing.
+Owns the fleets and the readers of their lists. A thread closes them, so that an unresponsive server does not block the
+GUI.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kvscope_telemetry.fleet.list_texts import ListText
 from kvscope_telemetry.transport.connections import Connection, read_connections
 
 FLEET_WINDOW: Final = "fleet"
-"""Kind of the slots of fleet windows; see `window_slots`."""
+"""Window kind of fleet windows in `WindowSlots`."""
 Attach = Callable[[Address], object]
 
 
@@ -43,8 +43,8 @@ class FleetManager(QObject):
         self._themes, self._settings, self._slots, self._attach = themes, settings, slots, attach
         self.windows: list[FleetWindow] = []
         self._known_window: tuple[FleetWindow, WatchedList] | None = None
-        """The window of attached and saved engines, with its entries; None if it is closed. There is at most one."""
-        self._ending: list[threading.Thread] = []
+        """The only window of attached and saved engines, and its entries; None if it is closed."""
+        self._closing_threads: list[threading.Thread] = []
 
     def open_list(self, text: ListText, every_s: float, api_key: str = "") -> FleetWindow:
         """Open a window on the engines listed in `text`, which is reread every `every_s` seconds."""
@@ -53,30 +53,30 @@ class FleetManager(QObject):
         return self._open(fleet, ListReader(text, every_s, watched.show_list, api_key), watched)
 
     def open_known(self, attached: tuple[Address, ...]) -> FleetWindow:
-        """Show the window of the `attached` engines and the saved ones. There is one such window, opened if needed."""
-        known, trouble = _remembered()
-        names = {entry.address.text: entry.name for entry in known}
+        """Show the window of the `attached` and the saved engines, opening it if needed."""
+        saved, error_text = _saved_engines()
+        names = {entry.address.text: entry.name for entry in saved}
         entries = {address.text: FleetEntry(address, names.get(address.text, "")) for address in attached}
-        entries = {entry.address.text: entry for entry in known} | entries
+        entries = {entry.address.text: entry for entry in saved} | entries
         if self._known_window is None:
             fleet = Fleet()
             watched = WatchedList(fleet.watch)
             self._known_window = self._open(fleet, None, watched), watched
         window, watched = self._known_window
         watched.show_list(tuple(entries.values()))
-        window.trouble = trouble
+        window.trouble = error_text
         window.show()
         window.raise_()
         window.activateWindow()
         return window
 
     def close(self) -> None:
-        """Close all windows, and wait until their fleets and readers are closed. Idempotent."""
+        """Close all windows and wait until their fleets and readers are closed. Idempotent."""
         for window in list(self.windows):
             window.close()
-        for thread in self._ending:
+        for thread in self._closing_threads:
             thread.join()
-        self._ending.clear()
+        self._closing_threads.clear()
 
     def _open(self, fleet: Fleet, reader: ListReader | None, watched: WatchedList) -> FleetWindow:
         window = FleetWindow(fleet, self._themes, self._attach, reader, watched.add)
@@ -96,9 +96,9 @@ class FleetManager(QObject):
         if self._known_window is not None and window is self._known_window[0]:
             self._known_window = None
         self._slots.release(FLEET_WINDOW, slot)
-        self._ending = [thread for thread in self._ending if thread.is_alive()]
-        self._ending.append(threading.Thread(target=_close, args=(fleet, reader), name="kvscope-fleet-end"))
-        self._ending[-1].start()
+        self._closing_threads = [thread for thread in self._closing_threads if thread.is_alive()]
+        self._closing_threads.append(threading.Thread(target=_close, args=(fleet, reader), name="kvscope-fleet-end"))
+        self._closing_threads[-1].start()
         window.deleteLater()
 
 
@@ -109,22 +109,24 @@ def _close(fleet: Fleet, reader: ListReader | None) -> None:
     fleet.close()
 
 
-def _remembered() -> tuple[tuple[FleetEntry, ...], str]:
-    """Return the saved engines that can be watched, and one line on why another one cannot, empty if all can."""
+def _saved_engines() -> tuple[tuple[FleetEntry, ...], str]:
+    """Return the saved engines that can be watched, and an error message on the first one that cannot; empty if all
+    can.
+    """
     try:
-        connections, kept = read_connections(), read_api_keys()
+        connections, api_keys = read_connections(), read_api_keys()
     except BadInput as error:
         return (), str(error)
-    entries, trouble = [], ""
+    entries, error_text = [], ""
     for connection in connections:
-        address = _address(connection, kept.get(connection.endpoint, ""))
+        address = _address(connection, api_keys.get(connection.endpoint, ""))
         try:
             address.check()
         except BadInput as error:
-            trouble = trouble or str(error)
+            error_text = error_text or str(error)
             continue
         entries.append(FleetEntry(address, connection.label))
-    return tuple(entries), trouble
+    return tuple(entries), error_text
 
 
 def _address(connection: Connection, api_key: str) -> Address:
@@ -138,7 +140,7 @@ def _address(connection: Connection, api_key: str) -> Address:
 class WatchedList:
     """Engines that a fleet watches: those of its list, and those that the user added.
 
-    Calls `on_entries` with all of them whenever either changes. Thread-safe, because each list has its own thread.
+    Calls `on_entries` with all of them when either changes. Thread-safe, because each list is read on its own thread.
     """
 
     def __init__(self, on_entries: Callable[[Sequence[FleetEntry]], None]) -> None:
@@ -148,21 +150,17 @@ class WatchedList:
         self._added: tuple[FleetEntry, ...] = ()
 
     def show_list(self, entries: Sequence[FleetEntry]) -> None:
-        """Replace the listed engines by `entries`."""
         with self._lock:
             self._listed = tuple(entries)
             self._notify()
 
     def add(self, entry: FleetEntry) -> None:
-        """Add an engine to those of the list.
-
-        Raises BadInput if the engine is already in the fleet, or if the fleet is full.
-        """
+        """Add an engine. Raises BadInput if the fleet has it already, or if the fleet is full."""
         with self._lock:
-            known = {each.address.text for each in (*self._listed, *self._added)}
-            if entry.address.text in known:
+            addresses = {each.address.text for each in (*self._listed, *self._added)}
+            if entry.address.text in addresses:
                 raise BadInput(f"{entry.address.text} is already on the list")
-            if len(known) >= MAX_ENTRIES:
+            if len(addresses) >= MAX_ENTRIES:
                 raise BadInput(f"{entry.address.text} was not added: a fleet has at most {MAX_ENTRIES} engines")
             self._added += (entry,)
             self._notify()

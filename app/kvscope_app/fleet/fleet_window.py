@@ -1,6 +1,6 @@
-"""Fleet window: search field, table, and status of the list. A row opens in its own window.
+"""Fleet window: search field, table of engines, and status of the list.
 
-Owns its widgets. The `FleetManager` owns the readers of engines and list; the desktop opens windows.
+Owns its widgets. `FleetManager` owns the readers of engines and list; the desktop opens the window of an engine.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from kvscope_app.fleet.map_picture import SIZE, map_pixmap
 from kvscope_app.session.state_text import STATE_COLORS
 from kvscope_app.ui.number_text import NOTHING, count, plural, seconds
 from kvscope_app.ui.plain_text import plain_tip
-from kvscope_app.ui.table_text import chosen_rows
+from kvscope_app.ui.table_text import selected_rows
 from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.ui.theming.theme_manager import ThemeManager
 from kvscope_app.ui.widget_factories import empty_state, label, tool_button
@@ -55,12 +55,11 @@ from kvscope_telemetry.fleet.own_member import CURRENT_STATES
 from kvscope_telemetry.fleet.pool_bins import PoolBins
 
 _ROOT: Final = QModelIndex()
-_NARROWEST: Final = 56
+_MIN_COLUMN_WIDTH: Final = 56
 REFRESH_MS: Final = 500
 SORT_INTERVAL_S: Final = 2.0
-"""Minimum seconds between two reorderings, so that rows do not move away from under the mouse pointer all the time."""
+"""Minimum seconds between two reorderings, so that rows do not constantly move away from under the mouse pointer."""
 MAX_OPENED: Final = 8
-"""Maximum number of selected engines that are opened by one command."""
 NOTHING_LISTED: Final = "The list is empty."
 NOTHING_KNOWN: Final = "No engines yet. Use Add engine…, or start kvscope fleet --file LIST."
 NOTHING_FOUND: Final = "No engine matches."
@@ -68,14 +67,13 @@ _SIZE: Final = QSize(1320, 720)
 
 
 class FleetWindow(QMainWindow):
-    """Shows `fleet` in a table.
+    """Window that shows `fleet` in a table.
 
-    `attach` opens one of the engines, and `add` adds an engine to those of the list. `reader` reads the list; None if
-    there is no list.
+    `attach` opens the window of an engine, `add` adds an engine to those of the list, and `reader` reads the list
+    (None: there is no list).
     """
 
     closing = Signal(object)
-    """Emitted with the window itself when it closes."""
 
     def __init__(
         self,
@@ -88,10 +86,10 @@ class FleetWindow(QMainWindow):
         super().__init__()
         self.fleet, self._themes, self._attach, self.list_reader, self._add = fleet, themes, attach, reader, add
         self.trouble = ""
-        """Error in the saved engines, shown by a window without a list reader; empty if there is none."""
-        self._sorted_s = 0.0
-        self._waits_for_rows = True  # the table gets the keyboard focus once it has a row
-        self._complaint = ""
+        """Error in the saved engines, shown in a window without a list; empty if there is none."""
+        self._last_sort_s = 0.0
+        self._focuses_first_row = True  # the table gets the keyboard focus once it has a row
+        self._open_error = ""
         self.setWindowTitle("Fleet – kvscope")
         self.search = QLineEdit()
         self.search.setPlaceholderText("Search names, addresses, models, versions and states")
@@ -105,7 +103,7 @@ class FleetWindow(QMainWindow):
         self.add_button = QPushButton("Add engine…")
         self.reload = QPushButton("Reload list")
         self._empty = empty_state(NOTHING_LISTED)
-        self._middle = QStackedLayout()
+        self._table_or_message = QStackedLayout()
         self._timer = QTimer(self, interval=REFRESH_MS)
         self._lay_out()
         self._connect()
@@ -116,31 +114,30 @@ class FleetWindow(QMainWindow):
     def refresh(self) -> None:
         """Show the current state of the fleet.
 
-        Rows are reordered at most every `SORT_INTERVAL_S` seconds, unless their number changes.
+        Rows are reordered at most every `SORT_INTERVAL_S`, unless the number of rows changes.
         """
         now_s = time.monotonic()
-        sorts = now_s - self._sorted_s >= SORT_INTERVAL_S
+        sorts = now_s - self._last_sort_s >= SORT_INTERVAL_S
         if sorts:
-            self._sorted_s = now_s
+            self._last_sort_s = now_s
         rows = self.fleet.rows
         self.table.show_rows(rows, sorts=sorts or len(rows) != len(self.table.fleet.rows))
         self.counts.setText(counts_text(rows, self.table.proxy.rowCount()))
         self._show_status()
-        self._show_middle()
+        self._show_table_or_message()
         self._show_buttons()
 
     def open_chosen(self) -> None:
-        """Open each selected engine in its own window, at most `MAX_OPENED`."""
-        self._complaint = ""
+        self._open_error = ""
         for row in self.table.chosen[:MAX_OPENED]:
             try:
                 self._attach(row.entry.address)
             except BadInput as error:
-                self._complaint = str(error)
+                self._open_error = str(error)
         self._show_status()
 
     def ask_engine(self) -> None:
-        """Ask for the address of another engine, and add it. It is saved, as when a window attaches to an engine."""
+        """Show a dialog for the address of another engine, which is then added and saved."""
 
         def add(address: Address) -> None:
             self._add(FleetEntry(address, dialog.fields.name.text().strip()))
@@ -152,7 +149,7 @@ class FleetWindow(QMainWindow):
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
-        self._show_middle()
+        self._show_table_or_message()
 
     def closeEvent(self, event: QCloseEvent) -> None:
         self._timer.stop()
@@ -168,16 +165,16 @@ class FleetWindow(QMainWindow):
             if self.list_reader is None
             else list_text(self.list_reader.name, self.list_reader.listed, time.monotonic_ns())
         )
-        self.status_label.setText("\n".join(filter(None, (self._complaint, self.fleet.failure, self.trouble, listed))))
+        self.status_label.setText("\n".join(filter(None, (self._open_error, self.fleet.failure, self.trouble, listed))))
 
-    def _show_middle(self) -> None:
+    def _show_table_or_message(self) -> None:
         if self.fleet.rows:
             self._empty.setText(NOTHING_FOUND)
         else:
             self._empty.setText(NOTHING_KNOWN if self.list_reader is None else NOTHING_LISTED)
-        self._middle.setCurrentIndex(0 if self.table.proxy.rowCount() else 1)
-        if self._waits_for_rows and self.table.isVisible():
-            self._waits_for_rows = False
+        self._table_or_message.setCurrentIndex(0 if self.table.proxy.rowCount() else 1)
+        if self._focuses_first_row and self.table.isVisible():
+            self._focuses_first_row = False
             self.table.setFocus()
 
     def _show_buttons(self) -> None:
@@ -188,12 +185,11 @@ class FleetWindow(QMainWindow):
         self.refresh()
 
     def _escape(self) -> None:
-        """Clear the search, which shows all rows, and return the focus to the table."""
         if self.search.text():
             self.search.clear()
         self.table.setFocus()
 
-    def _to_table(self) -> None:
+    def _focus_table(self) -> None:
         self.table.setFocus()
         if not self.table.selectionModel().hasSelection():
             self.table.selectRow(0)
@@ -206,7 +202,7 @@ class FleetWindow(QMainWindow):
         self._timer.timeout.connect(self.refresh)
         self._timer.start()
         self.search.textChanged.connect(self._search)
-        self.search.returnPressed.connect(self._to_table)
+        self.search.returnPressed.connect(self._focus_table)
         self.table.open_requested.connect(self.open_chosen)
         self.table.selectionModel().selectionChanged.connect(self._show_buttons)
         self.open_button.clicked.connect(self.open_chosen)
@@ -226,35 +222,35 @@ class FleetWindow(QMainWindow):
         self.table.apply_theme(theme)
 
     def _lay_out(self) -> None:
-        body, middle, head, foot = QWidget(), QWidget(), QHBoxLayout(), QHBoxLayout()
+        body, table_area, top_row, bottom_row = QWidget(), QWidget(), QHBoxLayout(), QHBoxLayout()
         body.setObjectName("body")
-        middle.setLayout(self._middle)
-        self._middle.addWidget(self.table)
-        self._middle.addWidget(self._empty)
-        head.addWidget(self.search, 1)
-        head.addWidget(self.order)
+        table_area.setLayout(self._table_or_message)
+        self._table_or_message.addWidget(self.table)
+        self._table_or_message.addWidget(self._empty)
+        top_row.addWidget(self.search, 1)
+        top_row.addWidget(self.order)
         self.open_button.setProperty("look", "primary")
         self.open_button.setToolTip("Watch it in its own window (Enter)")
         self.add_button.setToolTip("Watch another engine and remember it")
         self.reload.setToolTip("Reload the list now (F5)")
         self.reload.setVisible(self.list_reader is not None)
-        foot.addWidget(self.status_label, 1)
-        foot.addWidget(self.reload, 0, Qt.AlignmentFlag.AlignBottom)
-        foot.addWidget(self.add_button, 0, Qt.AlignmentFlag.AlignBottom)
-        foot.addWidget(self.open_button, 0, Qt.AlignmentFlag.AlignBottom)
+        bottom_row.addWidget(self.status_label, 1)
+        bottom_row.addWidget(self.reload, 0, Qt.AlignmentFlag.AlignBottom)
+        bottom_row.addWidget(self.add_button, 0, Qt.AlignmentFlag.AlignBottom)
+        bottom_row.addWidget(self.open_button, 0, Qt.AlignmentFlag.AlignBottom)
         column = QVBoxLayout(body)
         column.setContentsMargins(12, 12, 12, 12)
-        column.addLayout(head)
+        column.addLayout(top_row)
         column.addWidget(self.counts)
-        column.addWidget(middle, 1)
-        column.addLayout(foot)
+        column.addWidget(table_area, 1)
+        column.addLayout(bottom_row)
         self.setCentralWidget(body)
 
 
 class OrderBox(QWidget):
     """Fields for the sort column and direction, as a keyboard alternative to clicks on the headings.
 
-    Stays in sync with `header`, the header of the table.
+    Synchronized with `header`, the header of the table.
     """
 
     def __init__(self, header: QHeaderView) -> None:
@@ -263,47 +259,47 @@ class OrderBox(QWidget):
         self.column = QComboBox()
         self.column.addItems([column.title for column in COLUMNS])
         self.column.setAccessibleName("Sort by")
-        self.way: QToolButton = tool_button("Descending", "Reverse order", checkable=True)
-        words = label("&Sort by", "muted")
-        words.setBuddy(self.column)
+        self.direction: QToolButton = tool_button("Descending", "Reverse order", checkable=True)
+        order_label = label("&Sort by", "muted")
+        order_label.setBuddy(self.column)
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
-        for widget in (words, self.column, self.way):
+        for widget in (order_label, self.column, self.direction):
             row.addWidget(widget)
-        self._follow()
-        header.sortIndicatorChanged.connect(self._follow)
+        self._show_header_order()
+        header.sortIndicatorChanged.connect(self._show_header_order)
         self.column.activated.connect(self._choose)
-        self.way.clicked.connect(self._choose)
+        self.direction.clicked.connect(self._choose)
 
     def _choose(self) -> None:
-        way = Qt.SortOrder.DescendingOrder if self.way.isChecked() else Qt.SortOrder.AscendingOrder
-        self._header.setSortIndicator(self.column.currentIndex(), way)
+        order = Qt.SortOrder.DescendingOrder if self.direction.isChecked() else Qt.SortOrder.AscendingOrder
+        self._header.setSortIndicator(self.column.currentIndex(), order)
 
-    def _follow(self) -> None:
+    def _show_header_order(self) -> None:
         self.column.setCurrentIndex(self._header.sortIndicatorSection())
-        self.way.setChecked(self._header.sortIndicatorOrder() is Qt.SortOrder.DescendingOrder)
+        self.direction.setChecked(self._header.sortIndicatorOrder() is Qt.SortOrder.DescendingOrder)
 
 
 # Texts on the engines as a whole, and on the list.
 def counts_text(rows: Sequence[FleetRow], num_shown: int) -> str:
-    """Return the number of engines, how many of them report, and their total requests."""
+    """Return the number of engines, how many of them are online, and the total of their requests."""
     if not rows:
         return ""
     reporting = [row for row in rows if row.state in CURRENT_STATES]
-    words = [f"{count(len(reporting))} of {plural(len(rows), 'engine')} online"]
+    parts = [f"{count(len(reporting))} of {plural(len(rows), 'engine')} online"]
     running, waiting = (
         [n for n in numbers if n is not None]
         for numbers in ([row.num_running for row in reporting], [row.num_waiting for row in reporting])
     )
     if running:
-        words.append(f"{count(sum(running))} running, {count(sum(waiting))} waiting")
+        parts.append(f"{count(sum(running))} running, {count(sum(waiting))} waiting")
     if num_shown != len(rows):
-        words.append(f"{count(num_shown)} shown")
-    return " · ".join(words)
+        parts.append(f"{count(num_shown)} shown")
+    return " · ".join(parts)
 
 
 def list_text(name: str, listed: Listed, now_ns: int) -> str:
-    """Return the source of the list, its age, and what is wrong with it."""
+    """Return the name of the list, its age, and the error of the last read if it failed."""
     if not listed.num_tries:
         return f"Reading {name} …"
     if not listed.read_ns:
@@ -333,7 +329,7 @@ class FleetTable(OpenableTable):
         self.setSortingEnabled(True)
         self.sortByColumn(NAME, Qt.SortOrder.AscendingOrder)
         header = self.horizontalHeader()
-        header.setMinimumSectionSize(scaled(_NARROWEST))
+        header.setMinimumSectionSize(scaled(_MIN_COLUMN_WIDTH))
         for position, column in enumerate(COLUMNS):
             self.setColumnWidth(position, scaled(column.width))
         header.setSectionResizeMode(MAP, QHeaderView.ResizeMode.Fixed)
@@ -341,18 +337,18 @@ class FleetTable(OpenableTable):
 
     @property
     def chosen(self) -> list[FleetRow]:
-        """The selected engines, in the order shown."""
-        return [self.proxy.row_at(position) for position in chosen_rows(self)]
+        """Selected engines in displayed order."""
+        return [self.proxy.row_at(position) for position in selected_rows(self)]
 
     def show_rows(self, rows: tuple[FleetRow, ...], *, sorts: bool) -> None:
-        """Show `rows`, reordered if `sorts`. The selection stays."""
-        chosen = {row.entry for row in self.chosen}
+        """Show `rows`, reordered if `sorts`. The selection is kept."""
+        selected = {row.entry for row in self.chosen}
         self.fleet.ratio = self.devicePixelRatioF()
         self.fleet.show(rows)
         if sorts:
             self.proxy.sort_rows()
-        if chosen and not self.selectionModel().hasSelection():
-            self._choose(chosen)
+        if selected and not self.selectionModel().hasSelection():
+            self._choose(selected)
 
     def apply_theme(self, theme: Theme) -> None:
         self.fleet.theme = theme
@@ -367,8 +363,6 @@ class FleetTable(OpenableTable):
 
 # Table models.
 class FleetModel(TableModel):
-    """Table model with a row for each engine, in the order of the list."""
-
     table_head: ClassVar[TableHead] = TableHead.of(COLUMNS)
 
     def __init__(self, parent: QObject | None = None) -> None:
@@ -376,17 +370,16 @@ class FleetModel(TableModel):
         self.rows: tuple[FleetRow, ...] = ()
         self.theme: Theme = DARK
         self.ratio = 1.0
-        """Device pixel ratio of the window's screen."""
-        self._pictures: dict[FleetEntry, tuple[PoolBins, Theme, float, QPixmap]] = {}
+        self._map_pixmaps: dict[FleetEntry, tuple[PoolBins, Theme, float, QPixmap]] = {}
 
     def show(self, rows: tuple[FleetRow, ...]) -> None:
-        """Show `rows`. If they have the same engines in the same order, the selection stays."""
+        """Show `rows`. Keeps the selection if the engines and their order are unchanged."""
         before = [row.entry for row in self.rows]
         if [row.entry for row in rows] != before:
             self.beginResetModel()
             self.rows = rows
             self.endResetModel()
-            self._pictures.clear()
+            self._map_pixmaps.clear()
             return
         self.rows = rows
         if rows:
@@ -400,34 +393,34 @@ class FleetModel(TableModel):
         if role == Qt.ItemDataRole.DisplayRole:
             return COLUMNS[column].text(row)
         if role == Qt.ItemDataRole.DecorationRole and column == MAP:
-            return self._picture(row)
+            return self._map_pixmap(row)
         if role == Qt.ItemDataRole.ToolTipRole:
             return plain_tip(tip_of(row))
         if role == Qt.ItemDataRole.TextAlignmentRole:
             return self.table_head.side(column)
         if role == Qt.ItemDataRole.ForegroundRole:
-            return self._ink(row, column)
+            return self._text_color(row, column)
         if role == Qt.ItemDataRole.AccessibleTextRole:
             return f"{COLUMNS[column].title}: {COLUMNS[column].text(row)}"
         return None
 
-    def _ink(self, row: FleetRow, column: int) -> QColor | None:
+    def _text_color(self, row: FleetRow, column: int) -> QColor | None:
         if column == STATE:
             return self.theme.color(STATE_COLORS[row.state])
         return self.theme.color("muted") if COLUMNS[column].text(row) == NOTHING else None
 
-    def _picture(self, row: FleetRow) -> QPixmap | None:
+    def _map_pixmap(self, row: FleetRow) -> QPixmap | None:
         if row.bins is None:
             return None
-        kept = self._pictures.get(row.entry)
-        if kept is None or kept[0] is not row.bins or kept[1:3] != (self.theme, self.ratio):
-            kept = (row.bins, self.theme, self.ratio, map_pixmap(row.bins, self.theme, self.ratio))
-            self._pictures[row.entry] = kept
-        return kept[3]
+        cached = self._map_pixmaps.get(row.entry)
+        if cached is None or cached[0] is not row.bins or cached[1:3] != (self.theme, self.ratio):
+            cached = (row.bins, self.theme, self.ratio, map_pixmap(row.bins, self.theme, self.ratio))
+            self._map_pixmaps[row.entry] = cached
+        return cached[3]
 
 
 class FleetProxy(QSortFilterProxyModel):
-    """Sorts the engines, and filters out those without every search word. Unknown values sort last in both directions.
+    """Sorts the engines and hides those that lack a search word. Unknown values sort last in both directions.
 
     Rows move only when `sort_rows` is called, not whenever a number changes.
     """
@@ -438,24 +431,21 @@ class FleetProxy(QSortFilterProxyModel):
         self.setDynamicSortFilter(False)
 
     def search(self, text: str) -> None:
-        """Show only rows that contain all words of `text`."""
         self._search_words = tuple(text.casefold().split())
         self.sort_rows()
 
     def sort_rows(self) -> None:
-        """Filter and sort again."""
         self.invalidate()
         self.sort(self.sortColumn(), self.sortOrder())
 
     def row_at(self, position: int) -> FleetRow:
-        """Return the engine in a row as displayed."""
         return self._rows[self.mapToSource(self.index(position, 0)).row()]
 
     def filterAcceptsRow(self, source_row: int, source_parent: Index) -> bool:
         if not self._search_words:
             return True
-        words = search_text(self._rows[source_row])
-        return all(word in words for word in self._search_words)
+        text = search_text(self._rows[source_row])
+        return all(word in text for word in self._search_words)
 
     def lessThan(self, source_left: Index, source_right: Index) -> bool:
         column = source_left.column()

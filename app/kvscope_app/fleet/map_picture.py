@@ -19,7 +19,7 @@ _ROWS: Final = 16
 
 
 def map_pixmap(bins: PoolBins, theme: Theme, ratio: float = 1.0) -> QPixmap:
-    """Return the pixmap of `cells`, enlarged to `SIZE` for a screen with device pixel ratio `ratio`."""
+    """Return the cells of `bins`, enlarged to `SIZE` for a screen with device pixel ratio `ratio`."""
     pixels = cells(bins, theme)
     height, width = pixels.shape
     image = QImage(pixels.data, width, height, 4 * width, QImage.Format.Format_ARGB32)
@@ -33,7 +33,7 @@ def map_pixmap(bins: PoolBins, theme: Theme, ratio: float = 1.0) -> QPixmap:
 
 
 def cells(bins: PoolBins, theme: Theme) -> npt.NDArray[np.uint32]:
-    """Return the colour of each bin as a pixel 0xAARRGGBB, shape (rows, columns), row by row from the top left.
+    """Return the colour of each bin as a pixel 0xAARRGGBB, shape (rows, columns), row-major from the top left.
 
     Unused cells of the last row are transparent.
     """
@@ -43,8 +43,8 @@ def cells(bins: PoolBins, theme: Theme) -> npt.NDArray[np.uint32]:
     names = (theme.block_free, theme.block_active, theme.block_cached)
     colors = np.array([[int(name[at : at + 2], 16) for at in (1, 3, 5)] for name in names], np.float64)
     mixed = np.rint(np.stack((free, active, cached), axis=1) @ colors).astype(np.uint32)
-    ink = np.uint32(0xFF000000) | mixed[:, 0] << np.uint32(16) | mixed[:, 1] << np.uint32(8) | mixed[:, 2]
+    colors_argb = np.uint32(0xFF000000) | mixed[:, 0] << np.uint32(16) | mixed[:, 1] << np.uint32(8) | mixed[:, 2]
     columns = min(_COLUMNS, max(1, -(-len(bins) // min(_ROWS, max(1, len(bins) // 4)))))
-    made = np.zeros((-(-len(bins) // columns), columns), np.uint32)
-    made.flat[: len(bins)] = ink
-    return made
+    pixels = np.zeros((-(-len(bins) // columns), columns), np.uint32)
+    pixels.flat[: len(bins)] = colors_argb
+    return pixels

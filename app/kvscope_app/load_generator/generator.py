@@ -1,7 +1,7 @@
-"""Submits many requests, to show the cache under pressure, and aborts those requests when stopped.
+"""Submits many requests, to show the cache under pressure, and aborts them when stopped.
 
 Owns the load's requests from submission to their end, and the counts. At most `MAX_CONCURRENCY` requests are
-unfinished. After a refusal it pauses before the next request.
+unfinished. Pauses after a refused request.
 """
 
 from __future__ import annotations
@@ -24,19 +24,17 @@ from kvscope_telemetry.source import SourceState
 TICK_MS: Final = 50
 MAX_NEW_PER_TICK: Final = 32
 _PAUSE_AFTER_REFUSAL_S: Final = 0.5
-_ENDED: Final = "The engine stopped."
+_ENGINE_STOPPED: Final = "The engine stopped."
 
 
 @dataclass(slots=True)
 class LoadCounts:
-    """Counts since the last start."""
-
     sent: int = 0
     finished: int = 0
     aborted: int = 0
     refused: int = 0
     lost: int = 0
-    """Requests that were unfinished when the engine ended, or that failed."""
+    """Number of requests that failed, or that were unfinished when the engine ended."""
     tokens: int = 0
 
 
@@ -44,23 +42,23 @@ class LoadGenerator(QObject):
     """Runs one load at a time."""
 
     changed = Signal()
-    """Emitted when counts or state changed, by the timer at most once per tick."""
+    """Emitted when counts or state have changed; by the timer, at most once per tick."""
 
     def __init__(self, session: Session, parent: QObject | None = None, *, chance: random.Random | None = None) -> None:
-        """`chance` draws prompts, lengths and times between requests; one with a seed makes a load reproducible."""
+        """`chance` draws prompts, lengths and times between requests. A seeded generator makes a load reproducible."""
         super().__init__(parent)
         self.counts = LoadCounts()
         self.message = ""
-        """Why the load does not run as requested, in one line; empty if it does."""
+        """Reason why the load does not run as requested, in one line; empty if it does."""
         self._session = session
         self._settings = LoadSettings()
         self._unfinished: dict[str, int] = {}  # number of output tokens received, by request id
-        self._running = False
+        self._is_running = False
         self._epoch: int | None = None
         self._prompts: tuple[str, ...] = ()
         self._chance = chance or random.Random()
         self._next_s = 0.0
-        self._is_news = False
+        self._has_changes = False
         self._timer = QTimer(self)
         self._timer.setInterval(TICK_MS)
         self._timer.timeout.connect(self.tick)
@@ -69,12 +67,12 @@ class LoadGenerator(QObject):
 
     @property
     def is_running(self) -> bool:
-        return self._running
+        return self._is_running
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the load was stopped and aborted requests have not ended yet."""
-        return not self._running and bool(self._unfinished)
+        """Whether the load was stopped and some of its aborted requests have not ended yet."""
+        return not self._is_running and bool(self._unfinished)
 
     @property
     def num_unfinished(self) -> int:
@@ -82,10 +80,10 @@ class LoadGenerator(QObject):
 
     def start(self, settings: LoadSettings) -> None:
         """Start a load, or continue the running one with other settings."""
-        if not self._running:
+        if not self._is_running:
             self.counts = LoadCounts(sent=len(self._unfinished))
         self._prompts = self._prompts or sample_prompts()
-        self._settings, self._running, self.message = settings, True, ""
+        self._settings, self._is_running, self.message = settings, True, ""
         self._epoch = self._session.live_mirror.epoch
         self._next_s = time.monotonic()
         self._timer.start()
@@ -93,19 +91,19 @@ class LoadGenerator(QObject):
         self.changed.emit()
 
     def stop(self) -> None:
-        """Start no more requests and abort the unfinished ones. Idempotent."""
-        self._running = False
+        """Submit no more requests and abort the unfinished ones. Idempotent."""
+        self._is_running = False
         for request_id in sorted(self._unfinished):
             self._send(Abort(request_id=request_id))
         self.changed.emit()
 
     def tick(self) -> None:
-        if self._running:
+        if self._is_running:
             self._submit_due(time.monotonic())
         elif not self._unfinished:
             self._timer.stop()
-        if self._is_news:
-            self._is_news = False
+        if self._has_changes:
+            self._has_changes = False
             self.changed.emit()
 
     def _submit_due(self, now_s: float) -> None:
@@ -129,23 +127,23 @@ class LoadGenerator(QObject):
             return False
         self._unfinished[request_id] = 0
         self.counts.sent += 1
-        self._is_news = True
+        self._has_changes = True
         return True
 
     def _send(self, command: Command) -> bool:
         try:
             sent = self._session.send(command)
         except KvscopeError as error:
-            self._fail(str(error))
+            self._stop_with_message(str(error))
             return False
         if not sent:
-            self._fail("the engine accepts no requests now")
+            self._stop_with_message("the engine accepts no requests now")
         return sent
 
-    def _fail(self, message: str) -> None:
+    def _stop_with_message(self, message: str) -> None:
         self.message = message
-        self._running = False
-        self._is_news = True
+        self._is_running = False
+        self._has_changes = True
 
     def _on_replies(self, replies: list[Reply]) -> None:
         for reply in replies:
@@ -154,10 +152,10 @@ class LoadGenerator(QObject):
             elif isinstance(reply, Failed) and reply.request_id in self._unfinished:
                 del self._unfinished[reply.request_id]
                 self.counts.lost += 1
-                self.message, self._is_news = reply.reason, True
+                self.message, self._has_changes = reply.reason, True
 
     def _on_reply(self, reply: Accepted | Refused | Tokens | Finished) -> None:
-        self._is_news = True
+        self._has_changes = True
         if isinstance(reply, Tokens):
             self.counts.tokens += len(reply.token_ids)
             self._unfinished[reply.request_id] += len(reply.token_ids)
@@ -167,9 +165,9 @@ class LoadGenerator(QObject):
             self.message = f"refused: {reply.reason}"
             self._next_s = time.monotonic() + _PAUSE_AFTER_REFUSAL_S
         elif isinstance(reply, Finished):
-            self._count_end(reply, num_reported=self._unfinished.pop(reply.request_id))
+            self._count_finished(reply, num_reported=self._unfinished.pop(reply.request_id))
 
-    def _count_end(self, reply: Finished, num_reported: int) -> None:
+    def _count_finished(self, reply: Finished, num_reported: int) -> None:
         self.counts.tokens += max(reply.usage.completion_tokens - num_reported, 0)  # some engines stream no token ids
         if reply.finish_reason == "abort":
             self.counts.aborted += 1
@@ -180,14 +178,14 @@ class LoadGenerator(QObject):
             self.counts.finished += 1
 
     def _on_status(self) -> None:
-        """Count unfinished requests as lost when the engine ended or was replaced by another one."""
+        """Count unfinished requests as lost if the engine has ended or was replaced by another one."""
         epoch = self._session.live_mirror.epoch
-        is_other = self._epoch is not None and epoch != self._epoch
-        ended = is_other or self._session.status.state is SourceState.ENDED
-        if ended and (self._unfinished or self._running):
+        is_other_engine = self._epoch is not None and epoch != self._epoch
+        has_ended = is_other_engine or self._session.status.state is SourceState.ENDED
+        if has_ended and (self._unfinished or self._is_running):
             self.counts.lost += len(self._unfinished)
             self._unfinished.clear()
-            self._fail(_ENDED)
-        elif is_other and self.message == _ENDED:  # a new engine started: the message is outdated
-            self.message, self._is_news = "", True
+            self._stop_with_message(_ENGINE_STOPPED)
+        elif is_other_engine and self.message == _ENGINE_STOPPED:  # a new engine started: the message is outdated
+            self.message, self._has_changes = "", True
         self._epoch = epoch

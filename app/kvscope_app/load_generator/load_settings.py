@@ -1,4 +1,4 @@
-"""Validated settings of the load generator, and the requests made from them. No Qt, no session."""
+"""Validated settings of the load generator, and requests made from them. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ MAX_OUTPUT_TOKENS: Final = 4096
 
 
 class Pace(StrEnum):
-    """Rule by which requests are started."""
-
     CONCURRENCY = "Concurrency"
     """A constant number of unfinished requests."""
     RATE = "Request rate"
@@ -31,7 +29,7 @@ class Mix(StrEnum):
     LONG = "Long prompts"
     MIXED = "Short and long"
     SHARED = "Shared prefix"
-    """Prompts with the same long text first, followed by a varying question, which benefit from a prefix cache."""
+    """Prompts that begin with the same long text, followed by varying questions, so that a prefix cache helps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +44,13 @@ class LoadSettings:
     min_output_tokens: int = 32
     max_output_tokens: int = 256
     adapters: tuple[str, ...] = ("",)
-    """Names of LoRA adapters, of which each request uses a random one. An empty name is the base model."""
+    """Names of LoRA adapters; each request uses a random one of them. An empty name is the base model."""
 
     def __post_init__(self) -> None:
-        _within("concurrent requests", self.concurrency, 1, MAX_CONCURRENCY)
-        _within("requests per second", self.rate, 0.1, MAX_RATE)
-        _within("minimum output tokens", self.min_output_tokens, 1, MAX_OUTPUT_TOKENS)
-        _within("maximum output tokens", self.max_output_tokens, self.min_output_tokens, MAX_OUTPUT_TOKENS)
+        _check_range("concurrent requests", self.concurrency, 1, MAX_CONCURRENCY)
+        _check_range("requests per second", self.rate, 0.1, MAX_RATE)
+        _check_range("minimum output tokens", self.min_output_tokens, 1, MAX_OUTPUT_TOKENS)
+        _check_range("maximum output tokens", self.max_output_tokens, self.min_output_tokens, MAX_OUTPUT_TOKENS)
 
 
 def make_request(settings: LoadSettings, prompts: tuple[str, ...], request_id: str, chance: random.Random) -> Submit:
@@ -67,11 +65,11 @@ def _prompt(mix: Mix, prompts: tuple[str, ...], chance: random.Random) -> str:
     short, long = short_prompts(prompts), long_prompts(prompts)
     if mix is Mix.SHARED:
         return f"{long[0]}\n\nOne more question: {chance.choice(short)}"
-    chosen = {Mix.SHORT: short, Mix.LONG: long, Mix.MIXED: prompts}[mix]
+    candidates = {Mix.SHORT: short, Mix.LONG: long, Mix.MIXED: prompts}[mix]
     # A number in front keeps equal prompts of the other mixes from sharing prefix-cached blocks.
-    return f"({chance.randint(1, 999_999)}) {chance.choice(chosen)}"
+    return f"({chance.randint(1, 999_999)}) {chance.choice(candidates)}"
 
 
-def _within(name: str, value: float, low: float, high: float) -> None:
+def _check_range(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         raise BadInput(f"{name}: {value:g} is not accepted, from {low:g} to {high:g}")

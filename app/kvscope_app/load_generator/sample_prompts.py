@@ -1,4 +1,4 @@
-"""Sample prompts that come with kvscope: our own texts, short to long, for the console and the load generator."""
+"""Sample prompts that come with kvscope, for the console and the load generator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LONG_CHARACTERS: Final = 800
 
 
 def sample_prompts() -> tuple[str, ...]:
-    """Return all prompts of `prompts.jsonl`, which has a line `{"prompt": ...}` for each."""
+    """Return all prompts of `prompts.jsonl`, which has an object `{"prompt": ...}` per line."""
     text = (resources.files("kvscope_resources") / "prompts.jsonl").read_text(encoding="utf-8")
     return tuple(json.loads(line)["prompt"] for line in text.splitlines() if line.strip())
 

@@ -18,12 +18,12 @@ def caption_of(session: Session, title: str, range_s: tuple[float, float] | None
     """
     timeline = session.timeline
     origin_ns = timeline.origin_ns
-    words = [model_name(session.mirror.hello), title, _clock(timeline.cursor_ns)]
+    parts = [model_name(session.mirror.hello), title, _clock(timeline.cursor_ns)]
     if range_s is not None:
-        words.append(f"{range_s[0]:.1f} s to {range_s[1]:.1f} s")
+        parts.append(f"{range_s[0]:.1f} s to {range_s[1]:.1f} s")
     elif origin_ns is not None and timeline.is_file:
-        words.append(f"{(timeline.cursor_ns - origin_ns) / 1e9:.1f} s")
-    return "  ·  ".join(word for word in words if word)
+        parts.append(f"{(timeline.cursor_ns - origin_ns) / 1e9:.1f} s")
+    return "  ·  ".join(part for part in parts if part)
 
 
 def _clock(time_ns: int) -> str:

@@ -16,7 +16,7 @@ _BY_ROW = QAbstractItemView.ScrollMode.ScrollPerItem
 
 
 def overflow(view: QWidget) -> QSize:
-    """Return by how many pixels `view` is too small for its lists, scroll areas and chart titles."""
+    """Return how many pixels, in each direction, `view` is too small for its lists, scroll areas and chart titles."""
     hidden = QSize(0, 0)
     for area in _scroll_areas(view):
         hidden = hidden.expandedTo(QSize(area.horizontalScrollBar().maximum(), _hidden_height(area)))
@@ -40,7 +40,7 @@ def hidden_content_text(view: QWidget) -> str:
 
 
 def _scroll_areas(view: QWidget) -> Iterator[QAbstractScrollArea]:
-    """Yield the areas of `view` that a user could scroll. Charts are scroll areas in Qt, too, but never scroll."""
+    """Yield the areas of `view` that a user could scroll. Charts never scroll, although they are scroll areas in Qt."""
     for area in view.findChildren(QAbstractScrollArea):
         if area.isVisibleTo(view) and not isinstance(area, QGraphicsView):
             if isinstance(area, QAbstractItemView):
@@ -56,6 +56,5 @@ def _hidden_height(area: QAbstractScrollArea) -> int:
 
 
 def _num_rows_below(table: QTableView) -> int:
-    """Return the number of rows below the visible part of `table`, including a row that is partly visible."""
     first_hidden = table.rowAt(table.viewport().height() - 1)
     return 0 if first_hidden < 0 else table.model().rowCount() - first_hidden

@@ -1,7 +1,7 @@
 """Encodes the frames of a video: ffmpeg writes `.mp4`, Pillow writes `.webp`, `.gif` and `.apng`.
 
-ffmpeg and WebP take one frame at a time. For GIF and APNG, Pillow holds all frames in memory, so their number is
-limited. Knows no Qt.
+ffmpeg and WebP receive one frame at a time. For GIF and APNG, Pillow keeps all frames in memory, so their number is
+limited. Imports no Qt.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Frame = npt.NDArray[np.uint8]
 """RGB pixels of a frame, shape (height, width, 3)."""
 _MAX_WEBP_FRAMES: Final = 10_000
 _MAX_PIXELS: Final = {".gif": 256 << 20, ".apng": 128 << 20}
-"""Maximum pixels of all frames together. Pillow holds one byte per pixel of a GIF, and eight per pixel of an APNG."""
-_MISSING: Final = "Pillow is not installed: pip install pillow"
+"""Maximum pixels of all frames together. Pillow needs one byte per pixel of a GIF, and eight per pixel of an APNG."""
+_NO_PILLOW: Final = "Pillow is not installed: pip install pillow"
 _FFMPEG: Final = "ffmpeg"
 
 
 @dataclass(frozen=True, slots=True)
-class VideoEncoder:
-    """Frames of a video, all of the same size, and their rate."""
+class VideoFrames:
+    """Frames of a video, shape (height, width, 3) each, and their number and rate."""
 
     frames: Iterator[Frame]
     num_frames: int
@@ -42,25 +42,28 @@ class VideoEncoder:
 
     @property
     def frame_ms(self) -> int:
-        """Duration of a frame in milliseconds, at least 1."""
         return max(round(1000 / self.fps), 1)
 
 
 def require_encoder(suffix: str, num_frames: int, width: int, height: int) -> None:
-    """Raise BadInput, before anything is drawn, if a program or library is missing or the video is too large."""
+    """Check, before anything is drawn, that a video can be encoded.
+
+    Raises:
+        BadInput: A program or library is missing, or the video has too many frames.
+    """
     if suffix == ".mp4" and shutil.which(_FFMPEG) is None:
         raise BadInput("writing .mp4 needs ffmpeg, which is not on PATH: install it, or write .webp, .gif or .apng")
-    if not is_there(suffix):
-        raise BadInput(f"{suffix}: {_MISSING}")
+    if not is_encoder_installed(suffix):
+        raise BadInput(f"{suffix}: {_NO_PILLOW}")
     if suffix == ".webp" and num_frames > _MAX_WEBP_FRAMES:
         raise BadInput(_too_many(num_frames, _MAX_WEBP_FRAMES, suffix))
     if suffix in _MAX_PIXELS and num_frames * width * height > _MAX_PIXELS[suffix]:
         raise BadInput(_too_many(num_frames, _MAX_PIXELS[suffix] // (width * height), suffix))
 
 
-def encode(film: VideoEncoder, suffix: str, file: BinaryIO) -> None:
-    """Write `film` to `file`, which must be open and empty."""
-    _ENCODERS[suffix](film, file)
+def encode(video: VideoFrames, suffix: str, file: BinaryIO) -> None:
+    """Write a video to `file`, which must be open and empty. `suffix` such as ".gif" chooses the format."""
+    _ENCODERS[suffix](video, file)
 
 
 def _too_many(num_frames: int, max_frames: int, suffix: str) -> str:
@@ -70,35 +73,38 @@ def _too_many(num_frames: int, max_frames: int, suffix: str) -> str:
     )
 
 
-def _write_apng(film: VideoEncoder, file: BinaryIO) -> None:
+def _write_apng(video: VideoFrames, file: BinaryIO) -> None:
     from PIL import Image
 
-    first, *rest = map(Image.fromarray, film.frames)
-    first.save(file, "PNG", save_all=True, append_images=rest, duration=film.frame_ms, loop=0)
+    first, *others = map(Image.fromarray, video.frames)
+    first.save(file, "PNG", save_all=True, append_images=others, duration=video.frame_ms, loop=0)
 
 
-def _write_webp(film: VideoEncoder, file: BinaryIO) -> None:
-    moving = _moving_image(film)
-    moving.save(file, "WEBP", save_all=True, duration=film.frame_ms, loop=0, lossless=True, quality=60, method=4)
+def _write_webp(video: VideoFrames, file: BinaryIO) -> None:
+    image = _lazy_image(video)
+    image.save(file, "WEBP", save_all=True, duration=video.frame_ms, loop=0, lossless=True, quality=60, method=4)
 
 
-def _write_gif(film: VideoEncoder, file: BinaryIO) -> None:
+def _write_gif(video: VideoFrames, file: BinaryIO) -> None:
     from PIL import Image
 
-    first, *rest = [
+    first, *others = [
         Image.fromarray(frame).quantize(255, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
-        for frame in film.frames
+        for frame in video.frames
     ]
-    first.save(file, "GIF", save_all=True, append_images=rest, duration=film.frame_ms, loop=0)
+    first.save(file, "GIF", save_all=True, append_images=others, duration=video.frame_ms, loop=0)
 
 
-def _moving_image(film: VideoEncoder) -> Image:
-    """Return an image that makes each frame when Pillow seeks to it: a list of images would have to fit in memory."""
+def _lazy_image(video: VideoFrames) -> Image:
+    """Return an animated image that creates each frame when Pillow seeks to it.
+
+    A list of images would keep all frames in memory.
+    """
     from PIL import Image
 
-    class Moving(Image.Image):
-        n_frames = film.num_frames
-        is_animated = film.num_frames > 1
+    class LazyImage(Image.Image):
+        n_frames = video.num_frames
+        is_animated = video.num_frames > 1
 
         def __init__(self) -> None:
             super().__init__()
@@ -107,29 +113,32 @@ def _moving_image(film: VideoEncoder) -> Image:
 
         def seek(self, frame: int) -> None:
             while self._index < frame:
-                self.shown = Image.fromarray(next(film.frames))
+                self.shown = Image.fromarray(next(video.frames))
                 self._index += 1
             self._mode, self._size, self.im = self.shown.mode, self.shown.size, self.shown.im
 
         def tell(self) -> int:
             return self._index
 
-    return Moving()
+    return LazyImage()
 
 
-def _write_mp4(film: VideoEncoder, file: BinaryIO) -> None:
+def _write_mp4(video: VideoFrames, file: BinaryIO) -> None:
     command = [_FFMPEG, "-v", "error", "-nostdin", "-y", "-f", "rawvideo", "-pix_fmt", "rgb24"]
-    command += ["-s", f"{film.width}x{film.height}", "-r", f"{film.fps:g}", "-i", "pipe:0"]
+    command += ["-s", f"{video.width}x{video.height}", "-r", f"{video.fps:g}", "-i", "pipe:0"]
     # Video players require even dimensions and this pixel format.
     command += ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p", "-movflags", "+faststart"]
-    _feed([*command, "-f", "mp4", file.name], film.frames)
+    _pipe_frames([*command, "-f", "mp4", file.name], video.frames)
 
 
-def _feed(command: list[str], frames: Iterator[Frame]) -> None:
-    """Write all `frames` to a process. Raises KvscopeError with the process's last line of output if it fails."""
+def _pipe_frames(command: list[str], frames: Iterator[Frame]) -> None:
+    """Write all `frames` to the standard input of `command`.
+
+    Raises KvscopeError with the last line of the process's error output if it fails.
+    """
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe) as process:
-        assert process.stdin is not None, "a pipe was asked for"
+        assert process.stdin is not None, "stdin is a pipe"
         try:
             for frame in frames:
                 process.stdin.write(frame.tobytes())
@@ -140,11 +149,11 @@ def _feed(command: list[str], frames: Iterator[Frame]) -> None:
             raise
         _, stderr = process.communicate()
     if process.returncode:
-        words = stderr.decode(errors="replace").strip().splitlines()
-        raise KvscopeError(f"ffmpeg failed: {words[-1] if words else f'exit code {process.returncode}'}")
+        lines = stderr.decode(errors="replace").strip().splitlines()
+        raise KvscopeError(f"ffmpeg failed: {lines[-1] if lines else f'exit code {process.returncode}'}")
 
 
-_ENCODERS: Final[dict[str, Callable[[VideoEncoder, BinaryIO], Any]]] = {
+_ENCODERS: Final[dict[str, Callable[[VideoFrames, BinaryIO], Any]]] = {
     ".apng": _write_apng,
     ".webp": _write_webp,
     ".gif": _write_gif,
@@ -152,6 +161,5 @@ _ENCODERS: Final[dict[str, Callable[[VideoEncoder, BinaryIO], Any]]] = {
 }
 
 
-def is_there(suffix: str) -> bool:
-    """Whether the program or library that writes files with `suffix` is installed."""
+def is_encoder_installed(suffix: str) -> bool:
     return shutil.which(_FFMPEG) is not None if suffix == ".mp4" else find_spec("PIL") is not None

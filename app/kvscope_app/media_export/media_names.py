@@ -9,12 +9,12 @@ from kvscope_app.views.docks import DOCKS
 from kvscope_telemetry.errors import BadInput
 
 VIEWS: Final = ("page-map", *(spec.picture_name for spec in DOCKS if spec.pictures))
-"""Names, on the command line, of the views that can be exported from a recording. All other views need a window."""
+"""Names, on the command line, of views that can be exported from a recording. All others need a window."""
 VIDEO_VIEWS: Final = ("page-map", *(spec.picture_name for spec in DOCKS if spec.pictures == "video"))
-STILLS: Final = (".png", ".svg")
-VIDEOS: Final = (".mp4", ".webp", ".gif", ".apng")
+STILL_SUFFIXES: Final = (".png", ".svg")
+VIDEO_SUFFIXES: Final = (".mp4", ".webp", ".gif", ".apng")
 MAX_SCALE: Final = 3
-SMALLEST, LARGEST = 160, 4096
+MIN_SIDE_PX, MAX_SIDE_PX = 160, 4096
 """Limits of the width and height of a picture, in pixels before scaling."""
 
 
@@ -30,14 +30,17 @@ def suffix_of(path: Path, format_name: str | None) -> str:
         BadInput: The suffix is unknown, or is not that of a video although one is requested.
     """
     suffix = path.suffix.lower()
-    accepted = {"video": VIDEOS, None: (*STILLS, *VIDEOS)}.get(format_name, (f".{format_name}",))
+    accepted = {"video": VIDEO_SUFFIXES, None: (*STILL_SUFFIXES, *VIDEO_SUFFIXES)}.get(
+        format_name, (f".{format_name}",)
+    )
     if suffix in accepted:
         return suffix
     if format_name in ("png", "svg"):  # a still is written under any name
         return f".{format_name}"
-    raise BadInput(f"{str(path)!r} is not accepted: the name of a video ends in one of {', '.join(VIDEOS)}")
+    raise BadInput(f"{str(path)!r} is not accepted: the name of a video ends in one of {', '.join(VIDEO_SUFFIXES)}")
 
 
 def is_picture(path: Path, format_name: str | None) -> bool:
-    """Whether `path` or `format_name` requests a picture or a video."""
-    return format_name in ("png", "svg", "video") or (format_name is None and path.suffix.lower() in (*STILLS, *VIDEOS))
+    return format_name in ("png", "svg", "video") or (
+        format_name is None and path.suffix.lower() in (*STILL_SUFFIXES, *VIDEO_SUFFIXES)
+    )

@@ -1,7 +1,7 @@
-"""Shows one view of a recording offscreen, goes to moments of the recording, and takes pictures.
+"""Shows one view of a recording offscreen at chosen moments, and takes pictures of it.
 
-Owns the session and the view. The view class is the window's own, shown on Qt's `offscreen` platform. Time does not
-follow the machine's clock: it advances only in `play_to`, and highlights in the view fade by the video's time.
+Owns the session and the view. The view's class is the one that the window uses, on Qt's `offscreen` platform. The
+recording does not follow the machine's clock: it advances only in `play_to`, and highlights fade by the video's time.
 """
 
 from __future__ import annotations
@@ -33,41 +33,43 @@ from kvscope_telemetry.printable import print_text
 from kvscope_telemetry.recordings.reader import Recording
 
 READY_TIMEOUT_S: Final = 60.0
-"""Maximum seconds to wait for anything except the overview of a recording without one.
+"""Maximum seconds to wait for a seek, a played frame, or a view's data.
 
-Reading that takes as long as reading the file, and reports its progress.
+Reading the overview has no limit, because a recording without summaries must be read completely.
 """
-_MAX_SETTLE_S: Final = 2.0
-"""Maximum seconds of the recording that are played between two frames.
+_MAX_PLAYED_GAP_S: Final = 2.0
+"""Maximum gap between two frames, in seconds of the recording, that is played.
 
-A longer gap is jumped over, as its events would have faded before the next frame.
+A longer gap is jumped over, because its highlights would have faded before the next frame.
 """
 _TICK_NS: Final = 100_000_000
 _OFFSCREEN_WARNING: Final = "This plugin does not support"
-_QUIET_S: Final = 0.35
-"""Seconds that a settled view gets for work in the event loop, after results of another process have arrived."""
+_SETTLE_S: Final = 0.35
+"""Seconds of event processing that a view gets after it has loaded its data, to finish its work."""
 _MAX_FITS: Final = 8
-"""Maximum attempts to fit the content. Several are needed, as a splitter gives a list only a share of added space."""
-_TURN_S: Final = 0.05
-"""Maximum seconds that one turn of the event loop counts for, as a busy machine may leave the view no time."""
+"""Maximum attempts to fit the content. Several are needed, because a splitter gives a list only part of added space."""
+_MAX_TURN_S: Final = 0.05
+"""Maximum seconds counted for one turn of the event loop.
+
+On a busy machine, most of a longer turn may have gone to other processes.
+"""
 
 
 def offscreen_application(scale: int = 1) -> QApplication:
-    """Return the application, created without a screen if there is none.
+    """Return the existing application, or create one on Qt's `offscreen` platform.
 
-    `scale`: pixels per logical pixel. A process has only one application, so an existing one keeps its scale.
+    `scale`: pixels per logical pixel. An existing application keeps its scale.
     """
     app = QApplication.instance()
     if isinstance(app, QApplication):
         return app
     os.environ["QT_QPA_PLATFORM"] = "offscreen"
     os.environ["QT_SCALE_FACTOR"] = str(scale)
-    qInstallMessageHandler(_pass_on)
+    qInstallMessageHandler(_print_message)
     return make_application()
 
 
-def _pass_on(_kind: object, _context: object, text: str) -> None:
-    """Print Qt's messages, except for those about windows that are not on a screen."""
+def _print_message(_kind: object, _context: object, text: str) -> None:
     if not text.startswith(_OFFSCREEN_WARNING):
         print_text(text, file=sys.stderr)
 
@@ -86,10 +88,10 @@ class OffscreenView:
         theme: Theme,
         report_progress: Callable[[float], bool] | None = None,
     ) -> None:
-        self.begin_share = 0.0
-        """Share of the whole work, 0 to 1, that was spent before the first frame."""
+        self.setup_share = 0.0
+        """Share of the whole work, 0 to 1, that is done before the first frame."""
         self.now_ns = 0
-        """Time in ns by which highlights in the view fade."""
+        """Time in ns of the video, by which highlights in the view fade."""
         self._clock_ns = 0
         self._report_progress = report_progress
         self._app = offscreen_application()
@@ -110,13 +112,13 @@ class OffscreenView:
             raise
 
     def resize(self, size: QSize) -> None:
-        """Give the view `size`. Raises BadInput, with the smallest size that it accepts, if that is too small."""
+        """Resize the view. Raises BadInput, with the smallest accepted size, if `size` is too small."""
         self.view.resize(size)
         if self.view.size() != size:
-            least = self.view.size()
+            smallest = self.view.size()
             raise BadInput(
                 f"{size.width()}x{size.height()} is too small for a picture of {self.view.title}: "
-                f"at least {least.width()}x{least.height()}"
+                f"at least {smallest.width()}x{smallest.height()}"
             )
 
     def fit_contents(self, largest: QSize) -> None:
@@ -130,7 +132,7 @@ class OffscreenView:
             self._app.processEvents()
 
     def show_range(self, from_s: float, until_s: float) -> None:
-        """Show this time range, in seconds of the recording, in a view with a time axis."""
+        """Show a time range, in seconds of the recording. Views without a time axis ignore it."""
         start_ns = self._source.recording.start_ns
         self.view.show_range(start_ns + round(from_s * 1e9), start_ns + round(until_s * 1e9))
 
@@ -140,23 +142,23 @@ class OffscreenView:
         self._source.seek(seconds, with_past=False)
         self._wait(lambda: not self._source.is_seeking)
         self._session.poll()
-        begun_s = looked_s = time.monotonic()
+        start_s = now_s = time.monotonic()
         settled_s = 0.0
-        while settled_s < _QUIET_S:
+        while settled_s < _SETTLE_S:
             self.view.draw_all()
             self._app.processEvents()
             time.sleep(0.005)
-            looked_s, before_s = time.monotonic(), looked_s
-            is_waited_for = not self.view.is_loaded and looked_s - begun_s < READY_TIMEOUT_S
-            settled_s = 0.0 if is_waited_for else settled_s + min(looked_s - before_s, _TURN_S)
+            now_s, before_s = time.monotonic(), now_s
+            is_loading = not self.view.is_loaded and now_s - start_s < READY_TIMEOUT_S
+            settled_s = 0.0 if is_loading else settled_s + min(now_s - before_s, _MAX_TURN_S)
 
     def play_to(self, seconds: float) -> None:
         """Play up to a time in seconds of the recording, so that highlights appear.
 
-        Jump instead if the time is in the past or more than `_MAX_SETTLE_S` ahead.
+        A time in the past, or more than `_MAX_PLAYED_GAP_S` ahead, is jumped to.
         """
-        way_s = seconds - self._source.position
-        if not 0 <= way_s <= _MAX_SETTLE_S:
+        gap_s = seconds - self._source.position
+        if not 0 <= gap_s <= _MAX_PLAYED_GAP_S:
             self._source.seek(seconds, with_past=False)
             self._wait(lambda: not self._source.is_seeking)
         else:
@@ -191,7 +193,6 @@ class OffscreenView:
         return next(spec for spec in DOCKS if spec.name == name).view_class()(self._session)
 
     def _hide_controls(self) -> None:
-        """Hide buttons and fields, which leaves their space to the content."""
         for widget in self.view.findChildren(QWidget):
             if is_control(widget) and not isinstance(widget, QScrollBar):
                 widget.hide()
@@ -202,8 +203,8 @@ class OffscreenView:
             self._session.poll()
             share = self._session.overview_share
             if share is not None and self._report_progress is not None:
-                self.begin_share = 0.5
-                self._report_progress(share * self.begin_share)
+                self.setup_share = 0.5
+                self._report_progress(share * self.setup_share)
             time.sleep(0.01)
 
     def _play(self, seconds: float) -> None:
@@ -220,7 +221,6 @@ class OffscreenView:
 
     @property
     def _failure(self) -> str:
-        """Why the recording cannot be read any further, empty if it can."""
         reason = self._source.status.reason
         return "" if reason in ("", "paused", "at the end") else reason
 

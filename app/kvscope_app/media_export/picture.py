@@ -1,6 +1,6 @@
-"""Picture of a view: the view paints itself, to an image or an SVG file, in its own theme or another one.
+"""Picture of a view as an image or an SVG file, in the view's own theme or another one.
 
-Owns the picture's size and the caption below it. Works with any view; there is no second painter.
+Owns the picture's size and the caption below it. Works with any `View`, because the view paints itself.
 
 Bitmaps in a view (cells of the page map, heatmap, lanes) are enlarged without smoothing, so that a pixel of the screen
 becomes a square of the picture. Text and lines are drawn at the picture's own scale.
@@ -31,18 +31,14 @@ _FLAGS: Final = QWidget.RenderFlag.DrawWindowBackground | QWidget.RenderFlag.Dra
 
 @dataclass(frozen=True, slots=True)
 class PictureStyle:
-    """Options of a picture of a view."""
-
     scale: int = 1
-    """Pixels of the picture per pixel of the screen, along a side."""
+    """Pixels of the picture per pixel of the screen, in each direction."""
     theme: Theme | None = None
     """Theme of the picture; None keeps the theme in which the view is shown."""
     caption: str = ""
-    """Text of the line below the picture; empty for no caption."""
 
 
 def picture_of(view: View, style: PictureStyle | None = None) -> QImage:
-    """Return an image of `view` as it is shown now."""
     style = style or PictureStyle()
     scale = view.devicePixelRatioF() * style.scale
     image = QImage(picture_size(view, style), QImage.Format.Format_RGB32)
@@ -58,36 +54,31 @@ def picture_of(view: View, style: PictureStyle | None = None) -> QImage:
 
 
 def picture_size(view: View, style: PictureStyle) -> QSize:
-    """Return the size in pixels of the picture that `picture_of` would make."""
     return (_size(view, style).toSizeF() * (view.devicePixelRatioF() * style.scale)).toSize()
 
 
 def svg_of(view: View, style: PictureStyle | None = None) -> QByteArray:
-    """Return `view` as an SVG file.
-
-    Text and lines stay vector graphics; bitmaps in the view are embedded as bitmaps.
-    """
     from kvscope_app.media_export.svg_file import svg_painter  # imported late, because few windows need it
 
     style = style or PictureStyle()
-    with _in_theme(view, style.theme), svg_painter(_size(view, style), view.title) as (painter, made):
+    with _in_theme(view, style.theme), svg_painter(_size(view, style), view.title) as (painter, svg_bytes):
         _paint(painter, view, style)
-    return made()
+    return svg_bytes()
 
 
 @dataclass(frozen=True, slots=True)
-class TakenPicture:
-    """Picture taken when the user asked for it, as image and as SVG, because the file name is asked afterwards."""
+class RenderedPicture:
+    """Image and SVG file of a view, rendered before the user chooses a file name, which decides between the two."""
 
     image: QImage
     drawing: bytes
 
     @classmethod
-    def of(cls, view: View, style: PictureStyle | None = None) -> TakenPicture:
+    def of(cls, view: View, style: PictureStyle | None = None) -> RenderedPicture:
         return cls(picture_of(view, style), bytes(svg_of(view, style).data()))
 
     def save(self, path: Path) -> str:
-        """Save the SVG (.svg) or the image to `path`, replacing an existing file. Returns an error text, or ""."""
+        """Write the SVG (for `.svg`) or a PNG to `path`, replacing an existing file. Returns an error text, or ""."""
         try:
             write_whole(path, self.drawing if path.suffix.lower() == ".svg" else png_of(self.image))
         except OSError as error:
@@ -107,7 +98,7 @@ def copy_picture(view: View, style: PictureStyle | None = None) -> None:
 
 
 def caption_height(view: View) -> int:
-    """Return the height in pixels of the caption line, before scaling."""
+    """Return the height of the caption line in pixels, before scaling."""
     return round(QFontMetricsF(sans(0.92)).height()) + _MARGIN
 
 
@@ -119,48 +110,49 @@ def _paint(painter: QPainter, view: View, style: PictureStyle) -> None:
     theme = style.theme or view.theme
     painter.fillRect(QRect(QPoint(), _size(view, style)), QColor(theme.panel))
     view.render(painter, QPoint(), renderFlags=_FLAGS)
-    _leave_out_controls(painter, view)
+    _cover_controls(painter, view)
     if style.caption:
         strip = QRect(0, view.height(), view.width(), caption_height(view))
         painter.fillRect(strip, QColor(theme.panel))  # QSvgGenerator does not clip: a child may have painted here
         box = QRectF(_MARGIN, view.height(), view.width() - 2 * _MARGIN, caption_height(view) - 4)
         painter.setFont(sans(0.92))
         painter.setPen(QColor(theme.muted))
-        words = painter.fontMetrics().elidedText(style.caption, Qt.TextElideMode.ElideRight, round(box.width()))
-        painter.drawText(box, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, words)
+        text = painter.fontMetrics().elidedText(style.caption, Qt.TextElideMode.ElideRight, round(box.width()))
+        painter.drawText(box, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, text)
 
 
-def _leave_out_controls(painter: QPainter, view: View) -> None:
+def _cover_controls(painter: QPainter, view: View) -> None:
     """Paint over buttons and other controls, which are useless in a picture.
 
-    The controls are not hidden, because that would move the widgets around them.
+    Hiding the controls instead would move the widgets around them.
     """
-    shown = [each for each in view.findChildren(QWidget) if each.isVisible() and is_control(each)]
-    controls = [each for each in shown if not any(each is not other and other.isAncestorOf(each) for other in shown)]
+    visible = [each for each in view.findChildren(QWidget) if each.isVisible() and is_control(each)]
+    controls = [
+        each for each in visible if not any(each is not other and other.isAncestorOf(each) for other in visible)
+    ]
     if not controls:
         return
-    seen = QImage(view.size(), QImage.Format.Format_RGB32)
-    view.render(seen, QPoint(), renderFlags=_FLAGS)
+    rendered = QImage(view.size(), QImage.Format.Format_RGB32)
+    view.render(rendered, QPoint(), renderFlags=_FLAGS)
     for control in controls:
-        around = control.parentWidget() or view
+        parent = control.parentWidget() or view
         box = QRect(control.mapTo(view, QPoint()), control.size())
-        box &= around.visibleRegion().boundingRect().translated(around.mapTo(view, QPoint()))
-        beside = QPoint(box.left() - 2 if box.left() >= 2 else box.right() + 2, box.center().y())
-        if not box.isEmpty() and seen.rect().contains(beside):
-            painter.fillRect(box, seen.pixelColor(beside))
+        box &= parent.visibleRegion().boundingRect().translated(parent.mapTo(view, QPoint()))
+        sample = QPoint(box.left() - 2 if box.left() >= 2 else box.right() + 2, box.center().y())
+        if not box.isEmpty() and rendered.rect().contains(sample):
+            painter.fillRect(box, rendered.pixelColor(sample))
 
 
 def is_control(widget: QWidget) -> bool:
-    """Whether `widget` is useful only to a user at the window."""
     kinds = (QAbstractButton, QComboBox, QLineEdit, QScrollBar, SegmentedControl)
     return isinstance(widget, kinds) or widget.property(HINT) is True
 
 
 @contextmanager
 def _in_theme(view: View, theme: Theme | None) -> Iterator[None]:
-    """Show `view` in `theme` while the context is open. The screen is not repainted in between."""
-    before = view.theme
-    if theme is None or theme is before:
+    """Show `view` in `theme` while the context is open. The screen is not repainted."""
+    old_theme = view.theme
+    if theme is None or theme is old_theme:
         yield
         return
     app = QApplication.instance()
@@ -170,5 +162,5 @@ def _in_theme(view: View, theme: Theme | None) -> Iterator[None]:
         view.apply_theme(theme)
         yield
     finally:
-        apply_theme(app, before)
-        view.apply_theme(before)
+        apply_theme(app, old_theme)
+        view.apply_theme(old_theme)

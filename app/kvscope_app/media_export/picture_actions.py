@@ -12,7 +12,7 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QWidget
 
 from kvscope_app.actions.action_registry import ActionSpec
-from kvscope_app.media_export.picture import PictureStyle, TakenPicture, copy_picture
+from kvscope_app.media_export.picture import PictureStyle, RenderedPicture, copy_picture
 from kvscope_app.session_window import SessionWindow
 from kvscope_app.ui.file_dialogs import ask_save
 from kvscope_app.ui.model_name import model_name
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from kvscope_app.media_export.video_dialog import VideoDialog
 
 _NOTICE_MS: Final = 8000
-_STILLS: Final = "PNG picture (*.png);;SVG drawing (*.svg)"
+_PICTURE_FILTERS: Final = "PNG picture (*.png);;SVG drawing (*.svg)"
 
 
 def picture_actions(window: SessionWindow, files: str, clipboard: str) -> list[ActionSpec]:
-    """Return the actions that save pictures, for menu `files`, and the one that copies them, for menu `clipboard`.
+    """Return actions that save pictures and videos, for menu `files`, and one that copies, for menu `clipboard`.
 
-    Each dock and the page map offer saving and copying in their own context menus as well.
+    Each dock and the page map offer saving and copying a picture in their own context menus as well.
     """
     _add_menus(window)
     return [
@@ -61,7 +61,6 @@ def picture_actions(window: SessionWindow, files: str, clipboard: str) -> list[A
 
 
 def view_in_focus(window: SessionWindow) -> View:
-    """Return the view that has the keyboard focus, or the page map if none has."""
     widget: QWidget | None = window.focusWidget()
     while widget is not None and not isinstance(widget, View):
         widget = widget.parentWidget()
@@ -69,7 +68,6 @@ def view_in_focus(window: SessionWindow) -> View:
 
 
 def ask_picture(window: SessionWindow, view: View) -> PictureDialog:
-    """Ask for the options of a picture of `view`, then for the file name."""
     from kvscope_app.media_export.picture_dialog import PictureDialog  # imported late, so that the window opens sooner
 
     dialog = PictureDialog(window, view)
@@ -79,7 +77,7 @@ def ask_picture(window: SessionWindow, view: View) -> PictureDialog:
     return dialog
 
 
-def save_picture(window: SessionWindow, title: str, picture: TakenPicture, path: str) -> bool:
+def save_picture(window: SessionWindow, title: str, picture: RenderedPicture, path: str) -> bool:
     """Write the picture and report the result in the window. Returns whether it was written."""
     failure = picture.save(Path(path))
     if failure:
@@ -90,7 +88,6 @@ def save_picture(window: SessionWindow, title: str, picture: TakenPicture, path:
 
 
 def copy_view(window: SessionWindow, view: View, style: PictureStyle | None = None) -> None:
-    """Copy a picture of `view` to the clipboard and report it in the status bar."""
     copy_picture(view, style)
     window.statusBar().showMessage(f"Picture of {view.title.lower()} copied", _NOTICE_MS)
 
@@ -102,22 +99,22 @@ def ask_video(window: SessionWindow) -> VideoDialog | None:
     if window.session.timeline.range_ns is None:
         window.statusBar().showMessage("No history to make a video of yet", _NOTICE_MS)
         return None
-    dialog = VideoDialog(window, suggested(window, "video"))
+    dialog = VideoDialog(window, suggested_path(window, "video"))
     dialog.open()
     return dialog
 
 
-def suggested(window: SessionWindow, what: str) -> Path:
-    """Return a path without suffix for a picture of `what`, in the user's pictures folder."""
+def suggested_path(window: SessionWindow, title: str) -> Path:
+    """Return a path without suffix for a picture of the view called `title`, in the user's pictures folder."""
     folder = Path(QStandardPaths.writableLocation(QStandardPaths.StandardLocation.PicturesLocation))
     model = re.sub(r"[^\w.-]+", "-", model_name(window.session.mirror.hello)).strip("-") or "kvscope"
-    return folder / f"{model}-{what.lower().replace(' ', '-')}"
+    return folder / f"{model}-{title.lower().replace(' ', '-')}"
 
 
 def _ask_path(window: SessionWindow, view: View, style: PictureStyle) -> None:
-    path, picture = suggested(window, view.title), TakenPicture.of(view, style)
+    path, picture = suggested_path(window, view.title), RenderedPicture.of(view, style)
     save = partial(save_picture, window, view.title, picture)
-    ask_save(window, f"Save a picture of {view.title.lower()}", path, _STILLS, save)
+    ask_save(window, f"Save a picture of {view.title.lower()}", path, _PICTURE_FILTERS, save)
 
 
 def _add_menus(window: SessionWindow) -> None:
@@ -127,15 +124,15 @@ def _add_menus(window: SessionWindow) -> None:
 
 
 def _add_menu(window: SessionWindow, widget: QWidget, name: str) -> None:
-    """Add saving and copying to the context menu of `widget`, which applies where no child has a menu of its own."""
+    """Add saving and copying to the context menu of `widget`. The menu applies where no child has one of its own."""
     for text, run in (("Save picture of this view…", ask_picture), ("Copy picture of this view", copy_view)):
         action = QAction(text, widget)
-        action.triggered.connect(partial(_of_view, window, name, run))
+        action.triggered.connect(partial(_run_on_view, window, name, run))
         widget.addAction(action)
     widget.setContextMenuPolicy(Qt.ContextMenuPolicy.ActionsContextMenu)
 
 
-def _of_view(window: SessionWindow, name: str, run: object, _checked: bool = False) -> None:
-    """Call `run` on the view called `name`, if it exists: views are created after their docks."""
+def _run_on_view(window: SessionWindow, name: str, run: object, _checked: bool = False) -> None:
+    """Call `run` on the view called `name` if it exists already. Views are created after their docks."""
     if name in window.views and callable(run):
         run(window, window.views[name])

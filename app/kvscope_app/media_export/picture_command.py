@@ -1,11 +1,12 @@
 """Makes pictures and videos for `kvscope export`, without a display.
 
-Owns the default sizes and which moments are shown.
+Decides the default sizes and the moments of the recording that are shown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import BinaryIO, Final
 
 import numpy as np
@@ -13,8 +14,8 @@ from PySide6.QtCore import QSize
 from PySide6.QtGui import QImage
 
 from kvscope_app.media_export.content_fit import hidden_content_text
-from kvscope_app.media_export.encoders import Frame, VideoEncoder, encode, require_encoder
-from kvscope_app.media_export.media_names import STILLS, VIDEO_VIEWS
+from kvscope_app.media_export.encoders import Frame, VideoFrames, encode, require_encoder
+from kvscope_app.media_export.media_names import STILL_SUFFIXES, VIDEO_VIEWS
 from kvscope_app.media_export.offscreen_view import OffscreenView, offscreen_application
 from kvscope_app.media_export.picture import PictureStyle, caption_height, png_of, svg_of
 from kvscope_app.media_export.picture_spec import DEFAULT_SIZE, PictureSpec
@@ -26,23 +27,27 @@ from kvscope_telemetry.exports.span import Span, span_of
 from kvscope_telemetry.recordings.reader import Recording
 
 ProgressCallback = Callable[[float], bool]
-_LARGEST_FIT: Final = (1920, 2400)
+_MAX_FITTED_SIZE: Final = (1920, 2400)
 """Maximum size in pixels to which a picture without `--size` grows to show all rows of a list."""
 
 
 def export_picture(recording: Recording, spec: PictureSpec, report_progress: ProgressCallback) -> None:
-    """Write the picture or video. On BadInput and KvscopeError, whose texts are one line, no file is left."""
+    """Write the picture or video of `spec`.
+
+    Raises:
+        BadInput, KvscopeError: With a message of one line. No file is left then.
+    """
     span = span_of(recording, spec.from_s, spec.until_s)
-    if spec.suffix in STILLS:
+    if spec.suffix in STILL_SUFFIXES:
         _make_still(recording, spec, span, report_progress)
     else:
         _make_video(recording, spec, span, report_progress)
 
 
 def moments(span: Span, speed: float, fps: float) -> tuple[int, Iterator[float]]:
-    """Return the number of frames of a video of `span`, and the second of the recording that each frame shows.
+    """Return the number of frames of a video of `span`, and the time in seconds of the recording that each frame shows.
 
-    The video lasts `span.length_s / speed`; its first frame shows the start of the span, its last one the end.
+    The video takes `span.length_s / speed` seconds. Its first frame shows the start of the span, its last one the end.
     """
     num_frames = round(span.length_s / speed * fps)
     return num_frames, iter(np.linspace(span.from_s, span.until_s, num_frames).tolist())
@@ -60,20 +65,19 @@ def _make_still(recording: Recording, spec: PictureSpec, span: Span, report_prog
             if spec.has_range:
                 view.show_range(span.from_s, span.until_s)
                 view.go_to(at_s)
-            shown = span if spec.has_range else None
+            caption_span = span if spec.has_range else None
             if spec.size is None:
-                view.fit_contents(QSize(*_LARGEST_FIT))
+                view.fit_contents(QSize(*_MAX_FITTED_SIZE))
                 view.go_to(at_s)
-            elif _style(view, spec, shown).caption:
+            elif _style(view, spec, caption_span).caption:
                 _leave_space_for_caption(view)
                 view.go_to(at_s)
-            _write_still(view, _style(view, spec, shown), spec.suffix, file)
+            _write_still(view, _style(view, spec, caption_span), spec.suffix, file)
         finally:
             view.close()
 
 
 def _leave_space_for_caption(view: OffscreenView) -> None:
-    """Make the view smaller, so that the picture including its caption has the requested size."""
     view.resize(view.view.size() - QSize(0, caption_height(view.view)))
 
 
@@ -91,7 +95,7 @@ def _make_video(recording: Recording, spec: PictureSpec, span: Span, report_prog
         raise BadInput("--at applies to a picture; use --from and --until for a video")
     if is_stream(spec.path):
         raise BadInput(f"a video is written to a file, not to {str(spec.path)!r}")
-    num_frames, shown = moments(span, spec.speed, spec.fps)
+    num_frames, times_s = moments(span, spec.speed, spec.fps)
     if num_frames < 2:
         raise BadInput(
             f"{span.length_s:.2f} s at {spec.speed:g} × and {spec.fps:g} fps is too short for a video:"
@@ -109,27 +113,22 @@ def _make_video(recording: Recording, spec: PictureSpec, span: Span, report_prog
             if spec.view in VIEWS_ON_TIME and spec.has_range:
                 view.show_range(span.from_s, span.until_s)
                 view.go_to(span.from_s)
-            frames = _frames(view, spec, shown, num_frames, report_progress)
+            frames = _frames(view, spec, times_s, num_frames, report_progress)
             first = next(frames)
-            film = VideoEncoder(_with(first, frames), num_frames, spec.fps, first.shape[1], first.shape[0])
-            encode(film, spec.suffix, file)
+            video = VideoFrames(chain((first,), frames), num_frames, spec.fps, first.shape[1], first.shape[0])
+            encode(video, spec.suffix, file)
         finally:
             view.close()
 
 
 def _frames(
-    view: OffscreenView, spec: PictureSpec, shown: Iterator[float], num: int, report_progress: ProgressCallback
+    view: OffscreenView, spec: PictureSpec, times_s: Iterator[float], num_frames: int, report_progress: ProgressCallback
 ) -> Iterator[Frame]:
-    for number, at_s in enumerate(shown):
+    for number, at_s in enumerate(times_s):
         view.now_ns = round(number / spec.fps * 1e9)
         view.play_to(at_s)
-        report_progress(view.begin_share + (1 - view.begin_share) * number / num)
+        report_progress(view.setup_share + (1 - view.setup_share) * number / num_frames)
         yield _pixels(view.picture(_style(view, spec, None)))
-
-
-def _with(first: Frame, others: Iterator[Frame]) -> Iterator[Frame]:
-    yield first
-    yield from others
 
 
 def _pixels(image: QImage) -> Frame:
@@ -145,11 +144,12 @@ def _open_view(recording: Recording, spec: PictureSpec, report_progress: Progres
 
 
 def _style(view: OffscreenView, spec: PictureSpec, span: Span | None) -> PictureStyle:
-    """Return the options of a picture.
+    """Return the style of a picture.
 
-    Its caption describes what is shown, if requested, and names what a still picture had no space for.
+    Its caption has the model, view and time (or `span`) if `spec` requests a caption, and always says what a still
+    picture had no space for.
     """
     notes = [view.caption(None if span is None else (span.from_s, span.until_s))] if spec.captioned else []
-    if spec.suffix in STILLS and (note := hidden_content_text(view.view)):
+    if spec.suffix in STILL_SUFFIXES and (note := hidden_content_text(view.view)):
         notes.append(note)
     return PictureStyle(caption="  ·  ".join(notes))

@@ -1,11 +1,11 @@
-"""Dialog that asks for the options of a picture, and saves them for the next time."""
+"""Dialog that asks for the options of a picture of one view, and saves them for the next time."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QCheckBox, QComboBox, QDialog, QDialogButtonBox, QFormLayout, QVBoxLayout
+from PySide6.QtWidgets import QCheckBox, QDialog, QDialogButtonBox, QFormLayout, QVBoxLayout
 
 from kvscope_app.media_export.caption import caption_of
 from kvscope_app.media_export.media_names import MAX_SCALE
@@ -13,15 +13,13 @@ from kvscope_app.media_export.picture import PictureStyle, picture_size
 from kvscope_app.session_window import SessionWindow
 from kvscope_app.setting_names import PICTURE_CAPTION, PICTURE_SCALE, PICTURE_THEME
 from kvscope_app.ui.theme import THEMES
-from kvscope_app.ui.widget_factories import label
+from kvscope_app.ui.widget_factories import combo_box, label
 from kvscope_app.views.base import View
 
 _AS_SHOWN: Final = "as shown"
 
 
 class PictureDialog(QDialog):
-    """Dialog with the options of a picture of one view."""
-
     saved = Signal(object)
     """Emitted with the `PictureStyle` of a picture to save to a file."""
     copied = Signal(object)
@@ -33,13 +31,13 @@ class PictureDialog(QDialog):
         self._session = window.session
         self.setWindowTitle(f"Save picture of {view.title}")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.scale = _choice([f"{scale} ×" for scale in range(1, MAX_SCALE + 1)], "Scale factor")
-        self.theme = _choice([_AS_SHOWN, *THEMES], "Theme of the picture")
+        self.scale = combo_box([f"{scale} ×" for scale in range(1, MAX_SCALE + 1)], "Scale factor")
+        self.theme = combo_box([_AS_SHOWN, *THEMES], "Theme of the picture")
         self.captioned = QCheckBox("Include")
         self.captioned.setToolTip("Model, view and time, below the picture")
         self.captioned.setAccessibleName("Include a caption")
         self._size = label(look="muted")
-        self._recall()
+        self._restore_choices()
         self._lay_out()
         self._show_size()
         self.scale.currentIndexChanged.connect(self._show_size)
@@ -51,19 +49,19 @@ class PictureDialog(QDialog):
         caption = caption_of(self._session, self._view.title) if self.captioned.isChecked() else ""
         return PictureStyle(self.scale.currentIndex() + 1, theme, caption)
 
-    def _recall(self) -> None:
+    def _restore_choices(self) -> None:
         scale, theme = self._settings.value(PICTURE_SCALE, 2), str(self._settings.value(PICTURE_THEME, _AS_SHOWN))
         self.scale.setCurrentIndex(int(str(scale)) - 1 if str(scale) in "123" else 1)
         self.theme.setCurrentText(theme if theme in THEMES else _AS_SHOWN)
         self.captioned.setChecked(str(self._settings.value(PICTURE_CAPTION, "true")) == "true")
 
-    def _remember(self) -> None:
+    def _save_choices(self) -> None:
         self._settings.setValue(PICTURE_SCALE, self.scale.currentIndex() + 1)
         self._settings.setValue(PICTURE_THEME, self.theme.currentText())
         self._settings.setValue(PICTURE_CAPTION, "true" if self.captioned.isChecked() else "false")
 
     def _finish(self, *, to_file: bool) -> None:
-        self._remember()
+        self._save_choices()
         style = self.picture_style
         self.accept()
         (self.saved if to_file else self.copied).emit(style)
@@ -89,10 +87,3 @@ class PictureDialog(QDialog):
         column.addLayout(form)
         column.addWidget(self._size)
         column.addWidget(buttons)
-
-
-def _choice(texts: list[str], name: str) -> QComboBox:
-    box = QComboBox()
-    box.addItems(texts)
-    box.setAccessibleName(name)
-    return box

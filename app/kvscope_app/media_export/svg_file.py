@@ -1,4 +1,7 @@
-"""QPainter that draws SVG. Corrects what QSvgGenerator writes: image smoothing, size in mm, and control characters."""
+"""QPainter that draws SVG.
+
+Corrects what is wrong in QSvgGenerator's output: smoothed images, a size in mm, and unescaped control characters.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,14 @@ from PySide6.QtSvg import QSvgGenerator
 from kvscope_telemetry.printable import xml_text
 
 _DPI: Final = 96
-_UNSMOOTHED: Final = b'<image style="image-rendering:pixelated" '
+_PIXELATED_IMAGE: Final = b'<image style="image-rendering:pixelated" '
 """Start of an image tag without smoothing, so that cells stay sharp where the drawing is enlarged."""
 _MILLIMETRES: Final = re.compile(rb'<svg width="[\d.]+mm" height="[\d.]+mm"')
 
 
 @contextmanager
 def svg_painter(size: QSize, title: str) -> Iterator[tuple[QPainter, Callable[[], QByteArray]]]:
-    """Yield a painter of a drawing with `size`, and a function that returns the file after the context was left."""
+    """Yield a painter for a drawing of `size`, and a function that returns the SVG file once the context is closed."""
     buffer = QBuffer()
     buffer.open(QIODevice.OpenModeFlag.WriteOnly)
     generator = QSvgGenerator()
@@ -33,10 +36,10 @@ def svg_painter(size: QSize, title: str) -> Iterator[tuple[QPainter, Callable[[]
     painter = QPainter(generator)
 
     def to_bytes() -> QByteArray:
-        drawn = bytes(buffer.data().data()).replace(b"<image ", _UNSMOOTHED)
+        svg = bytes(buffer.data().data()).replace(b"<image ", _PIXELATED_IMAGE)
         in_pixels = f'<svg width="{size.width()}" height="{size.height()}"'.encode()
-        sized = _MILLIMETRES.sub(in_pixels, drawn, count=1)
-        return QByteArray(xml_text(sized.decode()).encode())  # Qt does not escape control characters in texts
+        resized = _MILLIMETRES.sub(in_pixels, svg, count=1)
+        return QByteArray(xml_text(resized.decode()).encode())  # Qt does not escape control characters in texts
 
     try:
         yield painter, to_bytes

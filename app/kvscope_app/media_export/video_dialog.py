@@ -1,4 +1,4 @@
-"""Dialog that asks for the options of a video of a session's timeline, and starts making it."""
+"""Dialog that asks for the options of a video of a window's timeline, and starts making the video."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from PySide6.QtWidgets import (
     QVBoxLayout,
 )
 
-from kvscope_app.media_export.encoders import is_there
-from kvscope_app.media_export.media_names import VIDEOS
+from kvscope_app.media_export.encoders import is_encoder_installed
+from kvscope_app.media_export.media_names import VIDEO_SUFFIXES
 from kvscope_app.media_export.picture_spec import PictureSpec
 from kvscope_app.media_export.video_export import make_video
 from kvscope_app.session_window import SessionWindow
@@ -28,80 +28,77 @@ from kvscope_app.views.docks import DOCKS
 _VIEWS: Final = {"Page map": "page-map"} | {spec.title: spec.picture_name for spec in DOCKS if spec.is_on_time}
 _SPEEDS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 _FPS: Final = (5, 10, 15, 20, 30)
-_FIRST_S: Final = 20.0
-"""Length in seconds of the time range that is suggested first."""
+_DEFAULT_LENGTH_S: Final = 20.0
 
 
 class VideoDialog(QDialog):
-    """Dialog with the options of a video of one window."""
-
     def __init__(self, window: SessionWindow, path: Path) -> None:
         super().__init__(window)
-        self._body, self._path = window, path
+        self._window, self._path = window, path
         timeline = window.session.timeline
-        around, origin_ns = timeline.range_ns, timeline.origin_ns
-        assert around is not None, "nothing to make a video of"
+        range_ns, origin_ns = timeline.range_ns, timeline.origin_ns
+        assert range_ns is not None, "nothing to make a video of"
         assert origin_ns is not None, "a time to go to has an origin"
-        self._begin_s = (around[0] - origin_ns) / 1e9
-        """Start of the fields' time range, in seconds from the timeline's origin."""
-        length_s = (around[1] - around[0]) / 1e9
-        cursor_s = min(max((timeline.cursor_ns - around[0]) / 1e9, 0.0), length_s)
+        self._start_s = (range_ns[0] - origin_ns) / 1e9
+        """Start of the window's timeline, in seconds from its origin. The fields count from there."""
+        length_s = (range_ns[1] - range_ns[0]) / 1e9
+        cursor_s = min(max((timeline.cursor_ns - range_ns[0]) / 1e9, 0.0), length_s)
         self.setWindowTitle("Save video")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.view = combo_box(list(_VIEWS), "View")
-        self.first = seconds_box(0.0, length_s, max(0.0, cursor_s - _FIRST_S), "From")
-        self.last = seconds_box(0.0, length_s, max(cursor_s, min(_FIRST_S, length_s)), "Until")
+        self.first = seconds_box(0.0, length_s, max(0.0, cursor_s - _DEFAULT_LENGTH_S), "From")
+        self.last = seconds_box(0.0, length_s, max(cursor_s, min(_DEFAULT_LENGTH_S, length_s)), "Until")
         self.speed = combo_box([f"{speed:g} ×" for speed in _SPEEDS], "Speed")
         self.fps = combo_box([f"{fps} per second" for fps in _FPS], "Frames")
-        self.format_box = combo_box([suffix + _missing(suffix) for suffix in VIDEOS], "Format")
+        self.format_box = combo_box([suffix + _requirement(suffix) for suffix in VIDEO_SUFFIXES], "Format")
         self.captioned = QCheckBox("Include")
         self.captioned.setToolTip("Model, view and time, below the picture")
         self.captioned.setAccessibleName("Include a caption")
         self.captioned.setChecked(True)
         self.speed.setCurrentIndex(_SPEEDS.index(1.0))
         self.fps.setCurrentIndex(_FPS.index(10))
-        self.format_box.setCurrentIndex(next((index for index, suffix in enumerate(VIDEOS) if is_there(suffix)), 0))
+        self.format_box.setCurrentIndex(
+            next((index for index, suffix in enumerate(VIDEO_SUFFIXES) if is_encoder_installed(suffix)), 0)
+        )
         self._description = label(look="muted")
         self._lay_out()
         self._show_description()
 
     @property
     def length_s(self) -> float:
-        """Length of the video in seconds."""
         return max(self.last.value() - self.first.value(), 0.0) / _SPEEDS[self.speed.currentIndex()]
 
     def spec(self, path: Path) -> PictureSpec:
         """Return the chosen options of a video written to `path`. Its times count from the timeline's origin."""
-        suffix = VIDEOS[self.format_box.currentIndex()]
+        suffix = VIDEO_SUFFIXES[self.format_box.currentIndex()]
         return PictureSpec(
             path if path.suffix.lower() == suffix else path.with_name(path.name + suffix),
             suffix,
             _VIEWS[self.view.currentText()],
-            from_s=self._begin_s + self.first.value(),
-            until_s=self._begin_s + self.last.value(),
+            from_s=self._start_s + self.first.value(),
+            until_s=self._start_s + self.last.value(),
             speed=_SPEEDS[self.speed.currentIndex()],
             fps=float(_FPS[self.fps.currentIndex()]),
-            theme="dark" if self._body.themes.theme.is_dark else "light",
+            theme="dark" if self._window.themes.theme.is_dark else "light",
             captioned=self.captioned.isChecked(),
         )
 
     def accept(self) -> None:
-        """Ask for the file name."""
-        suffix = VIDEOS[self.format_box.currentIndex()]
-        wanted = self.spec(self._path)
-        begin = partial(_start, self._body, wanted)
-        ask_save(self._body, "Save video", wanted.path, f"Video (*{suffix})", begin)
+        suffix = VIDEO_SUFFIXES[self.format_box.currentIndex()]
+        spec = self.spec(self._path)
+        start = partial(_start, self._window, spec)
+        ask_save(self._window, "Save video", spec.path, f"Video (*{suffix})", start)
         super().accept()
 
     def _show_description(self) -> None:
         num_frames = round(self.length_s * _FPS[self.fps.currentIndex()]) + 1
-        suffix = VIDEOS[self.format_box.currentIndex()]
-        self._save.setEnabled(num_frames > 1 and is_there(suffix))
+        suffix = VIDEO_SUFFIXES[self.format_box.currentIndex()]
+        self._save.setEnabled(num_frames > 1 and is_encoder_installed(suffix))
         self._description.setText(f"{num_frames:,} frames, {self.length_s:.1f} s; saved in the background")
 
     def _lay_out(self) -> None:
         form = QFormLayout()
-        for words, widget in (
+        for text, widget in (
             ("View", self.view),
             ("From", self.first),
             ("Until", self.last),
@@ -110,15 +107,15 @@ class VideoDialog(QDialog):
             ("Format", self.format_box),
             ("Caption", self.captioned),
         ):
-            form.addRow(words, widget)
+            form.addRow(text, widget)
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
         self._save = buttons.addButton("Save…", QDialogButtonBox.ButtonRole.AcceptRole)
         buttons.accepted.connect(self.accept)
         buttons.rejected.connect(self.reject)
         for box in (self.speed, self.fps, self.format_box):
             box.currentIndexChanged.connect(self._show_description)
-        for number in (self.first, self.last):
-            number.valueChanged.connect(self._show_description)
+        for time_box in (self.first, self.last):
+            time_box.valueChanged.connect(self._show_description)
         column = QVBoxLayout(self)
         column.setSpacing(12)
         column.addLayout(form)
@@ -126,8 +123,8 @@ class VideoDialog(QDialog):
         column.addWidget(buttons)
 
 
-def _missing(suffix: str) -> str:
-    return "" if is_there(suffix) else " (needs ffmpeg)" if suffix == ".mp4" else " (needs Pillow)"
+def _requirement(suffix: str) -> str:
+    return "" if is_encoder_installed(suffix) else " (needs ffmpeg)" if suffix == ".mp4" else " (needs Pillow)"
 
 
 def _start(window: SessionWindow, spec: PictureSpec, path: str) -> None:

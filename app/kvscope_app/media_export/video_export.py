@@ -1,7 +1,7 @@
 """Makes a video in the background, by running `kvscope export` in a child process.
 
-The child reads the recording that is open or, for a live session, a copy of its recent history. The window only polls
-the progress. Owns the child process and the copy; both are removed when the work ends, even by an error.
+The child reads the open recording or, for a live session, a copy of its recent history. The window only polls the
+progress. Owns the child process and the copy; both are removed when the work ends, even by an error.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from kvscope_telemetry.recordings.save import save
 _PROGRAM: Final = "import sys; from kvscope_app.entry import main; sys.exit(main())"
 _FAILED: Final = "The video could not be made"
 _POLL_S: Final = 0.05
-_END_S: Final = 2.0
-_SAVING: Final = 0.1
-"""Share of the progress, 0 to 1, that copying the history takes."""
+_TERMINATE_TIMEOUT_S: Final = 2.0
+_COPY_SHARE: Final = 0.1
+"""Share of the progress, 0 to 1, of copying the history."""
 
 
 def make_video(window: SessionWindow, spec: PictureSpec) -> Task:
-    """Start making a video, with a progress display that can cancel it.
+    """Start making the video of `spec`, with a progress display that can cancel it.
 
     Times in `spec` count from the timeline's origin.
     """
@@ -43,22 +43,19 @@ def make_video(window: SessionWindow, spec: PictureSpec) -> Task:
     return write_file(window, work, spec.path, "Making", "The video is in", _FAILED)
 
 
-def arguments(recording: Path, spec: PictureSpec) -> list[str]:
-    """Return the arguments of `kvscope` that make the video of `spec`."""
-    words = ["export", str(recording), "--to", "video", "--out", str(spec.path), "--view", spec.view]
-    words += ["--speed", f"{spec.speed:g}", "--fps", f"{spec.fps:g}", "--theme", spec.theme]
-    words += ["--scale", str(spec.scale)]
-    words += [] if spec.size is None else ["--size", f"{spec.size[0]}x{spec.size[1]}"]
+def export_arguments(recording: Path, spec: PictureSpec) -> list[str]:
+    """Return the command line of `kvscope`, without the program, that makes the video of `spec`."""
+    args = ["export", str(recording), "--to", "video", "--out", str(spec.path), "--view", spec.view]
+    args += ["--speed", f"{spec.speed:g}", "--fps", f"{spec.fps:g}", "--theme", spec.theme]
+    args += ["--scale", str(spec.scale)]
+    args += [] if spec.size is None else ["--size", f"{spec.size[0]}x{spec.size[1]}"]
     for flag, seconds in (("--from", spec.from_s), ("--until", spec.until_s)):
-        words += [] if seconds is None else [flag, f"{max(seconds, 0.0):.3f}"]
-    return [*words, *(["--caption"] if spec.captioned else []), "--tell-progress"]
+        args += [] if seconds is None else [flag, f"{max(seconds, 0.0):.3f}"]
+    return [*args, *(["--caption"] if spec.captioned else []), "--tell-progress"]
 
 
 def _work(session: Session, spec: PictureSpec) -> Callable[[ProgressCallback], Path]:
-    """Return the function for the worker thread.
-
-    Everything it needs of the session is read here, on the caller's thread.
-    """
+    """Return the function for the worker thread. The session is read here already, on the caller's thread."""
     player, handle = session.timeline.player, session.new_recording_handle()
     path = player.recording.path if session.timeline.is_file and player is not None else None
 
@@ -71,30 +68,37 @@ def _work(session: Session, spec: PictureSpec) -> Callable[[ProgressCallback], P
         recording = handle.get(report_progress)
         with tempfile.TemporaryDirectory(prefix="kvscope-video-") as folder:
             copy = Path(folder) / "kept.mcap"
-            moved_s = _copy(recording, spec, copy, report_progress)
-            until_s = None if spec.until_s is None else spec.until_s - moved_s
-            _run(copy, replace(spec, from_s=(spec.from_s or 0.0) - moved_s, until_s=until_s), report_progress, _SAVING)
+            shift_s = _copy(recording, spec, copy, report_progress)
+            until_s = None if spec.until_s is None else spec.until_s - shift_s
+            _run(
+                copy,
+                replace(spec, from_s=(spec.from_s or 0.0) - shift_s, until_s=until_s),
+                report_progress,
+                _COPY_SHARE,
+            )
         return spec.path
 
     return work
 
 
 def _copy(recording: Recording, spec: PictureSpec, copy: Path, report_progress: ProgressCallback) -> float:
-    """Copy the wanted range of a recording to one file. Returns by how many seconds the copy starts later."""
+    """Copy the range of `spec` to one file. Returns by how many seconds the copy starts after the recording."""
     from_s = max(spec.from_s or 0.0, recording.first_s)
-    save(recording, copy, from_s, spec.until_s, watch=lambda share: report_progress(share * _SAVING))
+    save(recording, copy, from_s, spec.until_s, watch=lambda share: report_progress(share * _COPY_SHARE))
     return (Recording.open(copy).start_ns - recording.start_ns) / 1e9
 
 
-def _run(recording: Path, spec: PictureSpec, report_progress: ProgressCallback, share: float) -> None:
-    """Run the child process.
+def _run(recording: Path, spec: PictureSpec, report_progress: ProgressCallback, start_share: float) -> None:
+    """Run the child process. The progress of its work counts from `start_share` to 1.
 
-    Raises KvscopeError with the process's own message if it fails, and OpeningCancelled if the user cancelled it.
+    Raises:
+        KvscopeError: The process failed. The message is the process's own.
+        OpeningCancelled: The user cancelled.
     """
-    with _process(arguments(recording, spec)) as process:
-        assert process.stdout is not None, "a pipe was asked for"
-        assert process.stderr is not None, "a pipe was asked for"
-        if not _read_progress(process.stdout, report_progress, share):
+    with _process(export_arguments(recording, spec)) as process:
+        assert process.stdout is not None, "stdout and stderr are pipes"
+        assert process.stderr is not None, "stdout and stderr are pipes"
+        if not _read_progress(process.stdout, report_progress, start_share):
             _terminate(process)
             spec.path.with_name(spec.path.name + PART_SUFFIX).unlink(missing_ok=True)
             raise OpeningCancelled
@@ -106,23 +110,22 @@ def _run(recording: Path, spec: PictureSpec, report_progress: ProgressCallback, 
 
 
 def _terminate(process: subprocess.Popen[str]) -> None:
-    """Terminate the process, which also ends its children; kill it if that takes longer than `_END_S`."""
+    """Terminate the process, and kill it if that takes longer than `_TERMINATE_TIMEOUT_S`. Its children end with it."""
     process.terminate()
     try:
-        process.wait(_END_S)
+        process.wait(_TERMINATE_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
 
 
-def _read_progress(lines: IO[str], report_progress: ProgressCallback, share: float) -> bool:
-    """Report progress until the output ends. Returns False if the work was cancelled."""
+def _read_progress(lines: IO[str], report_progress: ProgressCallback, start_share: float) -> bool:
     for line in lines:
         try:
-            done = float(line)
+            progress = float(line)
         except ValueError:
             continue
-        if not report_progress(share + (1 - share) * done):
+        if not report_progress(start_share + (1 - start_share) * progress):
             return False
     return True
 

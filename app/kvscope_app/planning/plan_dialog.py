@@ -1,4 +1,4 @@
-"""The dialog "Plan memory": the form on the left, and on the right its result, which follows changes of the form."""
+"""The dialog "Plan memory": a form on the left, and on the right its result, recomputed when the form changes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from kvscope_app.ui.widget_factories import label
 from kvscope_app.ui.zoom import scaled
 
 _DEBOUNCE_MS: Final = 500
-"""Milliseconds from the last change to computing a plan, so that typing a number does not start one per digit."""
+"""Delay from the last change of the form to computing a plan, so that a typed number causes one plan, not one per
+digit.
+"""
 _FORM_WIDTH: Final = 310
 
 
 class PlanDialog(Sheet):
-    """Dialog that shows memory plans; it is not modal. `process` computes them and belongs to the caller."""
+    """Non-modal dialog that shows memory plans. `process` computes them; the caller owns it."""
 
     def __init__(self, parent: QWidget, theme: Theme, model: str, process: PlanProcess) -> None:
         super().__init__("Plan memory", parent)
         self.process = process
-        self._shown: Question | None = None
+        self._shown_question: Question | None = None
         self.form, self.view = PlanForm(model), PlanView(theme)
         self.column.addWidget(
             label(
@@ -35,7 +37,7 @@ class PlanDialog(Sheet):
                 wraps=True,
             )
         )
-        self.column.addLayout(self._sides(), 1)
+        self.column.addLayout(self._form_and_view(), 1)
         self.add_close()
         self._debounce = QTimer(self, singleShot=True, interval=_DEBOUNCE_MS)
         self._debounce.timeout.connect(self.request)
@@ -47,11 +49,11 @@ class PlanDialog(Sheet):
         self.request()
 
     def request(self) -> None:
-        """Compute the plan for the form's options, unless they are those of the plan that is shown."""
+        """Request the plan for the form's options, unless it was requested last."""
         question = self.form.question
-        if question == self._shown:
+        if question == self._shown_question:
             return
-        self._shown = question
+        self._shown_question = question
         self.view.show_message("Calculating… The first result can take a few seconds.")
         self.process.request(question)
 
@@ -59,19 +61,18 @@ class PlanDialog(Sheet):
         self.view.show_message(text, "warning")
 
     def end(self, *_: object) -> None:
-        """Stop computing plans when the dialog closes."""
         self._debounce.stop()
         self.process.cancel()
 
-    def _sides(self) -> QHBoxLayout:
-        left = QScrollArea()
-        left.setWidgetResizable(True)
-        left.setFrameShape(QScrollArea.Shape.NoFrame)
-        left.setWidget(self.form)
-        needed = self.form.minimumSizeHint().width() + left.verticalScrollBar().sizeHint().width()
-        left.setFixedWidth(max(scaled(_FORM_WIDTH), needed))
+    def _form_and_view(self) -> QHBoxLayout:
+        scroll_area = QScrollArea()
+        scroll_area.setWidgetResizable(True)
+        scroll_area.setFrameShape(QScrollArea.Shape.NoFrame)
+        scroll_area.setWidget(self.form)
+        min_width = self.form.minimumSizeHint().width() + scroll_area.verticalScrollBar().sizeHint().width()
+        scroll_area.setFixedWidth(max(scaled(_FORM_WIDTH), min_width))
         row = QHBoxLayout()
         row.setSpacing(24)
-        row.addWidget(left)
+        row.addWidget(scroll_area)
         row.addWidget(self.view, 1)
         return row

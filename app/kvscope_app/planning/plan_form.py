@@ -1,4 +1,4 @@
-"""Form with the options of a memory plan, as passed to `kvscope-engine plan`. Knows no answers."""
+"""Form with the options of a memory plan, as passed to `kvscope-engine plan`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ Field = TypeVar("Field", bound=QWidget)
 
 
 class PlanForm(QWidget):
-    """Form with the options for serving and, if requested, for training."""
-
     changed = Signal()
 
     def __init__(self, model: str = "default") -> None:
@@ -45,7 +43,7 @@ class PlanForm(QWidget):
         self.train.toggled.connect(self._show_training)
         self.train.toggled.connect(self.changed)
         self._grid.addWidget(self.train, self._grid.rowCount(), 0, 1, 2)
-        first = self._grid.rowCount()
+        first_training_row = self._grid.rowCount()
         self.batch = self._number("Batch size", 1, 1 << 16, "--batch-size, on one GPU")
         self.train_length = self._number("Tokens per sequence", 0, _MAX_VALUE, "--length", f"{count(2048)} at most")
         self.precision = self._choice(
@@ -60,7 +58,7 @@ class PlanForm(QWidget):
         self.checkpointing = QCheckBox("Gradient checkpointing")
         self.checkpointing.toggled.connect(self.changed)
         self._grid.addWidget(self.checkpointing, self._grid.rowCount(), 0, 1, 2)
-        self._training = self._widgets_from(first)
+        self._training = self._widgets_from(first_training_row)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.addLayout(self._grid)
@@ -69,7 +67,6 @@ class PlanForm(QWidget):
 
     @property
     def question(self) -> Question:
-        """The options of `kvscope-engine plan` that the fields express."""
         options = [
             ("--model", self.model.text().strip() or "default"),
             ("--gpu-memory", with_decimal_point(self.gpu.currentText().strip())),
@@ -105,42 +102,44 @@ class PlanForm(QWidget):
             widget.setVisible(shown)
 
     def _widgets_from(self, row: int) -> list[QWidget]:
-        found = []
+        widgets = []
         for index in range(self._grid.count()):
-            place = self._grid.getItemPosition(index)
+            position = self._grid.getItemPosition(index)
             item = self._grid.itemAt(index)
             widget = None if item is None else item.widget()
-            if widget is not None and isinstance(place, tuple) and place[0] >= row:
-                found.append(widget)
-        return found
+            if widget is not None and isinstance(position, tuple) and position[0] >= row:
+                widgets.append(widget)
+        return widgets
 
     def _line(self, name: str, text: str, tip: str) -> QLineEdit:
-        made = QLineEdit(text)
-        made.setCursorPosition(0)
-        made.textEdited.connect(self.changed)
-        return self._placed(name, made, tip)
+        field = QLineEdit(text)
+        field.setCursorPosition(0)
+        field.textEdited.connect(self.changed)
+        return self._add_row(name, field, tip)
 
-    def _choice(self, name: str, choices: tuple[str, ...], now: str, tip: str, *, editable: bool = False) -> QComboBox:
-        made = QComboBox()
-        made.addItems(choices)
-        made.setEditable(editable)
-        made.setCurrentText(now)
-        made.currentTextChanged.connect(self.changed)
-        return self._placed(name, made, tip)
+    def _choice(
+        self, name: str, choices: tuple[str, ...], current: str, tip: str, *, editable: bool = False
+    ) -> QComboBox:
+        field = QComboBox()
+        field.addItems(choices)
+        field.setEditable(editable)
+        field.setCurrentText(current)
+        field.currentTextChanged.connect(self.changed)
+        return self._add_row(name, field, tip)
 
-    def _number(self, name: str, minimum: int, maximum: int, tip: str, none: str = "") -> WholeNumberBox:
-        made = WholeNumberBox()
-        made.setRange(minimum, maximum)
-        made.setSpecialValueText(none)
-        made.valueChanged.connect(self.changed)
-        return self._placed(name, made, tip)
+    def _number(self, name: str, minimum: int, maximum: int, tip: str, zero_text: str = "") -> WholeNumberBox:
+        field = WholeNumberBox()
+        field.setRange(minimum, maximum)
+        field.setSpecialValueText(zero_text)
+        field.valueChanged.connect(self.changed)
+        return self._add_row(name, field, tip)
 
-    def _placed(self, name: str, field: Field, tip: str) -> Field:
+    def _add_row(self, name: str, field: Field, tip: str) -> Field:
         row = self._grid.rowCount()
-        named = label(name)
-        named.setToolTip(tip)
+        name_label = label(name)
+        name_label.setToolTip(tip)
         field.setToolTip(tip)
         field.setAccessibleName(name)
-        self._grid.addWidget(named, row, 0)
+        self._grid.addWidget(name_label, row, 0)
         self._grid.addWidget(field, row, 1)
         return field

@@ -37,18 +37,16 @@ _COLORS: Final = {
     "gradients": 5,
     "temporary buffers": 3,
 }
-"""Index of each part's colour in the theme's curve colours.
+"""Colour of each part, as an index of the theme's curve colours. Other parts are grey.
 
-No colour repeats within serving or within training. All other parts are grey.
+No colour repeats within serving or within training.
 """
 _GREY: Final = 7
-_GROUPS: Final = re.compile(r"(?<=\d),(?=\d{3})")
+_COMMA_GROUPS: Final = re.compile(r"(?<=\d),(?=\d{3})")
 _SEPARATOR: Final = count(1000)[1:-3]
 
 
 class PlanView(QScrollArea):
-    """Shows one plan at a time, or a message."""
-
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self._theme = theme
@@ -72,7 +70,7 @@ class PlanView(QScrollArea):
         column.addStretch()
 
     @property
-    def words(self) -> str:
+    def shown_text(self) -> str:
         """All text that is shown, for screen readers and tests."""
         return "\n".join(each.text() for each in self._page.findChildren(QLabel))
 
@@ -92,13 +90,13 @@ class PlanView(QScrollArea):
                 column.addWidget(label(f"Stage {stage.number + 1}: layers {stage.first_layer} to {last}", "muted"))
             self._add_parts(column, stage.parts, plan.gpu_bytes)
         if plan.fits:
-            words = (
+            text = (
                 f"{num_bytes(round(plan.kv_bytes_a_token))} of KV cache per token, "
                 f"{count(plan.num_blocks)} blocks of {plan.block_size} tokens, {count(plan.num_tokens)} "
                 "tokens in total"
             )
-            column.addWidget(label(words, "muted", wraps=True))
-            rows = [(count(room.num_tokens), count(room.num_requests)) for room in plan.rooms]
+            column.addWidget(label(text, "muted", wraps=True))
+            rows = [(count(capacity.num_tokens), count(capacity.num_requests)) for capacity in plan.rooms]
             column.addLayout(_grid(("Tokens per request", "Concurrent"), rows))
         self._add_changes(column, plan.changes)
         self._add_notes(column, plan.notes)
@@ -107,24 +105,28 @@ class PlanView(QScrollArea):
         fits = "it fits" if plan.fits else "it does not fit"
         column.addSpacing(8)
         column.addWidget(_heading("Training"))
-        words = f"{num_bytes(plan.peak_bytes)} at the worst moment ({plan.worst}): {fits}"
-        column.addWidget(label(words, "" if plan.fits else "warning", wraps=True))
+        text = f"{num_bytes(plan.peak_bytes)} at the worst moment ({plan.worst}): {fits}"
+        column.addWidget(label(text, "" if plan.fits else "warning", wraps=True))
         self._add_parts(column, plan.parts, plan.gpu_bytes)
         self._add_changes(column, plan.changes)
         self._add_notes(column, plan.notes)
 
     def _add_notes(self, column: QVBoxLayout, notes: Sequence[str]) -> None:
         for note in notes:
-            column.addWidget(label(_in_groups(note), "muted", wraps=True))
+            column.addWidget(label(_with_separators(note), "muted", wraps=True))
 
     def _add_parts(self, column: QVBoxLayout, parts: Sequence[PlanPart], gpu_bytes: int) -> None:
-        bar, held, whole = StackedBar(), [part for part in parts if part.name != MISSING], whole_of(parts, gpu_bytes)
+        bar, present_parts, total_bytes = (
+            StackedBar(),
+            [part for part in parts if part.name != MISSING],
+            whole_of(parts, gpu_bytes),
+        )
         bar.set_colors(self._theme.raised, self._theme.panel)
         bar.setAccessibleName("Memory breakdown")
         bar.show_segments(
             [
-                BarSegment(part.num_bytes / whole, self._color(part), f"{part.name}: {num_bytes(part.num_bytes)}")
-                for part in held
+                BarSegment(part.num_bytes / total_bytes, self._color(part), f"{part.name}: {num_bytes(part.num_bytes)}")
+                for part in present_parts
             ]
         )
         column.addWidget(bar)
@@ -132,16 +134,16 @@ class PlanView(QScrollArea):
         grid.setHorizontalSpacing(12)
         grid.setVerticalSpacing(3)
         grid.setColumnStretch(4, 1)
-        of_whole = label(f"of {num_bytes(whole)}", "muted")
-        of_whole.setAlignment(Qt.AlignmentFlag.AlignRight)
-        grid.addWidget(of_whole, 0, 3)
+        total_label = label(f"of {num_bytes(total_bytes)}", "muted")
+        total_label.setAlignment(Qt.AlignmentFlag.AlignRight)
+        grid.addWidget(total_label, 0, 3)
         for row, part in enumerate(parts, start=1):
             swatch = Swatch()
             swatch.set_color(self._color(part))
             grid.addWidget(swatch, row, 0)
             grid.addWidget(label(part.name, "warning" if part.name == MISSING else ""), row, 1)
             grid.addWidget(number_label(num_bytes(part.num_bytes)), row, 2)
-            grid.addWidget(number_label(percent(part.num_bytes / whole, 0)), row, 3)
+            grid.addWidget(number_label(percent(part.num_bytes / total_bytes, 0)), row, 3)
             grid.addWidget(_remark(part.how), row, 4)
         column.addLayout(grid)
 
@@ -173,10 +175,10 @@ def _grid(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> QGridLayout:
     grid.setVerticalSpacing(3)
     grid.setColumnStretch(len(titles) if len(titles) == 2 else 3, 1)
     for column, title in enumerate(titles):
-        head = label(title, "muted")
+        heading = label(title, "muted")
         if 0 < column < 3:
-            head.setAlignment(Qt.AlignmentFlag.AlignRight)
-        grid.addWidget(head, 0, column)
+            heading.setAlignment(Qt.AlignmentFlag.AlignRight)
+        grid.addWidget(heading, 0, column)
     for row, cells in enumerate(rows, start=1):
         for column, cell in enumerate(cells):
             is_number = len(titles) == 2 or 0 < column < 3
@@ -186,15 +188,15 @@ def _grid(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> QGridLayout:
 
 
 def _remark(text: str) -> QLabel:
-    """Return a label that elides its text where there is too little space."""
-    made = ElidedLabel(_in_groups(text))
-    made.setProperty("look", "muted")
-    return made
+    """Return a label that elides its text if there is too little space."""
+    elided_label = ElidedLabel(_with_separators(text))
+    elided_label.setProperty("look", "muted")
+    return elided_label
 
 
-def _in_groups(text: str) -> str:
-    """Return the planner's text with the digit grouping that the window uses."""
-    return _GROUPS.sub(_SEPARATOR, text)
+def _with_separators(text: str) -> str:
+    """Return the planner's text with the window's digit separators instead of commas."""
+    return _COMMA_GROUPS.sub(_SEPARATOR, text)
 
 
 def _heading(text: str) -> QLabel:

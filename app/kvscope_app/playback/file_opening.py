@@ -1,4 +1,4 @@
-"""Reports the progress of opening a recording by signals on the GUI thread. Knows no windows."""
+"""Reports the progress of opening a recording by signals on the GUI thread. Contains no widgets."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _POLL_INTERVAL_MS: Final = 30
 
 
 class FileOpening(QObject):
-    """Opening of one recording. For a path, it starts in the constructor.
+    """Opening of one recording, which starts in the constructor if `path` is a path.
 
     Emits exactly one of `opened`, `failed` and `cancelled`.
     """
 
     progressed = Signal(float)
-    """Emitted with the completed share, 0 to 1."""
+    """Emitted with the fraction done, 0 to 1."""
     opened = Signal(object)
     """Emitted with the `Recording`."""
     failed = Signal(str)
@@ -33,7 +33,6 @@ class FileOpening(QObject):
         self._clock.start()
 
     def cancel(self) -> None:
-        """Cancel opening. The thread ends soon after."""
         self._opening.cancel()
 
     def _poll(self) -> None:

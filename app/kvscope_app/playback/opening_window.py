@@ -1,4 +1,4 @@
-"""Small window shown while a recording is opened: its progress, or why it cannot be opened.
+"""Small window shown while a recording is opened, with its progress or the reason why it cannot be opened.
 
 Owns only its widgets. The caller opens the main window when `opened` is emitted.
 """
@@ -22,12 +22,12 @@ _WIDTH: Final = 460
 
 
 class OpeningWindow(QWidget):
-    """Progress window. Closing it cancels; it closes by itself once the recording is open."""
+    """Progress window. Closing it cancels the opening; it closes by itself once the recording is open."""
 
     opened = Signal(object)
     """Emitted with the `Recording` before the window closes."""
     failed = Signal(str)
-    """Emitted with the reason in one line. The window stays open and shows it, too."""
+    """Emitted with the reason in one line. The window stays open and shows the reason."""
 
     def __init__(self, opening: RecordingOpening) -> None:
         super().__init__()

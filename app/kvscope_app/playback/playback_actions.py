@@ -16,13 +16,13 @@ from kvscope_telemetry.summaries.summary import TimedEvent
 
 TIME: Final = "Time"
 STEPPED: Final = {kind.name: kind.plural for kind in EVENT_KINDS if kind.is_stepped} | {"": "all events"}
-"""Kinds of events that the event shortcuts step through, with their plural text. An empty kind means all events."""
+"""Plural text of each kind of event that the event shortcuts can step through. The empty kind means all events."""
 
 
 class EventJumps:
     """Moves to the next or previous event of the chosen kind.
 
-    `report` is called with a description of the event, or with a text that there is none.
+    `report` is called with a description of that event, or with a text that there is none.
     """
 
     def __init__(self, timeline: Timeline, report: Callable[[str], None]) -> None:
@@ -31,11 +31,9 @@ class EventJumps:
         self._report = report
 
     def choose(self, kind: str) -> None:
-        """Set the kind of event to step through; an empty kind means any."""
         self.kind = kind
 
     def go(self, *, forward: bool) -> None:
-        """Move to the event and report it."""
         event = self._timeline.go_to_event([self.kind] if self.kind else None, forward=forward)
         if event is None:
             self._report(f"No {STEPPED[self.kind]} {'after' if forward else 'before'} this moment")
@@ -51,16 +49,14 @@ class EventJumps:
 
 
 def playback_actions(timeline: Timeline, jumps: EventJumps) -> list[ActionSpec]:
-    """Return the actions to play, jump, step and change the speed. The name of the end depends on the timeline."""
-    wide, narrow = f"{BACK_S:.0f} s", f"{STEP_S:.0f} s"
+    wide_text, narrow_text = f"{BACK_S:.0f} s", f"{STEP_S:.0f} s"
     end = "Go to end" if timeline.is_file else "Go live"
-    by, shared_zoom = timeline.jump_by, timeline.shared_zoom
+    jump_by, shared_zoom = timeline.jump_by, timeline.shared_zoom
 
-    def past(
-        name: str, text: str, run: Callable[[], object], keys: tuple[str, ...], icon: str = "", **more: Any
+    def history_action(
+        name: str, text: str, run: Callable[[], object], keys: tuple[str, ...], icon: str = "", **options: Any
     ) -> ActionSpec:
-        """Return an action that is enabled once there is a history."""
-        return ActionSpec(name, text, TIME, run, keys, icon, enabled=lambda: timeline.range_ns is not None, **more)
+        return ActionSpec(name, text, TIME, run, keys, icon, enabled=lambda: timeline.range_ns is not None, **options)
 
     return [
         ActionSpec(
@@ -73,7 +69,7 @@ def playback_actions(timeline: Timeline, jumps: EventJumps) -> list[ActionSpec]:
             yields=True,
             tip="Pause here, or play from here",
         ),
-        past("to_start", "Go to start", partial(to_start, timeline), ("Home",), "to-start", yields=True),
+        history_action("to_start", "Go to start", partial(to_start, timeline), ("Home",), "to-start", yields=True),
         ActionSpec(
             "to_end",
             end,
@@ -102,23 +98,25 @@ def playback_actions(timeline: Timeline, jumps: EventJumps) -> list[ActionSpec]:
             enabled=lambda: shared_zoom.can_go_forward,
             tip="Redo the zoom that you undid",
         ),
-        past("back", f"Back {wide}", partial(by, -BACK_S), ("Ctrl+Left",), starts_section=True),
-        past("forward", f"Forward {wide}", partial(by, BACK_S), ("Ctrl+Right",)),
-        past("back_little", f"Back {narrow}", partial(by, -STEP_S), ("Ctrl+Shift+Left",)),
-        past("forward_little", f"Forward {narrow}", partial(by, STEP_S), ("Ctrl+Shift+Right",)),
-        past("frame_back", "Previous frame", partial(timeline.step_frames, -1), (",",), "frame-back"),
-        past("frame_forward", "Next frame", partial(timeline.step_frames, 1), (".",), "frame-forward"),
-        past("event_before", "Previous event", partial(jumps.go, forward=False), ("Ctrl+,",), starts_section=True),
-        past("event_next", "Next event", partial(jumps.go, forward=True), ("Ctrl+.",)),
-        past(
+        history_action("back", f"Back {wide_text}", partial(jump_by, -BACK_S), ("Ctrl+Left",), starts_section=True),
+        history_action("forward", f"Forward {wide_text}", partial(jump_by, BACK_S), ("Ctrl+Right",)),
+        history_action("back_little", f"Back {narrow_text}", partial(jump_by, -STEP_S), ("Ctrl+Shift+Left",)),
+        history_action("forward_little", f"Forward {narrow_text}", partial(jump_by, STEP_S), ("Ctrl+Shift+Right",)),
+        history_action("frame_back", "Previous frame", partial(timeline.step_frames, -1), (",",), "frame-back"),
+        history_action("frame_forward", "Next frame", partial(timeline.step_frames, 1), (".",), "frame-forward"),
+        history_action(
+            "event_before", "Previous event", partial(jumps.go, forward=False), ("Ctrl+,",), starts_section=True
+        ),
+        history_action("event_next", "Next event", partial(jumps.go, forward=True), ("Ctrl+.",)),
+        history_action(
             "event_side",
             "State before this event",
             jumps.switch_side,
             ("B",),
             tip="The state before the current event; again: the state after it",
         ),
-        past("slower", "Slower", partial(change_speed, timeline, -1), ("[",), starts_section=True),
-        past("faster", "Faster", partial(change_speed, timeline, 1), ("]",)),
+        history_action("slower", "Slower", partial(change_speed, timeline, -1), ("[",), starts_section=True),
+        history_action("faster", "Faster", partial(change_speed, timeline, 1), ("]",)),
     ]
 
 
@@ -126,19 +124,19 @@ def event_kind_actions(jumps: EventJumps, group: str) -> list[ActionSpec]:
     return [
         ActionSpec(
             f"events_{kind or 'all'}",
-            f"Step by {words}",
+            f"Step by {plural}",
             group,
             partial(jumps.choose, kind),
             checkable=True,
             exclusive="event_kind",
             checked=partial(lambda kind: jumps.kind == kind, kind),
         )
-        for kind, words in STEPPED.items()
+        for kind, plural in STEPPED.items()
     ]
 
 
 def _describe(timed: TimedEvent) -> str:
-    """Describe an event: `preempted #12 at 14:03:27.125: no block was free for request 14`."""
+    """Return for example `preempted #12 at 14:03:27.125: no block was free for request 14`."""
     event, cause = timed.event, cause_text(timed.event)
-    who = f" #{count(event.number)}" if event.number else ""
-    return f"{kind_text(event.kind)}{who} at {clock_text(timed.time_ns)}" + (f": {cause}" if cause else "")
+    subject = f" #{count(event.number)}" if event.number else ""
+    return f"{kind_text(event.kind)}{subject} at {clock_text(timed.time_ns)}" + (f": {cause}" if cause else "")

@@ -1,6 +1,6 @@
-"""Bar under the page map: play, jump to either end, position on the timeline, and speed.
+"""Bar below the page map: play, jump to either end, position on the timeline, and speed.
 
-Owns the synchronization between slider and cursor. The actions define what the buttons do.
+Synchronizes the slider with the timeline's cursor. The actions define what the buttons do.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.ui.zoom import scaled
 from kvscope_telemetry.summaries.bookmark import Bookmark
 
-_NEAR_PX: Final = 5.0
-_APART_PX: Final = 2.0
+_HIT_DISTANCE_PX: Final = 5.0
+_MIN_SIGN_DISTANCE_PX: Final = 2.0
 _SIGN_HEIGHT: Final = 8.0
 MIN_SLIDER_HEIGHT: Final = 24
-"""Height of the slider, with space for signs above its groove."""
+"""Minimum height of the slider in pixels, with space for signs above its groove."""
 _REFRESH_MS: Final = 50
 _MIN_WIDTH: Final = 240
 _MIN_SLIDER_WIDTH: Final = 40
-_A_TIME: Final = "00:00:00"
+_SAMPLE_TIME: Final = "00:00:00"
 
 
 class ShownMarks(Protocol):
-    """Bookmarks of one session or of two, for display only."""
+    """Bookmarks of one session, or of two that are compared, for display only."""
 
     @property
     def changed(self) -> SignalInstance: ...
     @property
     def shown(self) -> list[Bookmark]:
-        """The bookmarks in the order of time."""
+        """Bookmarks in the order of their times."""
 
 
 class PlaybackBar(QFrame):
-    """Bar for `timeline`. `buttons` are: to the start, previous frame, play, next frame, to the end."""
+    """Bar for `timeline`. `buttons` are, in this order: to the start, previous frame, play, next frame, to the end."""
 
     def __init__(self, timeline: Timeline, bookmarks: ShownMarks, buttons: tuple[QAction, ...]) -> None:
         super().__init__()
@@ -60,21 +60,21 @@ class PlaybackBar(QFrame):
         self.slider.setMinimumWidth(_MIN_SLIDER_WIDTH)
         self.marks = SliderMarks(timeline, bookmarks, self.slider)
         self.time = SteadyLabel("00:00.0 / 00:00.0 ")
-        self.wall = SteadyLabel(f"{_A_TIME} ")
+        self.wall = SteadyLabel(f"{_SAMPLE_TIME} ")
         self.speed = QComboBox()
         self._build(buttons)
         self.slider.valueChanged.connect(self._on_slider)
         self.slider.sliderPressed.connect(self._on_press)
         self.slider.sliderReleased.connect(self._on_release)
         self.slider.space_pressed.connect(self._play.trigger)
-        self.slider.pointed.connect(self._tell_time)
+        self.slider.pointed.connect(self._show_time_tip)
         self.speed.activated.connect(lambda index: timeline.set_speed(SPEEDS[index]))
-        self._needs = {self.time: 440, self.speed: 540, self.wall: 620}
-        """Minimum width of the bar at which each part is shown."""
+        self._min_widths = {self.time: 440, self.speed: 540, self.wall: 620}
+        """Minimum width of the bar, in pixels before scaling, at which each part is shown."""
         self._is_shown_playing: bool | None = None
-        self._goes_on = False
-        self._clock = QTimer(self, interval=_REFRESH_MS)
-        self._clock.timeout.connect(self.refresh)
+        self._resumes_on_release = False
+        self._refresh_timer = QTimer(self, interval=_REFRESH_MS)
+        self._refresh_timer.timeout.connect(self.refresh)
         timeline.paused_changed.connect(self.refresh)
         timeline.cursor_changed.connect(self.refresh)
         self._shown_s = -1
@@ -86,55 +86,55 @@ class PlaybackBar(QFrame):
         self.refresh()
 
     def refresh(self) -> None:
-        around, origin_ns = self._timeline.range_ns, self._timeline.origin_ns
-        can_go = around is not None and origin_ns is not None
-        self.slider.setEnabled(can_go)
-        self.speed.setEnabled(can_go)
-        if around is not None and origin_ns is not None:
-            first_s, last_s = (around[0] - origin_ns) / 1e9, (around[1] - origin_ns) / 1e9
+        range_ns, origin_ns = self._timeline.range_ns, self._timeline.origin_ns
+        has_range = range_ns is not None and origin_ns is not None
+        self.slider.setEnabled(has_range)
+        self.speed.setEnabled(has_range)
+        if range_ns is not None and origin_ns is not None:
+            first_s, last_s = (range_ns[0] - origin_ns) / 1e9, (range_ns[1] - origin_ns) / 1e9
             self.slider.show_range(first_s, last_s)
             at_s = max(first_s, (self._timeline.cursor_ns - origin_ns) / 1e9)
-            is_held = self.slider.isSliderDown()
-            if not is_held:
+            is_dragged = self.slider.isSliderDown()
+            if not is_dragged:
                 self.slider.show_seconds(last_s if self._timeline.is_live else at_s)
-            self._show_time(self.slider.seconds if is_held else at_s, first_s, last_s)
+            self._show_time(self.slider.seconds if is_dragged else at_s, first_s, last_s)
         else:
-            self._set(self.time, "")
-            self._set(self.wall, "")
+            self._set_text(self.time, "")
+            self._set_text(self.wall, "")
         if self._timeline.speed in SPEEDS and self.speed.currentIndex() != SPEEDS.index(self._timeline.speed):
             self.speed.setCurrentIndex(SPEEDS.index(self._timeline.speed))
         self._show_play()
-        self._keep_pace()
+        self._update_refresh_timer()
 
     def follow_end(self) -> None:
-        """Update after the timeline's range grew. At the live end, where only the time changes, once per second."""
+        """Update after the timeline's range grew. At the live end, where only the time changes, at most once per
+        second.
+        """
         second = self._timeline.cursor_ns // 1_000_000_000
         if not self._timeline.is_live or second != self._shown_s:
             self._shown_s = second
             self.refresh()
 
     def minimumSizeHint(self) -> QSize:
-        """Return a small width that still fits the buttons and the slider."""
         return QSize(_MIN_WIDTH, super().minimumSizeHint().height())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        self._fit()
+        self._hide_parts_that_do_not_fit()
 
-    def _fit(self) -> None:
-        """Hide parts that do not fit. A time on another day is longer, because it includes the date."""
+    def _hide_parts_that_do_not_fit(self) -> None:
         metrics = self.wall.fontMetrics()
-        longer = metrics.horizontalAdvance(self.wall.text()) - metrics.horizontalAdvance(_A_TIME)
-        for part, width in self._needs.items():
+        longer = metrics.horizontalAdvance(self.wall.text()) - metrics.horizontalAdvance(_SAMPLE_TIME)
+        for part, width in self._min_widths.items():
             part.setVisible(self.width() >= scaled(width) + (max(longer, 0) if part is self.wall else 0))
 
-    def _keep_pace(self) -> None:
-        """Refresh frequently only while the cursor moves by itself, so that an idle window costs nothing."""
+    def _update_refresh_timer(self) -> None:
+        """Refresh periodically only while the cursor moves by itself, so that an idle window uses no CPU time."""
         moves = not self._timeline.is_live and self._timeline.is_playing and self.isVisible()
-        if moves and not self._clock.isActive():
-            self._clock.start()
+        if moves and not self._refresh_timer.isActive():
+            self._refresh_timer.start()
         elif not moves:
-            self._clock.stop()
+            self._refresh_timer.stop()
 
     def _show_play(self) -> None:
         is_playing = self._timeline.is_playing
@@ -148,22 +148,22 @@ class PlaybackBar(QFrame):
         origin_ns = self._timeline.origin_ns or 0
         length_s = last_s - first_s
         position = f"{time_text(seconds - first_s, length_s)} / {time_text(length_s, length_s)}"
-        self._set(self.time, position)
-        was_long = len(self.wall.text())
-        self._set(self.wall, wall_text(origin_ns + round(seconds * 1e9)))
-        if len(self.wall.text()) != was_long:
-            self._fit()
+        self._set_text(self.time, position)
+        length_before = len(self.wall.text())
+        self._set_text(self.wall, wall_text(origin_ns + round(seconds * 1e9)))
+        if len(self.wall.text()) != length_before:
+            self._hide_parts_that_do_not_fit()
 
     @staticmethod
-    def _set(label: SteadyLabel, text: str) -> None:
+    def _set_text(label: SteadyLabel, text: str) -> None:
         if label.text() != text:
             label.setText(text)
 
-    def _tell_time(self, seconds: float) -> None:
+    def _show_time_tip(self, seconds: float) -> None:
         origin_ns = self._timeline.origin_ns
         if origin_ns is not None:
-            at = self.slider.mapToGlobal(QPoint(round(self.slider.mapFromGlobal(self.cursor().pos()).x()), -34))
-            QToolTip.showText(at, plain_tip(self.marks.text_at(seconds)), self.slider)
+            position = self.slider.mapToGlobal(QPoint(round(self.slider.mapFromGlobal(self.cursor().pos()).x()), -34))
+            QToolTip.showText(position, plain_tip(self.marks.text_at(seconds)), self.slider)
 
     def _go(self) -> None:
         origin_ns = self._timeline.origin_ns
@@ -171,7 +171,6 @@ class PlaybackBar(QFrame):
             self._timeline.go_to(origin_ns + round(self.slider.seconds * 1e9))
 
     def _on_slider(self) -> None:
-        """Handle a move of the slider by the mouse or a key."""
         if self.slider.isSliderDown() and not self._timeline.is_file and self._is_at_end:
             return  # goes live on release
         self._go()
@@ -182,13 +181,12 @@ class PlaybackBar(QFrame):
         return self.slider.value() >= self.slider.maximum()
 
     def _on_press(self) -> None:
-        """Pause while the slider is held."""
-        self._goes_on = not self._timeline.is_live and self._timeline.is_playing
+        self._resumes_on_release = not self._timeline.is_live and self._timeline.is_playing
         self._timeline.pause()
 
     def _on_release(self) -> None:
         self._go()
-        if self._goes_on and not self._is_at_end:
+        if self._resumes_on_release and not self._is_at_end:
             self._timeline.play()
         self.refresh()
 
@@ -216,7 +214,7 @@ class PlaybackBar(QFrame):
 
 
 class _TransportButton(QToolButton):
-    """Button triggered by Enter. Space always plays or pauses, whichever button has the focus."""
+    """Button that is triggered by Enter. Space plays or pauses, whichever button has the keyboard focus."""
 
     def __init__(self, action: QAction, play: QAction) -> None:
         super().__init__()
@@ -236,7 +234,7 @@ class _TransportButton(QToolButton):
             super().keyPressEvent(event)
 
     def keyReleaseEvent(self, event: QKeyEvent) -> None:
-        """Ignore the release of Space, which was handled on press."""
+        """Ignore the release of Space, which `keyPressEvent` has handled."""
         if event.key() != Qt.Key.Key_Space:
             super().keyReleaseEvent(event)
 
@@ -261,12 +259,12 @@ class SliderMarks(QWidget):
         return False
 
     def text_at(self, seconds: float) -> str:
-        """Return the text of a bookmark near that time, or else the time."""
+        """Return the text of the bookmark at `seconds` within a few pixels, or else the formatted time."""
         origin_ns = self._timeline.origin_ns or 0
         time_ns = origin_ns + round(seconds * 1e9)
         x = self._slider.x_of(seconds)
-        near = [mark for mark in self._bookmarks.shown if abs(self._x(mark.time_ns) - x) <= _NEAR_PX]
-        nearest = min(near, key=lambda mark: abs(self._x(mark.time_ns) - x), default=None)
+        marks_nearby = [mark for mark in self._bookmarks.shown if abs(self._x(mark.time_ns) - x) <= _HIT_DISTANCE_PX]
+        nearest = min(marks_nearby, key=lambda mark: abs(self._x(mark.time_ns) - x), default=None)
         return wall_text(time_ns) if nearest is None else mark_text(nearest)
 
     def paintEvent(self, event: QPaintEvent) -> None:
@@ -276,13 +274,13 @@ class SliderMarks(QWidget):
         painter = QPainter(self)
         left, right = (None if at is None else self._x(at) for at in (loop.begin_ns, loop.end_ns))
         paint_loop(painter, left, right, QRectF(0, 3, self.width(), self.height() - 6), self.theme)
-        before, top = -_APART_PX, self.height() / 2 - _SIGN_HEIGHT - 3
-        first, last = slider.x_of(slider.minimum_s), slider.x_of(slider.maximum_s)
+        last_x, top = -_MIN_SIGN_DISTANCE_PX, self.height() / 2 - _SIGN_HEIGHT - 3
+        min_x, max_x = slider.x_of(slider.minimum_s), slider.x_of(slider.maximum_s)
         for mark in self._bookmarks.shown:
             x = self._x(mark.time_ns)
-            if first - 1 <= x <= last + 1 and x - before >= _APART_PX:
+            if min_x - 1 <= x <= max_x + 1 and x - last_x >= _MIN_SIGN_DISTANCE_PX:
                 paint_sign(painter, x, top, _SIGN_HEIGHT, is_note=mark.is_user_note, theme=self.theme)
-                before = x
+                last_x = x
         painter.end()
 
     def _x(self, time_ns: int) -> float:

@@ -1,4 +1,4 @@
-"""Opens a recording on its own thread. Knows no Qt and no windows."""
+"""Opens a recording on its own thread. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class RecordingOpening(Background["Recording"]):
     """Opening of one recording, which starts in the constructor.
 
-    Afterwards either `recording` or `failure` is set, or it was cancelled.
+    At the end, either `recording` or `failure` is set, unless it was cancelled.
     """
 
     def __init__(self, path: str) -> None:

@@ -1,4 +1,4 @@
-"""Slider over a timeline, in seconds. Moving it moves the timeline's cursor."""
+"""Slider over a timeline, in seconds."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from PySide6.QtWidgets import QSlider, QStyle, QStyleOptionSlider
 from kvscope_app.playback.playback import BACK_S, STEP_S
 
 _MAX_STEPS: Final = 1_000_000_000
-"""A QSlider has a 32-bit value: 24.8 days in milliseconds."""
+"""A QSlider has a 32-bit value, which is at most 24.8 days in milliseconds."""
 
 
 class TimeSlider(QSlider):
-    """Slider in milliseconds, or in coarser steps for a timeline that is too long. A click anywhere jumps there."""
+    """Slider with steps of 1 ms, or longer ones if the timeline has more than `_MAX_STEPS`. A click moves the handle
+    there.
+    """
 
     space_pressed = Signal()
     pointed = Signal(float)
-    """Emitted with the time in seconds under the pointer."""
+    """Emitted with the time in seconds at the mouse pointer."""
 
     def __init__(self, duration_s: float) -> None:
         super().__init__(Qt.Orientation.Horizontal)
@@ -30,7 +32,7 @@ class TimeSlider(QSlider):
         self.setMouseTracking(True)
 
     def show_range(self, first_s: float, last_s: float) -> None:
-        """Set the range to `first_s` to `last_s` without emitting a signal."""
+        """Set the range in seconds without emitting a signal."""
         step_s = max(0.001, last_s / _MAX_STEPS)
         if step_s > self._step_s:
             self._step_s = 2 * step_s if self._step_s > 0.001 else step_s
@@ -45,7 +47,7 @@ class TimeSlider(QSlider):
         return self.value() * self._step_s
 
     def show_seconds(self, seconds: float) -> None:
-        """Set the position without emitting a signal."""
+        """Set the position in seconds without emitting a signal."""
         self.blockSignals(True)
         self.setValue(self._steps(seconds))
         self.blockSignals(False)
@@ -59,7 +61,7 @@ class TimeSlider(QSlider):
         return self.maximum() * self._step_s
 
     def x_of(self, seconds: float) -> float:
-        """Return the x coordinate of a time in pixels, outside of the widget for a time outside of the range."""
+        """Return the x coordinate of a time, in pixels. It is outside the widget for a time outside the range."""
         handle = self._handle_width()
         share = (seconds - self.minimum_s) / max(self.maximum_s - self.minimum_s, 1e-9)
         return handle / 2 + share * max(self.width() - handle, 1)
@@ -89,8 +91,8 @@ class TimeSlider(QSlider):
 
     def _value_at(self, x: float) -> int:
         handle = self._handle_width()
-        room = max(self.width() - handle, 1)
-        return QStyle.sliderValueFromPosition(self.minimum(), self.maximum(), round(x - handle / 2), room)
+        span = max(self.width() - handle, 1)
+        return QStyle.sliderValueFromPosition(self.minimum(), self.maximum(), round(x - handle / 2), span)
 
     def _handle_width(self) -> int:
         option = QStyleOptionSlider()

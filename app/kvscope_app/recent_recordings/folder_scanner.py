@@ -1,4 +1,4 @@
-"""Lists the recordings of a folder and reads their headers, on a thread of its own. Knows no Qt.
+"""Lists the recordings of a folder and reads their headers, on its own thread. Imports no Qt.
 
 See docs/internals/decisions/0008-recordings-are-listed-from-their-folder.md.
 """
@@ -20,14 +20,13 @@ from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressC
 from kvscope_telemetry.recordings.reader import Recording
 
 MAX_LISTED: Final = 2_000
-"""Maximum number of listed files of a folder; the newest are listed."""
+"""Maximum number of listed files; older ones are left out."""
 SCAN_EVERY_S: Final = 1.0
-"""Seconds between two scans of the folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordingHeader:
-    """Summary of a recording, read only from its chunk headers and its first message."""
+    """Facts about a recording that are read from its chunk headers and its first message."""
 
     model: str
     engine: str
@@ -39,15 +38,13 @@ class RecordingHeader:
 
 @dataclass(frozen=True, slots=True)
 class ListedRecording:
-    """A recording found in the folder."""
-
     path: str
     num_bytes: int
     modified_ns: int
     header: RecordingHeader | None = None
-    """Header of the file; None if it was not read yet or cannot be read."""
+    """None if the header was not read yet or cannot be read."""
     problem: str = ""
-    """Why the file cannot be read, in one line; empty if it can."""
+    """Why the file cannot be read, in one line; empty if it can be read."""
 
     @property
     def name(self) -> str:
@@ -56,7 +53,7 @@ class ListedRecording:
 
     @property
     def is_part(self) -> bool:
-        """Whether the file is being written, or was cut short."""
+        """Whether the file is still being written or was truncated."""
         return self.path.endswith(PART_SUFFIX)
 
     @property
@@ -65,27 +62,23 @@ class ListedRecording:
 
     @property
     def search_text(self) -> str:
-        """Lower-case text that the filter searches."""
         header = self.header
         return " ".join((self.name, *((header.model, header.engine) if header else ()))).casefold()
 
 
 @dataclass(frozen=True, slots=True)
 class FolderListing:
-    """State of a folder after one scan."""
-
     recordings: tuple[ListedRecording, ...] = ()
-    """Recordings of the folder by path."""
     num_left_out: int = 0
     """Number of older recordings beyond `MAX_LISTED`."""
     problem: str = ""
-    """Why the folder cannot be read; empty if it can."""
+    """Why the folder cannot be read; empty if it can be read."""
     is_reading: bool = True
-    """Whether headers are still to be read."""
+    """Whether some headers are not read yet."""
 
 
 class FolderScanner:
-    """Scans `folder` repeatedly until it is closed. `listing` is the newest state; a changed state is a new object."""
+    """Scans `folder` periodically until it is closed. `listing` is replaced whenever the state has changed."""
 
     def __init__(self, folder: str) -> None:
         self.listing = FolderListing()
@@ -95,7 +88,7 @@ class FolderScanner:
         threading.Thread(target=self._run, name="kvscope-recordings", daemon=True).start()
 
     def close(self) -> None:
-        """Ask the thread to end, without waiting for it, as the disk may not answer."""
+        """End the thread without waiting for it, as the disk may not respond."""
         self._is_closed.set()
 
     def _run(self) -> None:
@@ -132,7 +125,7 @@ class FolderScanner:
 
 
 def _recordings_in(folder: str) -> list[ListedRecording]:
-    found = []
+    recordings = []
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.endswith((SUFFIX, SUFFIX + PART_SUFFIX)):
@@ -141,14 +134,14 @@ def _recordings_in(folder: str) -> list[ListedRecording]:
                 except OSError:  # deleted since the folder was read
                     continue
                 if is_file:
-                    found.append(ListedRecording(entry.path, status.st_size, status.st_mtime_ns))
-    return found
+                    recordings.append(ListedRecording(entry.path, status.st_size, status.st_mtime_ns))
+    return recordings
 
 
 def _with_known_header(recording: ListedRecording, known: ListedRecording | None) -> ListedRecording:
-    """Return `recording` with the header that was read before, unless the file changed since.
+    """Return `recording` with the header in `known`, its previous state, unless the file has changed since.
 
-    A file that is being written keeps its first header: rereading it at each change gets more expensive as it grows.
+    A file that is being written keeps its first header, because rereading it gets slower as the file grows.
     """
     if known is None:
         return recording

@@ -1,4 +1,4 @@
-"""Asks for a recording and opens it in its own window; the banner reports what cannot be opened.
+"""Asks for a recording and opens it in its own window. The banner reports files that cannot be opened.
 
 The window stays responsive. If opening takes long, a small dialog shows the progress and can cancel it.
 """
@@ -21,25 +21,24 @@ if TYPE_CHECKING:
     from kvscope_telemetry.recordings.reader import Recording
 
 FILES: Final = "Recordings (*.mcap *.mcap.part);;All files (*)"
-_DIALOG_AFTER_MS: Final = 500
-"""Milliseconds after which the progress dialog appears."""
+_DIALOG_DELAY_MS: Final = 500
 _STEPS: Final = 1000
 
 
 def ask_file(window: SessionWindow) -> None:
-    """Ask for a recording and open it. The dialog is not modal."""
     folder = str(recording_folder(window.themes.settings.values))
     ask_open(window, "Open recording", folder, FILES, lambda path: try_to_open(window, path))
 
 
 def try_to_open(
-    window: SessionWindow, path: str, then: Callable[[Recording], object] | None = None
+    window: SessionWindow, path: str, on_opened: Callable[[Recording], object] | None = None
 ) -> FileOpening | None:
-    """Start to open `path` in its own window, or for `then`. The banner reports why if that fails.
+    """Start to open `path`, and call `on_opened` with the recording (default: open a window). The banner reports a
+    failure.
 
-    Returns None if the window offers no way to open recordings.
+    Returns None if the window cannot open recordings.
     """
-    open_recording = then or window.openers.open_recording
+    open_recording = on_opened or window.openers.open_recording
     if open_recording is None:
         return None
     opening = FileOpening(path, window)
@@ -49,8 +48,8 @@ def try_to_open(
     )
     window.closing.connect(opening.cancel)
     _show_progress(opening, path, window)
-    for ended in (opening.opened, opening.failed, opening.cancelled):
-        ended.connect(opening.deleteLater)
+    for end_signal in (opening.opened, opening.failed, opening.cancelled):
+        end_signal.connect(opening.deleteLater)
     return opening
 
 
@@ -60,8 +59,8 @@ def _show_progress(opening: FileOpening, path: str, window: SessionWindow) -> No
     dialog.setWindowModality(Qt.WindowModality.NonModal)
     dialog.setAutoClose(False)
     dialog.setAutoReset(False)
-    dialog.setMinimumDuration(_DIALOG_AFTER_MS)
+    dialog.setMinimumDuration(_DIALOG_DELAY_MS)
     dialog.canceled.connect(opening.cancel)
     opening.progressed.connect(lambda share: dialog.setValue(min(round(share * _STEPS), _STEPS - 1)))
-    for ended in (opening.opened, opening.failed, opening.cancelled):
-        ended.connect(dialog.deleteLater)
+    for end_signal in (opening.opened, opening.failed, opening.cancelled):
+        end_signal.connect(dialog.deleteLater)

@@ -1,6 +1,6 @@
-"""Recently opened or made recordings, as stored in the settings, and the folder of recordings.
+"""Paths of recently opened or made recordings, as stored in the settings, and the folder of recordings.
 
-No widgets, and no access to the files themselves except in `existing_file`.
+Contains no widgets, and accesses no files except in `existing_file`.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ MAX_RECENT: Final = 10
 
 
 def add_recent(settings: SettingsStore, path: Path | str) -> None:
-    """Put the recording at `path` first in the list of recent ones.
+    """Put the recording at `path` first in the list of recent recordings.
 
     A file that is still being written is listed under its final name.
     """
-    added = os.path.abspath(path).removesuffix(PART_SUFFIX)
+    recent_path = os.path.abspath(path).removesuffix(PART_SUFFIX)
 
-    def changes(now: Settings) -> dict[str, object]:
-        others = [each for each in now.recent_recordings if each != added]
-        return {"recent_recordings": (added, *others)[:MAX_RECENT]}
+    def changes(settings_values: Settings) -> dict[str, object]:
+        others = [each for each in settings_values.recent_recordings if each != recent_path]
+        return {"recent_recordings": (recent_path, *others)[:MAX_RECENT]}
 
     settings.change_by(changes)
 
 
 def existing_file(path: str) -> str:
-    """Return the file to open for the recent recording `path`, or "" if there is none.
+    """Return the existing file for the recent recording `path`, or "" if there is none.
 
-    While a recording is being written, or after it was cut short, that is the file with `PART_SUFFIX`. Disk access can
-    block, so do not call this on the GUI thread.
+    While a recording is being written, and if it was truncated, the file has `PART_SUFFIX`. Not for the GUI thread,
+    because disk access can block.
     """
-    return next((found for found in (path, path + PART_SUFFIX) if os.path.exists(found)), "")
+    return next((candidate for candidate in (path, path + PART_SUFFIX) if os.path.exists(candidate)), "")
 
 
 def recording_folder(settings: Settings) -> Path:
-    """Return the folder of the last recording, or the user's documents before the first. It may no longer exist."""
+    """Return the folder of the last recording, or the documents folder before the first one. It may no longer exist."""
     return Path(settings.recording_folder) if settings.recording_folder else documents_folder()
 
 

@@ -14,14 +14,14 @@ from kvscope_app.session_window import SessionWindow
 from kvscope_app.ui.plain_text import plain_tip
 
 _MAX_WAIT_S: Final = 0.05
-"""Maximum seconds to wait for the disks when the menu opens."""
+"""Maximum seconds to wait for disks when the menu opens."""
 
 
 class RecentMenu(QMenu):
-    """Submenu of the recent recordings, newest first; missing files are disabled.
+    """Submenu of the recent recordings, newest first. Missing files are disabled.
 
-    Whether files exist is checked on another thread, because a network disk may not answer. Files that were not
-    checked in time stay enabled.
+    Another thread checks which files exist, because a network disk may not respond. Files that were not checked in time
+    stay enabled.
     """
 
     def __init__(self, window: SessionWindow, parent: QMenu) -> None:

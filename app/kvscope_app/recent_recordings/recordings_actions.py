@@ -1,4 +1,4 @@
-"""Menu entries that list recordings and open the samples."""
+"""Menu entries that list recordings and open the sample recordings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from kvscope_telemetry.recordings.sample import HYBRID_TEXT, SAMPLE_TEXT, hybrid
 
 
 def recordings_actions(window: SessionWindow, group: str) -> list[ActionSpec]:
-    """Return the actions that follow "Open recording…"."""
     return [
         ActionSpec(
             "recordings", "Recordings…", group, partial(open_recordings, window), ("Ctrl+Shift+O",), "recordings"
@@ -30,5 +29,4 @@ def open_recordings(window: SessionWindow) -> None:
 
 
 def open_sample(window: SessionWindow, sample: Callable[[], Path]) -> None:
-    """Open a sample recording in its own window, like any other file."""
     try_to_open(window, str(sample()))

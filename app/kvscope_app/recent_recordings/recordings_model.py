@@ -23,7 +23,7 @@ NAME, RECORDED, LENGTH, SIZE, MODEL, ENGINE = range(6)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordingColumn(TableColumn[[ListedRecording]]):
-    """A column of the table. `key` returns the value to sort by."""
+    """Column of the table. `key` returns the value by which a recording is sorted."""
 
     key: Callable[[ListedRecording], float | str]
 
@@ -34,13 +34,13 @@ def _name(recording: ListedRecording) -> str:
     return f"{recording.name}  (not ended)" if recording.is_part else recording.name
 
 
-def _of_header(text: Callable[[RecordingHeader], str]) -> Callable[[ListedRecording], str]:
-    """Return a function for the text of a cell that is empty until the header was read."""
+def _header_text(text: Callable[[RecordingHeader], str]) -> Callable[[ListedRecording], str]:
+    """Return a function that returns the text of a cell, which is empty until the header was read."""
     return lambda recording: "" if recording.header is None else text(recording.header)
 
 
 def _model(recording: ListedRecording) -> str:
-    return "…" if recording.is_pending else _of_header(lambda header: header.model)(recording)
+    return "…" if recording.is_pending else _header_text(lambda header: header.model)(recording)
 
 
 def _recorded(header: RecordingHeader) -> str:
@@ -56,13 +56,13 @@ COLUMNS: Final = (
     ),
     RecordingColumn(
         "Recorded",
-        _of_header(_recorded),
+        _header_text(_recorded),
         sample="2026-12-31 23:59",
         key=lambda recording: recording.modified_ns if recording.header is None else recording.header.start_ns,
     ),
     RecordingColumn(
         "Length",
-        _of_header(lambda header: seconds(header.length_s)),
+        _header_text(lambda header: seconds(header.length_s)),
         is_number=True,
         sample="59:59 min",
         key=lambda recording: -1.0 if recording.header is None else recording.header.length_s,
@@ -82,7 +82,7 @@ COLUMNS: Final = (
     ),
     RecordingColumn(
         "Engine",
-        _of_header(lambda header: header.engine),
+        _header_text(lambda header: header.engine),
         sample="kvscope 0.0.0",
         key=lambda recording: "" if recording.header is None else recording.header.engine.casefold(),
     ),
@@ -92,8 +92,8 @@ COLUMNS: Final = (
 class RecordingsModel(TableModel):
     """Recordings that contain every word of the filter, in the order that the user chose.
 
-    Sorting is done here, because a QSortFilterProxyModel calls Python for each comparison: with 2,000 recordings it
-    blocked the window for 0.7 s, and this takes 10 ms.
+    Sorts here, because a QSortFilterProxyModel calls Python for each comparison: with 2,000 recordings it blocked the
+    window for 0.7 s; this takes 10 ms.
     """
 
     table_head: ClassVar[TableHead] = TableHead.of(COLUMNS)
@@ -101,14 +101,13 @@ class RecordingsModel(TableModel):
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.shown: list[ListedRecording] = []
-        """The recording of each row."""
         self.theme: Theme = DARK
         self._recordings: tuple[ListedRecording, ...] = ()
         self._search_words: tuple[str, ...] = ()
         self._sorted_by, self._is_descending = RECORDED, True
 
     def set_recordings(self, recordings: tuple[ListedRecording, ...]) -> None:
-        """Show these recordings; selected files stay selected."""
+        """Show `recordings`. Selected files stay selected."""
         self._recordings = recordings
         self._arrange()
 
@@ -137,7 +136,6 @@ class RecordingsModel(TableModel):
         return None
 
     def _arrange(self) -> None:
-        """Filter and sort, and notify the view of moved and changed rows."""
         found = [each for each in self._recordings if all(word in each.search_text for word in self._search_words)]
         found.sort(key=COLUMNS[self._sorted_by].key, reverse=self._is_descending)
         before = self.shown
@@ -150,9 +148,9 @@ class RecordingsModel(TableModel):
             return
         self.layoutAboutToBeChanged.emit()  # must precede the change: views read the old rows in response
         self.shown = found
-        kept = self.persistentIndexList()
-        moved = [(rows.get(before[index.row()].path), index.column()) for index in kept]
-        self.changePersistentIndexList(kept, [self._index_at(row, column) for row, column in moved])
+        old_indexes = self.persistentIndexList()
+        new_cells = [(rows.get(before[index.row()].path), index.column()) for index in old_indexes]
+        self.changePersistentIndexList(old_indexes, [self._index_at(row, column) for row, column in new_cells])
         self.layoutChanged.emit()
 
     def _index_at(self, row: int | None, column: int) -> QModelIndex:

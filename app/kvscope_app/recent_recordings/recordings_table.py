@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QAbstractItemView
 
 from kvscope_app.recent_recordings.folder_scanner import ListedRecording
 from kvscope_app.recent_recordings.recordings_model import COLUMNS, RECORDED, RecordingsModel
-from kvscope_app.ui.table_text import chosen_rows
+from kvscope_app.ui.table_text import selected_rows
 from kvscope_app.ui.theme import Theme
 from kvscope_app.views.table import OpenableTable
 
@@ -31,8 +31,7 @@ class RecordingsTable(OpenableTable):
 
     @property
     def chosen(self) -> list[ListedRecording]:
-        """The selected recordings, in the order shown."""
-        return [self.recordings.shown[row] for row in chosen_rows(self)]
+        return [self.recordings.shown[row] for row in selected_rows(self)]
 
     def apply_theme(self, theme: Theme) -> None:
         self.recordings.theme = theme

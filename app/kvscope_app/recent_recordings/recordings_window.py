@@ -1,6 +1,6 @@
-"""The window "Recordings", which sorts, filters, opens and compares the recordings of a folder. It changes no file.
+"""The window "Recordings", which sorts, filters, opens and compares the recordings of a folder. Changes no file.
 
-Owns its widgets and the folder's scanner. The main window opens and compares recordings.
+Owns its widgets and the folder's scanner. Its parent, a main window, opens and compares recordings.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ _POLL_MS: Final = 80
 
 
 class RecordingsWindow(Sheet):
-    """Window that lists the recordings of one folder. `window`, its parent, opens and compares them."""
-
     def __init__(self, window: SessionWindow) -> None:
         super().__init__("Recordings", window)
         self._window = window
@@ -49,13 +47,13 @@ class RecordingsWindow(Sheet):
         self.table = RecordingsTable()
         self.status_label = label("", "muted", wraps=True)
         self._empty = empty_state("")
-        self._middle = QStackedLayout()
+        self._table_or_message = QStackedLayout()
         self.buttons: dict[str, QPushButton] = {}
         self._listing = FolderListing()
         self._scanner = FolderScanner(folder)
-        self._clock = QTimer(self, interval=_POLL_MS)
-        self._clock.timeout.connect(self._poll)
-        self._clock.start()
+        self._poll_timer = QTimer(self, interval=_POLL_MS)
+        self._poll_timer.timeout.connect(self._poll)
+        self._poll_timer.start()
         self._lay_out()
         self._connect()
         self._show()
@@ -65,7 +63,6 @@ class RecordingsWindow(Sheet):
 
     @property
     def chosen(self) -> list[ListedRecording]:
-        """The selected recordings, in the order shown."""
         return self.table.chosen
 
     def apply_theme(self, theme: Theme) -> None:
@@ -76,20 +73,18 @@ class RecordingsWindow(Sheet):
             try_to_open(self._window, recording.path)
 
     def compare_chosen(self) -> None:
-        """Compare the selected recordings, if exactly two are selected."""
         if len(self.chosen) == 2:
             first, second = self.chosen
             compare_two(self._window, first.path, second.path)
 
     def show_folder(self) -> None:
-        """Open the folder in the file manager."""
         QDesktopServices.openUrl(QUrl.fromLocalFile(self.folder.text()))
 
     def ask_other_folder(self) -> None:
         ask_folder(self, "Folder of recordings", self.list_folder, self.folder.text())
 
     def list_folder(self, folder: str) -> None:
-        """List the recordings of `folder` now and the next time."""
+        """List the recordings of `folder`, and save it for the next time the window is opened."""
         settings = self._window.themes.settings
         is_default = Path(folder) == recording_folder(settings.values)
         settings.change(listed_folder="" if is_default else folder)
@@ -107,15 +102,15 @@ class RecordingsWindow(Sheet):
     def _show(self) -> None:
         self.table.recordings.set_recordings(self._listing.recordings)
         self.status_label.setText(_status_text(self._listing))
-        self._show_middle()
+        self._show_table_or_message()
         self._show_buttons()
 
     def _filter(self, text: str) -> None:
         self.table.recordings.filter_by(text)
-        self._show_middle()
+        self._show_table_or_message()
         self._show_buttons()
 
-    def _show_middle(self) -> None:
+    def _show_table_or_message(self) -> None:
         listing = self._listing
         if listing.problem:
             self._empty.setText(f"The folder cannot be read: {listing.problem}")
@@ -123,7 +118,7 @@ class RecordingsWindow(Sheet):
             self._empty.setText("" if listing.is_reading else NO_RECORDINGS)
         else:
             self._empty.setText(NO_MATCH)
-        self._middle.setCurrentIndex(0 if self.table.recordings.rowCount() else 1)
+        self._table_or_message.setCurrentIndex(0 if self.table.recordings.rowCount() else 1)
 
     def _show_buttons(self) -> None:
         num_chosen = len(self.chosen)
@@ -131,7 +126,7 @@ class RecordingsWindow(Sheet):
         self.buttons["compare"].setEnabled(num_chosen == 2)
 
     def _stop(self) -> None:
-        self._clock.stop()
+        self._poll_timer.stop()
         self._scanner.close()
         self._window.themes.changed.disconnect(self.apply_theme)
 
@@ -149,9 +144,9 @@ class RecordingsWindow(Sheet):
         folder_row.addWidget(self.folder, 1)
         folder_row.addWidget(self._button("change", "Change folder…", "List another folder", self.ask_other_folder))
         body = QWidget()
-        body.setLayout(self._middle)
-        self._middle.addWidget(self.table)
-        self._middle.addWidget(self._empty)
+        body.setLayout(self._table_or_message)
+        self._table_or_message.addWidget(self.table)
+        self._table_or_message.addWidget(self._empty)
         buttons = QHBoxLayout()
         for button in (
             self._button("open", "Open", "Play each in its own window", self.open_chosen),
@@ -177,7 +172,7 @@ class RecordingsWindow(Sheet):
 
 
 def show_recordings(window: SessionWindow) -> RecordingsWindow:
-    """Show and activate the window "Recordings" of `window`, creating it at the first call."""
+    """Show and activate the window "Recordings" of `window`, creating it on the first call."""
     recordings = window.findChild(RecordingsWindow) or RecordingsWindow(window)
     recordings.show()
     recordings.raise_()
@@ -186,17 +181,17 @@ def show_recordings(window: SessionWindow) -> RecordingsWindow:
 
 
 def compare_two(window: SessionWindow, first: str, second: str) -> None:
-    """Open two recordings, one after the other, and compare them. The banner reports why if that fails."""
+    """Open two recordings, one after the other, and compare them. The banner reports a failure."""
 
-    def open_next(path: str, then: Callable[[Recording], object]) -> None:
+    def open_next(path: str, on_opened: Callable[[Recording], object]) -> None:
         opening = FileOpening(path, window)
-        opening.opened.connect(then)
+        opening.opened.connect(on_opened)
         opening.failed.connect(
             lambda reason: window.banner.show_message("These recordings cannot be compared", reason, is_temporary=True)
         )
         window.closing.connect(opening.cancel)
-        for ended in (opening.opened, opening.failed, opening.cancelled):
-            ended.connect(opening.deleteLater)
+        for end_signal in (opening.opened, opening.failed, opening.cancelled):
+            end_signal.connect(opening.deleteLater)
 
     compare = window.openers.compare
     if compare is not None:

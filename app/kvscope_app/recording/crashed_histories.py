@@ -1,4 +1,4 @@
-"""Offers once to open the histories of crashed sessions, in the banner of the first window that shows something."""
+"""Offers once to open the histories of crashed sessions, in the banner of the first window that shows data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from PySide6.QtCore import QObject, QTimer
 
 from kvscope_app.session.background import Background
-from kvscope_app.session.recording.rings import find_left_rings
+from kvscope_app.session.recording.rings import find_orphaned_rings
 from kvscope_app.session_window import SessionWindow
 from kvscope_app.ui.number_text import num_bytes, plural, seconds
 from kvscope_telemetry.errors import BadInput
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from kvscope_telemetry.recordings.reader import Recording
 
 _POLL_MS: Final = 500
-_BEGIN_MS: Final = 1500
-"""Delay after the start, so that the search does not slow it down."""
+_START_DELAY_MS: Final = 1500
+"""Delay of the search after the program's start, which it would slow down."""
 
 
 class CrashedHistories(QObject):
-    """Searches on a thread and makes a single offer."""
+    """Searches for histories on a thread and makes a single offer."""
 
     def __init__(
         self,
@@ -34,57 +34,57 @@ class CrashedHistories(QObject):
         open_recording: Callable[[Recording], object],
     ) -> None:
         super().__init__(parent)
-        self._windows, self._show = windows, open_recording
-        self._finding: Background[RemovedRings] | None = None
+        self._windows, self._open_recording = windows, open_recording
+        self._search: Background[RemovedRings] | None = None
         self._opening: Background[Recording] | None = None
         self._window: SessionWindow | None = None
-        self._clock = QTimer(self, interval=_POLL_MS)
-        self._clock.timeout.connect(self._poll)
-        self._is_over = False
-        QTimer.singleShot(_BEGIN_MS, self, self.start)
+        self._poll_timer = QTimer(self, interval=_POLL_MS)
+        self._poll_timer.timeout.connect(self._poll)
+        self._is_stopped = False
+        QTimer.singleShot(_START_DELAY_MS, self, self.start)
 
     def stop(self) -> None:
-        """Cancel the offer, because the windows are closed."""
-        self._is_over = True
-        self._clock.stop()
+        """Make no offer any more, because the windows are closed."""
+        self._is_stopped = True
+        self._poll_timer.stop()
 
     def start(self) -> None:
-        if self._finding is None and not self._is_over:
-            self._finding = find_left_rings()
-            self._clock.start()
+        if self._search is None and not self._is_stopped:
+            self._search = find_orphaned_rings()
+            self._poll_timer.start()
 
     def _poll(self) -> None:
         if self._opening is not None:
             self._on_opened(self._opening)
-        elif self._finding is not None and self._finding.is_finished:
-            found = self._finding.result
+        elif self._search is not None and self._search.is_finished:
+            found = self._search.result
             if found is None or not (found.kept or found.discarded):
-                self._clock.stop()
+                self._poll_timer.stop()
             else:
                 self._offer(found)
 
-    def _offer(self, tidied: RemovedRings) -> None:
-        """Show the offer once a window shows something and its banner is free.
+    def _offer(self, removed: RemovedRings) -> None:
+        """Show the offer once a window shows data and its banner is free.
 
-        An offer made earlier would disappear with the banner about the engine's start.
+        An earlier offer would disappear with the banner about the engine's start.
         """
         window = next((w for w in self._windows() if w.session.live_mirror.hello is not None), None)
         if window is None or window.banner.isVisible():
             return
-        self._clock.stop()
+        self._poll_timer.stop()
         self._window = window
-        if not tidied.kept:
+        if not removed.kept:
             window.banner.show_message(
-                "Old session histories deleted", _deleted(tidied.discarded), is_offer=True, is_temporary=True
+                "Old session histories deleted", _deletion_text(removed.discarded), is_offer=True, is_temporary=True
             )
             return
-        rings = tidied.kept
+        rings = removed.kept
         ring, more = rings[0], len(rings) - 1
         discard = "Delete all" if more else "Delete"
         window.banner.show_message(
             f"{plural(len(rings), 'session')} ended unexpectedly" if more else "A session ended unexpectedly",
-            _text(ring, "The newest" if more else "Recovered session")
-            + (f". {_deleted(tidied.discarded)}" if tidied.discarded else ""),
+            _ring_text(ring, "The newest" if more else "Recovered session")
+            + (f". {_deletion_text(removed.discarded)}" if removed.discarded else ""),
             (
                 ("Open the newest" if more else "Open", lambda: self.open_ring(ring)),
                 (discard, lambda: self.discard_rings(rings)),
@@ -97,15 +97,15 @@ class CrashedHistories(QObject):
 
         self._hide()
         self._opening = Background(lambda watch: Recording.open(ring.folder, watch), "kvscope-open")
-        self._clock.start()
+        self._poll_timer.start()
 
     def _on_opened(self, opening: Background[Recording]) -> None:
         if not opening.is_finished:
             return
-        self._clock.stop()
+        self._poll_timer.stop()
         self._opening = None
         if opening.result is not None:
-            self._show(opening.result)
+            self._open_recording(opening.result)
         elif self._window in self._windows() and self._window is not None:
             self._window.banner.show_message("The recovered session cannot be opened", opening.failure)
 
@@ -126,13 +126,13 @@ class CrashedHistories(QObject):
             self._window.banner.hide()
 
 
-def _text(ring: OrphanedRing, what: str) -> str:
-    """Describe a history, the most important part first, because a small window truncates the text."""
+def _ring_text(ring: OrphanedRing, title: str) -> str:
+    """Describe a history, the most important part first, because a small window cuts off the text."""
     when = time.strftime("%a %H:%M", time.localtime(ring.start_ns / 1e9))
-    return f"{what}: {seconds(round(ring.seconds))} from {when}, {short_name(ring.model)}, {num_bytes(ring.num_bytes)}"
+    return f"{title}: {seconds(round(ring.seconds))} from {when}, {short_name(ring.model)}, {num_bytes(ring.num_bytes)}"
 
 
-def _deleted(rings: Sequence[OrphanedRing]) -> str:
+def _deletion_text(rings: Sequence[OrphanedRing]) -> str:
     from kvscope_telemetry.recordings.orphaned_rings import MAX_LEFT_BYTES, MAX_LEFT_S
 
     return (

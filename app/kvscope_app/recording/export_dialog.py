@@ -1,4 +1,4 @@
-"""Dialog to choose what to export of a session's history, and of which range. Owns the choices."""
+"""Dialog to export a session's history or a range of it, and the export itself."""
 
 from __future__ import annotations
 
@@ -51,21 +51,21 @@ _FORMATS: Final = (
     ),
     *(_ExportFormat(f"Table of {kind.name}", "csv", ".csv", kind.name, f"One row per {kind.row}") for kind in TABLES),
 )
-_STEP_S: Final = 0.05
-"""Half of the field's resolution: a range end within this of the timeline's end means the end itself."""
+_END_TOLERANCE_S: Final = 0.05
+"""Half of the fields' resolution: a time within this distance of the timeline's start or end means the start or end."""
 
 
 class ExportDialog(QDialog):
-    """Export dialog of one window. Proposes the loop's range if there is one, else everything."""
+    """Export dialog of one window. Proposes the loop's range if there is one, otherwise the whole timeline."""
 
     def __init__(self, window: SessionWindow) -> None:
         super().__init__(window)
         session = window.session
-        around = session.timeline.range_ns
-        assert around is not None, "nothing to export"
-        self._body, self._around_ns = window, around
-        begin_s, end_s = (self._seconds(at) for at in around)
-        first_s, last_s = (self._seconds(at) for at in session.timeline.loop.range_ns or around)
+        full_range_ns = session.timeline.range_ns
+        assert full_range_ns is not None, "nothing to export"
+        self._window, self._full_range_ns = window, full_range_ns
+        begin_s, end_s = (self._seconds(at) for at in full_range_ns)
+        first_s, last_s = (self._seconds(at) for at in session.timeline.loop.range_ns or full_range_ns)
         self.setWindowTitle("Export")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.content = combo_box([form.title for form in _FORMATS], "What")
@@ -80,29 +80,29 @@ class ExportDialog(QDialog):
         """Return the choices, with an unused file name."""
         form = _FORMATS[self.content.currentIndex()]
         name, suffix = (form.form, form.suffix) if form.kind is None else _TABLE_FORMS[self.table_form.currentText()]
-        path = free_path(self._body)
+        path = free_path(self._window)
         stem = path.stem if form.kind is None else f"{path.stem}-{form.kind}"
         return ExportSelection(path.with_name(stem + suffix), name, form.kind, *self._range_ns())
 
     def accept(self) -> None:
         selection = self.selection()
         kinds = f"{self.content.currentText()} (*{selection.path.suffix})"
-        ask_save(self._body, "Export", selection.path, kinds, partial(_start, self._body, selection))
+        ask_save(self._window, "Export", selection.path, kinds, partial(_start_export, self._window, selection))
         super().accept()
 
     def _range_ns(self) -> tuple[int | None, int | None]:
-        """Return the range. None for an end of the timeline, so that data recorded in the meantime is included."""
+        """Return the chosen range. None for an end of the timeline, so that data recorded meanwhile is included."""
         first_s, last_s = self.first.value(), self.last.value()
-        is_first = first_s <= self._seconds(self._around_ns[0]) + _STEP_S
-        is_last = last_s >= self._seconds(self._around_ns[1]) - _STEP_S
+        is_first = first_s <= self._seconds(self._full_range_ns[0]) + _END_TOLERANCE_S
+        is_last = last_s >= self._seconds(self._full_range_ns[1]) - _END_TOLERANCE_S
         return None if is_first else self._time_ns(first_s), None if is_last else self._time_ns(last_s)
 
     def _seconds(self, time_ns: int) -> float:
-        """Return seconds since the start of the timeline, as the slider shows them."""
-        return (time_ns - self._around_ns[0]) / 1e9
+        """Return seconds since the start of the timeline."""
+        return (time_ns - self._full_range_ns[0]) / 1e9
 
     def _time_ns(self, seconds: float) -> int:
-        return self._around_ns[0] + round(seconds * 1e9)
+        return self._full_range_ns[0] + round(seconds * 1e9)
 
     def _show_description(self) -> None:
         form = _FORMATS[self.content.currentIndex()]
@@ -139,7 +139,7 @@ class ExportDialog(QDialog):
         self.setMinimumWidth(scaled(400))
 
 
-def _start(window: SessionWindow, selection: ExportSelection, path: str) -> None:
+def _start_export(window: SessionWindow, selection: ExportSelection, path: str) -> None:
     start_export(window, replace(selection, path=Path(path)))
 
 
@@ -147,30 +147,29 @@ def _start(window: SessionWindow, selection: ExportSelection, path: str) -> None
 class ExportSelection:
     """Destination, format and range of an export.
 
-    Times are on the wall clock, nanoseconds since 1970. None: from the start, to the end of the recording.
+    Times are on the wall clock, in nanoseconds since 1970. None: the start or end of the recording.
     """
 
     path: Path
     form: str
-    """Name of one of `exports.kinds.FORMATS`."""
+    """Name of an entry of `exports.kinds.FORMATS`."""
     kind: str | None = None
-    """Which table to export, if it is a table."""
+    """Name of the table to export; None for other formats."""
     from_ns: int | None = None
     until_ns: int | None = None
 
 
 def start_export(window: SessionWindow, selection: ExportSelection) -> Task:
-    """Start the export on a thread, with a progress dialog if it takes long.
-
-    An existing file is replaced on completion.
+    """Start the export on a thread, with a progress dialog if it takes long. Replaces an existing file when it
+    completes.
     """
-    work = Background(_work(window.session, selection), "kvscope-export")
+    work = Background(_export_function(window.session, selection), "kvscope-export")
     return write_file(window, work, selection.path, "Exporting", "Exported to", _FAILED)
 
 
-def _work(session: Session, selection: ExportSelection) -> Callable[[ProgressCallback], Path]:
-    """Return the function for the thread. Everything needed of the session is read now, on the GUI thread."""
-    handle, is_kept, marks = (
+def _export_function(session: Session, selection: ExportSelection) -> Callable[[ProgressCallback], Path]:
+    """Return the function for the thread. Reads what it needs of the session here, on the GUI thread."""
+    handle, has_disk_history, session_bookmarks = (
         session.new_recording_handle(),
         session.disk_history is not None,
         list(session.bookmarks.shown),
@@ -182,14 +181,16 @@ def _work(session: Session, selection: ExportSelection) -> Callable[[ProgressCal
         if handle is None:
             raise KvscopeError("there is no history to export")
         recording = handle.get(report_progress)
-        said = marks if is_kept else [*read_bookmarks(bookmark_file(recording)), *marks]
+        bookmarks = (
+            session_bookmarks if has_disk_history else [*read_bookmarks(bookmark_file(recording)), *session_bookmarks]
+        )
         with tempfile.TemporaryDirectory(prefix=".kvscope-export-", dir=_folder(selection.path)) as folder:
-            wanted = ExportTarget.of(Path(folder) / selection.path.name, selection.kind, selection.form)
+            target = ExportTarget.of(Path(folder) / selection.path.name, selection.kind, selection.form)
             begin_s, end_s = _seconds(recording, selection.from_ns), _seconds(recording, selection.until_ns)
-            export(recording, wanted, begin_s, end_s, report_progress, said)
+            export(recording, target, begin_s, end_s, report_progress, bookmarks)
             if not report_progress(1.0):
                 raise OpeningCancelled
-            replace_file(wanted.path, selection.path)
+            replace_file(target.path, selection.path)
         return selection.path
 
     return work

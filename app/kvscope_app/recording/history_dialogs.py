@@ -1,4 +1,4 @@
-"""Dialogs about the history on disk: how many minutes to store, and how many of them to save."""
+"""Dialogs about the history on disk: how many minutes to retain, and how many of them to save."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from kvscope_app.ui.zoom import scaled
 
 
 class HistoryLengthDialog(QDialog):
-    """Sets the length of the history, for this window immediately and for later ones."""
+    """Sets the length of the history: immediately in this window, and for windows opened later."""
 
     def __init__(self, window: SessionWindow) -> None:
         super().__init__(window)
-        self._kept, self._settings = window.session.disk_history, window.themes.settings
+        self._disk_history, self._settings = window.session.disk_history, window.themes.settings
         self.setWindowTitle("History length")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        chosen = self._settings.values
-        self.minutes = _number(chosen.timeline_minutes, MINUTES, " minutes", "Minutes of history")
-        self.megabytes = _number(chosen.timeline_megabytes, MEGABYTES, " MiB", "Size of the history in MiB")
+        settings = self._settings.values
+        self.minutes = _number(settings.timeline_minutes, MINUTES, " minutes", "Minutes of history")
+        self.megabytes = _number(settings.timeline_megabytes, MEGABYTES, " MiB", "Size of the history in MiB")
         form = QFormLayout()
         form.addRow("The last", self.minutes)
         form.addRow("but at most", self.megabytes)
@@ -34,18 +34,18 @@ class HistoryLengthDialog(QDialog):
     def accept(self) -> None:
         minutes, megabytes = self.minutes.value(), self.megabytes.value()
         self._settings.change(timeline_minutes=minutes, timeline_megabytes=megabytes)
-        if self._kept is not None:
-            self._kept.ring.set_bounds(max_bytes=megabytes << 20, max_seconds=minutes * 60.0)
+        if self._disk_history is not None:
+            self._disk_history.ring.set_bounds(max_bytes=megabytes << 20, max_seconds=minutes * 60.0)
         super().accept()
 
     def _facts(self) -> str:
-        where = f"Readable by you alone, deleted when the window is closed: {rings_folder()}"
-        if self._kept is None:
-            return where
-        around = self._kept.range_ns
-        seconds = 0 if around is None else (around[1] - around[0]) / 1e9
-        now = f"Now: {seconds / 60:.1f} minutes, {num_bytes(self._kept.ring.num_bytes)}."
-        return f"{now} {self._kept.failure or where}"
+        location = f"Readable by you alone, deleted when the window is closed: {rings_folder()}"
+        if self._disk_history is None:
+            return location
+        range_ns = self._disk_history.range_ns
+        seconds = 0 if range_ns is None else (range_ns[1] - range_ns[0]) / 1e9
+        current = f"Now: {seconds / 60:.1f} minutes, {num_bytes(self._disk_history.ring.num_bytes)}."
+        return f"{current} {self._disk_history.failure or location}"
 
 
 class SaveHistoryDialog(QDialog):
@@ -72,7 +72,6 @@ class SaveHistoryDialog(QDialog):
 
 
 def _lay_out(dialog: QDialog, *items: QWidget | QLayout) -> None:
-    """Stack `items` in `dialog`, with OK and Cancel at the bottom."""
     column = QVBoxLayout(dialog)
     column.setContentsMargins(22, 20, 22, 18)
     column.setSpacing(12)
@@ -87,9 +86,9 @@ def _lay_out(dialog: QDialog, *items: QWidget | QLayout) -> None:
     column.addWidget(buttons)
 
 
-def _number(value: int, accepted: tuple[int, int, int], suffix: str, name: str) -> WholeNumberBox:
+def _number(value: int, limits: tuple[int, int, int], suffix: str, name: str) -> WholeNumberBox:
     box = WholeNumberBox()
-    box.setRange(accepted[0], accepted[2])
+    box.setRange(limits[0], limits[2])
     box.setValue(value)
     box.setSuffix(suffix)
     box.setAccessibleName(name)

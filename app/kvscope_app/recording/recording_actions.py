@@ -26,17 +26,17 @@ from kvscope_telemetry.errors import BadInput
 
 _FILES: Final = "Recordings (*.mcap)"
 _POLL_MS: Final = 50
-_DIALOG_AFTER_MS: Final = 500
+_DIALOG_DELAY_MS: Final = 500
 HISTORY_NOT_STORED: Final = "The session continues. File ▸ Start recording… can write to a disk with free space."
 _NOT_SAVED: Final = "The recent history could not be saved"
 _NOTICE_MS: Final = 8000
 _WRITTEN_MS: Final = 10_000
-_MINUTES: Final = 2.0
-"""Proposed length of the saved history; more if the shown time is further back."""
-_MINUTES_BEFORE: Final = 0.5
-"""Additional time before the shown time."""
-_LOW_DISK_SHARE: Final = 0.05
-"""Minutes behind the present that are not worth mentioning."""
+_DEFAULT_MINUTES: Final = 2.0
+"""Proposed length of the saved history. More is proposed if the shown time is further back."""
+_MARGIN_MINUTES: Final = 0.5
+"""Time before the shown time that the proposal includes."""
+_MIN_MENTIONED_MINUTES: Final = 0.05
+"""If the shown time is less than this behind the present, the question does not mention it."""
 _STEPS: Final = 1000
 
 
@@ -60,13 +60,13 @@ def recording_actions(window: SessionWindow, group: str) -> list[ActionSpec]:
             text_now=lambda: "Start recording…" if session.recorder is None else "Stop recording",
         ),
         ActionSpec("keep_last", "Save recent history…", group, partial(ask_minutes, window), ("Ctrl+S",)),
-        ActionSpec("kept_bounds", "History length…", group, partial(_ask_bounds, window)),
+        ActionSpec("kept_bounds", "History length…", group, partial(_ask_history_length, window)),
         *text_actions(window, group),
     ]
 
 
 def toggle_recording(window: SessionWindow, _checked: bool = False) -> None:
-    """Stop the running recording, or ask where to record to."""
+    """Stop the running recording, or else ask for the path of a new one."""
     if window.session.recorder is not None:
         stop_recording(window)
     else:
@@ -75,7 +75,6 @@ def toggle_recording(window: SessionWindow, _checked: bool = False) -> None:
 
 
 def recording_menu(window: SessionWindow) -> QMenu:
-    """Return a menu of the running recording: its path, and an entry to stop it."""
     menu = QMenu(window)
     menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
     recorder = window.session.recorder
@@ -87,9 +86,9 @@ def recording_menu(window: SessionWindow) -> QMenu:
 
 
 def free_path(window: SessionWindow) -> Path:
-    """Return an unused path from model name and time, in the folder of the last recording or the documents folder."""
-    last = recording_folder(window.themes.settings.values)
-    folder = last if last.is_dir() else documents_folder()
+    """Return an unused path made of model name and time, in the folder of the last recording or documents folder."""
+    last_folder = recording_folder(window.themes.settings.values)
+    folder = last_folder if last_folder.is_dir() else documents_folder()
     model = re.sub(r"[^\w.-]+", "-", model_name(window.session.live_mirror.hello)).strip("-")[:100] or "kvscope"
     stem = f"{model}-{time.strftime('%Y%m%d-%H%M')}"
     names = (f"{stem}.mcap", *(f"{stem}-{number}.mcap" for number in range(2, 1000)))
@@ -106,94 +105,106 @@ def ask_minutes(window: SessionWindow) -> None:
 
 def _ask_minutes(window: SessionWindow) -> None:
     timeline = window.session.timeline
-    around = timeline.range_ns
-    if window.session.disk_history is None or around is None:
+    range_ns = timeline.range_ns
+    if window.session.disk_history is None or range_ns is None:
         window.statusBar().showMessage("No history yet", _NOTICE_MS)
         return
-    kept = window.session.disk_history
-    if kept.failure and not kept.ring.num_bytes:
-        window.banner.show_message(history_failure_text(kept.failure, has_some=False), HISTORY_NOT_STORED)
+    disk_history = window.session.disk_history
+    if disk_history.failure and not disk_history.ring.num_bytes:
+        window.banner.show_message(history_failure_text(disk_history.failure, has_some=False), HISTORY_NOT_STORED)
         return
-    there, ago = max((around[1] - around[0]) / 60e9, 0.1), max((around[1] - timeline.cursor_ns) / 60e9, 0.0)
-    asked_s = time.monotonic()
-    dialog = SaveHistoryDialog(window, minutes_question(there, ago), minutes_offered(there, ago), there)
+    available_minutes, minutes_ago = (
+        max((range_ns[1] - range_ns[0]) / 60e9, 0.1),
+        max((range_ns[1] - timeline.cursor_ns) / 60e9, 0.0),
+    )
+    asked_at_s = time.monotonic()
+    dialog = SaveHistoryDialog(
+        window,
+        minutes_question(available_minutes, minutes_ago),
+        minutes_offered(available_minutes, minutes_ago),
+        available_minutes,
+    )
     dialog.chosen.connect(
-        lambda minutes: _ask_path(window, lambda path: keep_since(window, asked_s - minutes * 60.0, path))
+        lambda minutes: _ask_path(window, lambda path: keep_since(window, asked_at_s - minutes * 60.0, path))
     )
     dialog.open()
 
 
-def minutes_offered(there: float, ago: float) -> float:
-    """Return the proposed minutes: enough to include the shown time, which was `ago` minutes back, at most `there`."""
-    return min(max(_MINUTES, ago + _MINUTES_BEFORE), there)
+def minutes_offered(available: float, minutes_ago: float) -> float:
+    """Return the proposed minutes, which include the shown time, at most `available`. Arguments are in minutes."""
+    return min(max(_DEFAULT_MINUTES, minutes_ago + _MARGIN_MINUTES), available)
 
 
-def minutes_question(there: float, ago: float) -> str:
-    """Return the dialog's text. Both arguments are in minutes."""
-    question = f"Save the last … minutes ({there:.1f} available):"
-    return f"What is shown was {ago:.1f} minutes ago.\n{question}" if ago >= _LOW_DISK_SHARE else question
+def minutes_question(available: float, minutes_ago: float) -> str:
+    """Return the dialog's text. Arguments are in minutes."""
+    question = f"Save the last … minutes ({available:.1f} available):"
+    return (
+        f"What is shown was {minutes_ago:.1f} minutes ago.\n{question}"
+        if minutes_ago >= _MIN_MENTIONED_MINUTES
+        else question
+    )
 
 
 def ask_recording(window: SessionWindow) -> None:
-    """Ask where to record to. The first time, also ask whether to include texts."""
+    """Ask for the path of a new recording. The first time, also ask whether to include texts."""
     ask_once(window, lambda: _ask_path(window, partial(record, window)))
 
 
 def keep_since(window: SessionWindow, since_s: float, path: str) -> Task | None:
-    """Save everything since `since_s` (monotonic clock), which does not depend on how long choosing the path takes."""
+    """Save everything since `since_s` on the monotonic clock, however long the user took to choose the path."""
     return keep_last(window, time.monotonic() - since_s, path)
 
 
 def keep_last(window: SessionWindow, seconds: float, path: str) -> Task | None:
-    """Save the last `seconds` to `path` on a thread. Returns None without a history."""
-    kept = window.session.disk_history
-    if kept is None:
+    """Save the last `seconds` to `path` on a thread. Returns None if there is no history."""
+    disk_history = window.session.disk_history
+    if disk_history is None:
         return None
-    work = kept.save(_with_ending(path), seconds)
+    work = disk_history.save(_with_suffix(path), seconds)
 
-    def done() -> None:
+    def show_result() -> None:
         if work.result is not None:
             window.banner.withdraw(_NOT_SAVED)
-            add_recent(window.themes.settings, _with_ending(path))
-            made = f"; what is kept here is {work.result}" if work.result else ""
-            window.statusBar().showMessage(f"Kept in {_with_ending(path)}{made}", _NOTICE_MS)
+            add_recent(window.themes.settings, _with_suffix(path))
+            note = f"; what is kept here is {work.result}" if work.result else ""
+            window.statusBar().showMessage(f"Kept in {_with_suffix(path)}{note}", _NOTICE_MS)
         elif work.failure:
             window.banner.show_message(_NOT_SAVED, work.failure, is_temporary=True)
 
-    return Task(window, work, f"Keeping {Path(path).name}", done)
+    return Task(window, work, f"Keeping {Path(path).name}", show_result)
 
 
 def record(window: SessionWindow, path: str) -> None:
-    kept = window.session.disk_history
-    if kept is None or kept.recorder is not None:
+    disk_history = window.session.disk_history
+    if disk_history is None or disk_history.recorder is not None:
         return
     try:
-        kept.start_recording(_with_ending(path))
-        add_recent(window.themes.settings, _with_ending(path))
+        disk_history.start_recording(_with_suffix(path))
+        add_recent(window.themes.settings, _with_suffix(path))
     except BadInput as error:
         window.banner.show_message("Recording failed", str(error), is_temporary=True)
     window.session.status_changed.emit()
 
 
 def stop_recording(window: SessionWindow) -> Task | None:
-    """Stop the recording. A thread completes the file."""
+    """Stop the recording; a thread completes the file. Returns None if nothing is being recorded."""
     work = None if window.session.disk_history is None else window.session.disk_history.stop_recording()
     if work is None:
         return None
     window.session.status_changed.emit()
 
-    def done() -> None:
+    def show_result() -> None:
         if work.result is not None:
             window.statusBar().showMessage(f"Recorded in {work.result}", _NOTICE_MS)
         elif work.failure:
             window.banner.show_message("Recording stopped early", work.failure)
 
-    return Task(window, work, "Finishing the recording", done)
+    return Task(window, work, "Finishing the recording", show_result)
 
 
 class Task(QObject):
-    """Watches `work` on behalf of `window`: shows a cancellable progress dialog if it takes long, and calls `done` at
-    the end.
+    """Watches `work` for `window`: shows a cancellable progress dialog if the work takes long, and calls `done` at its
+    end.
     """
 
     def __init__(self, window: SessionWindow, work: Background[Any], text: str, done: Callable[[], None]) -> None:
@@ -204,52 +215,54 @@ class Task(QObject):
         self._dialog.setWindowModality(Qt.WindowModality.NonModal)
         self._dialog.setAutoClose(False)
         self._dialog.setAutoReset(False)
-        self._dialog.setMinimumDuration(_DIALOG_AFTER_MS)
+        self._dialog.setMinimumDuration(_DIALOG_DELAY_MS)
         self._dialog.canceled.connect(work.cancel)
-        self._clock = QTimer(self, interval=_POLL_MS)
-        self._clock.timeout.connect(self._poll)
-        self._clock.start()
+        self._poll_timer = QTimer(self, interval=_POLL_MS)
+        self._poll_timer.timeout.connect(self._poll)
+        self._poll_timer.start()
         window.closing.connect(self._cancel)
 
     def _poll(self) -> None:
         if not self.work.is_finished:
             self._dialog.setValue(min(round(self.work.share * _STEPS), _STEPS - 1))
             return
-        self._clock.stop()
+        self._poll_timer.stop()
         self._done()
         self._dialog.deleteLater()
         self.deleteLater()
 
     def _cancel(self) -> None:
-        self._clock.stop()
+        self._poll_timer.stop()
         self.work.cancel()
         self.work.wait(2.0)
 
 
-def write_file(window: SessionWindow, work: Background[Path], path: Path, doing: str, done: str, failed: str) -> Task:
-    """Report in the window that `work` has written `path`, or why it failed. Shows progress if it takes long."""
+def write_file(
+    window: SessionWindow, work: Background[Path], path: Path, progress_text: str, success_text: str, failure_title: str
+) -> Task:
+    """Show progress while `work` writes `path`, and then a message in the window about its success or failure."""
 
     def show_result() -> None:
         if work.result:
-            window.banner.withdraw(failed)
-            window.statusBar().showMessage(f"{done} {path}", _WRITTEN_MS)
+            window.banner.withdraw(failure_title)
+            window.statusBar().showMessage(f"{success_text} {path}", _WRITTEN_MS)
         elif work.failure:
-            window.banner.show_message(failed, work.failure, is_temporary=True)
+            window.banner.show_message(failure_title, work.failure, is_temporary=True)
 
-    return Task(window, work, f"{doing} {path.name}", show_result)
+    return Task(window, work, f"{progress_text} {path.name}", show_result)
 
 
-def _ask_path(window: SessionWindow, run: Callable[[str], object]) -> None:
-    def chosen(path: str) -> None:
+def _ask_path(window: SessionWindow, on_path: Callable[[str], object]) -> None:
+    def on_chosen(path: str) -> None:
         window.themes.settings.change(recording_folder=str(Path(path).absolute().parent))
-        run(path)
+        on_path(path)
 
-    ask_save(window, "Save recording", free_path(window), _FILES, chosen)
+    ask_save(window, "Save recording", free_path(window), _FILES, on_chosen)
 
 
-def _with_ending(path: str) -> Path:
+def _with_suffix(path: str) -> Path:
     return Path(path if path.endswith(".mcap") else f"{path}.mcap")
 
 
-def _ask_bounds(window: SessionWindow) -> None:
+def _ask_history_length(window: SessionWindow) -> None:
     HistoryLengthDialog(window).open()

@@ -1,6 +1,6 @@
 """Asks once whether recordings may contain prompt and answer texts, which are private. The File menu can change it.
 
-Owns the question. `TextRecorder` requests the texts from the engine, and requests none without consent.
+`TextRecorder` requests the texts from the engine, only with the user's consent.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def text_actions(window: SessionWindow, group: str) -> list[ActionSpec]:
             group,
             partial(set_texts, window),
             checkable=True,
-            checked=lambda: _keeps_texts(window),
+            checked=lambda: _records_texts(window),
         )
     ]
 
 
-def follow_agreement(window: SessionWindow) -> None:
-    """Apply the saved answer. Call after the window's actions were added."""
+def apply_text_consent(window: SessionWindow) -> None:
+    """Apply the saved answer. Call it after the window's actions were added."""
     if not window.session.timeline.is_file:
         set_texts(window, bool(text_consent(window.settings)), remember=False)
 
@@ -47,17 +47,17 @@ def follow_agreement(window: SessionWindow) -> None:
 def set_texts(window: SessionWindow, on: bool, *, remember: bool = True) -> None:
     if remember:
         set_text_consent(window.settings, on)
-    keeping = window.session.findChild(TextRecorder)
-    if keeping is None and on:
-        keeping = TextRecorder(window.session)
-    if keeping is not None:
-        keeping.set_on(on)
+    recorder = window.session.findChild(TextRecorder)
+    if recorder is None and on:
+        recorder = TextRecorder(window.session)
+    if recorder is not None:
+        recorder.set_on(on)
     window.actions_by_name.refresh()
 
 
-def _keeps_texts(window: SessionWindow) -> bool:
-    keeping = window.session.findChild(TextRecorder)
-    return keeping is not None and keeping.is_on
+def _records_texts(window: SessionWindow) -> bool:
+    recorder = window.session.findChild(TextRecorder)
+    return recorder is not None and recorder.is_on
 
 
 def ask_once(window: SessionWindow, proceed: Callable[[], object]) -> None:
@@ -74,11 +74,11 @@ def ask_once(window: SessionWindow, proceed: Callable[[], object]) -> None:
     box.setDefaultButton(without)
     box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
 
-    def answered() -> None:
+    def on_answer() -> None:
         clicked = box.clickedButton()
         if clicked in (without, with_texts):
             set_texts(window, clicked is with_texts)
             proceed()
 
-    box.finished.connect(answered)
+    box.finished.connect(on_answer)
     box.open()

@@ -1,7 +1,4 @@
-"""Runs a function on its own thread and exposes its progress and result for polling from the GUI thread.
-
-Owns the thread. Imports no Qt.
-"""
+"""Runs a function on its own thread. The GUI thread polls its progress and result. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -12,21 +9,21 @@ from typing import Generic, TypeVar
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
 
-_Made = TypeVar("_Made")
+_Result = TypeVar("_Result")
 
 
-class Background(Generic[_Made]):
+class Background(Generic[_Result]):
     """Runs `work` on a daemon thread, which starts in the constructor.
 
-    `work` receives a progress callback: it passes the completed share (0 to 1) and gets False once it was cancelled.
-    After the thread ended, `result` is the return value, or `failure` the error text. Both are empty if the work was
-    cancelled.
+    `work` receives a progress callback, which takes the fraction done (0 to 1) and returns False once the work was
+    cancelled. After the thread ended, `result` is the return value of `work`, or `failure` the text of its error.
+    Neither is set if the work was cancelled.
     """
 
-    def __init__(self, work: Callable[[ProgressCallback], _Made], name: str) -> None:
+    def __init__(self, work: Callable[[ProgressCallback], _Result], name: str) -> None:
         self.share = 0.0
-        """Completed share, 0 to 1."""
-        self.result: _Made | None = None
+        """Fraction done, 0 to 1."""
+        self.result: _Result | None = None
         self.failure = ""
         self._work = work
         self._is_cancelled = threading.Event()

@@ -1,7 +1,6 @@
-"""Samples of all GPUs and the host: the newest one complete, earlier ones as numeric columns for charts.
+"""Samples of all GPUs and the host: the newest one complete, earlier ones as numeric columns for charts. Imports no Qt.
 
 Retains the newest hour at one sample per second. Times are on this machine's monotonic clock, like those of `History`.
-Imports no Qt.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ COLUMNS: Final = (
     "nvlink_bytes_s",
     "swap_used_bytes",
 )
-"""Recorded quantities of a GPU and, as far as they exist, of the host. Traffic is the sum of both directions."""
+"""Recorded quantities of a GPU, and of the host as far as they exist there. Traffic is the sum of both directions."""
 
 
 class DeviceLog:
-    """Log of device samples, added in the order of their times.
+    """Log of device samples, which must be added in the order of their times.
 
-    Call `clear` if the next sample does not continue the series.
+    Call `clear` before a sample that does not continue the series.
     """
 
     def __init__(self) -> None:
@@ -44,7 +43,6 @@ class DeviceLog:
     def clear(self) -> None:
         self.newest: Devices | None = None
         self.version = 0
-        """Incremented with each sample."""
         self._rings: dict[str, _Ring] = {}
 
     def append(self, devices: Devices, at_ns: int) -> None:
@@ -58,7 +56,7 @@ class DeviceLog:
     def curve(self, key: str, name: str) -> tuple[FloatArray, FloatArray]:
         """Return the times in seconds and the values of a column of `COLUMNS`, shape (n,) each, NaN where unknown.
 
-        `key` is `HOST` or the result of `gpu_key`.
+        `key` is `HOST` or a result of `gpu_key`.
         """
         ring = self._rings.get(key)
         if ring is None:
@@ -68,7 +66,7 @@ class DeviceLog:
 
     @property
     def begin_s(self) -> float | None:
-        """Time of the oldest retained sample in seconds, or None without samples."""
+        """Time of the oldest retained sample in seconds; None without samples."""
         begins = [float(rows[0, 0]) / 1e9 for ring in self._rings.values() if len(rows := ring.rows())]
         return min(begins, default=None)
 
@@ -77,27 +75,27 @@ class DeviceLog:
 
 
 class _Ring:
-    """The newest `MAX_SAMPLES` rows of (time in ns, *`COLUMNS`), contiguous in memory.
+    """Newest `MAX_SAMPLES` rows of (time in ns, *`COLUMNS`).
 
-    Rows are appended to an array that is compacted when it is full, so that `rows` is a view.
+    Rows are appended to an array that is compacted when it is full, so that `rows` is a contiguous view.
     """
 
     def __init__(self) -> None:
         self._rows: FloatArray = np.empty((64, 1 + len(COLUMNS)))
-        self._num = 0
+        self._num_rows = 0
 
     def append(self, at_ns: int, values: list[float]) -> None:
-        if self._num and at_ns <= self._rows[self._num - 1, 0]:
+        if self._num_rows and at_ns <= self._rows[self._num_rows - 1, 0]:
             return
-        if self._num == len(self._rows):
-            kept = self._rows[-MAX_SAMPLES:] if self._num >= 2 * MAX_SAMPLES else self._rows
-            self._rows = np.concatenate([kept, np.empty_like(kept)])
-            self._num = len(kept)
-        self._rows[self._num] = (at_ns, *values)
-        self._num += 1
+        if self._num_rows == len(self._rows):
+            retained = self._rows[-MAX_SAMPLES:] if self._num_rows >= 2 * MAX_SAMPLES else self._rows
+            self._rows = np.concatenate([retained, np.empty_like(retained)])
+            self._num_rows = len(retained)
+        self._rows[self._num_rows] = (at_ns, *values)
+        self._num_rows += 1
 
     def rows(self) -> FloatArray:
-        return self._rows[max(0, self._num - MAX_SAMPLES) : self._num]
+        return self._rows[max(0, self._num_rows - MAX_SAMPLES) : self._num_rows]
 
 
 def gpu_key(gpu: Gpu) -> str:
@@ -106,14 +104,14 @@ def gpu_key(gpu: Gpu) -> str:
 
 
 def used_bytes(gpu: Gpu) -> int | None:
-    """Return the GPU memory that is not free: used by processes or reserved by the driver. None if unknown."""
+    """Return the GPU memory that is used by processes or reserved by the driver; None if unknown."""
     if gpu.memory_total_bytes is not None and gpu.memory_free_bytes is not None:
         return gpu.memory_total_bytes - gpu.memory_free_bytes
     return gpu.memory_used_bytes
 
 
 def host_used_bytes(host: Host) -> int | None:
-    """Return the host memory that processes cannot allocate without swapping. None if unknown."""
+    """Return the host memory that processes cannot allocate without swapping; None if unknown."""
     if host.memory_total_bytes is None or host.memory_available_bytes is None:
         return None
     return host.memory_total_bytes - host.memory_available_bytes

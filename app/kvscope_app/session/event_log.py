@@ -1,8 +1,7 @@
 """Bounded log of the newest events, with indexed queries by time, kind and request. Imports no Qt.
 
-The events are in a ring buffer. Numpy columns with the same slots hold the fields that queries filter by, so a query
-takes microseconds for any number of events. Request numbers start again with each engine start, so each entry carries
-its epoch.
+Events are in a ring buffer. Numpy columns with the same slots contain the fields that queries filter by, so that a
+query takes microseconds. Each event has its epoch, because request numbers start again with each engine start.
 """
 
 from __future__ import annotations
@@ -19,15 +18,16 @@ from kvscope_telemetry.messages.event_kinds import KIND_CODES
 from kvscope_telemetry.messages.telemetry import Event
 
 _CLEARS: Final = itertools.count(1)
-"""Numbers for `EventLog.num_clears`, unique across all logs, so that a reader notices when it is given another log."""
+"""Values of `EventLog.num_clears`, unique across all logs, so that a reader detects when it is given another log."""
 
 
 class LoggedEvent(msgspec.Struct, frozen=True, gc=False):
     """One event.
 
     `time_ns` is on this machine's monotonic clock. `serial` counts from 1 and restarts when the log is cleared.
+
     `gc=False`: no field can be part of a reference cycle, and garbage collection, which blocks the GUI thread, need not
-    traverse them.
+    traverse the events.
     """
 
     serial: int
@@ -37,10 +37,8 @@ class LoggedEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class EventLog:
-    """Ring buffer of `max_events` events, oldest first."""
-
     BYTES_PER_EVENT = 960
-    """Upper estimate of the size of an entry with a cause of 100 characters and its data."""
+    """Upper estimate of an entry's size, with a cause of 100 characters and its data."""
 
     def __init__(self, max_events: int) -> None:
         self.last_serial = 0
@@ -48,7 +46,8 @@ class EventLog:
         """Identifies the contents since the last `clear`; unique across all logs."""
         self.max_events = self._max_events = max_events
         self._events: list[LoggedEvent] = []
-        """Entries at slot `(serial - 1) % max_events`. The list is shorter until the ring is full."""
+        """The entry with `serial` is at slot `(serial - 1) % max_events`. The list is shorter until the ring is full.
+        """
         self._time_ns = np.zeros(max_events, np.int64)
         self._kind = np.zeros(max_events, np.uint8)
         self._epoch = np.zeros(max_events, np.int64)
@@ -68,15 +67,15 @@ class EventLog:
         self._events.clear()
 
     def replace_oldest(self, past: Sequence[tuple[int, int, Event]], num_replaced: int) -> None:
-        """Replace the first `num_replaced` events with `past`, which has (time, epoch, event) each, oldest first.
+        """Replace the first `num_replaced` events by `past`: (time in ns, epoch, event), oldest first.
 
-        Serials change.
+        The serials of all events change.
         """
-        own = [(entry.time_ns, entry.epoch, entry.event) for entry in self.since(num_replaced)]
+        retained = [(entry.time_ns, entry.epoch, entry.event) for entry in self.since(num_replaced)]
         if not past and not num_replaced:
             return
         self.clear()
-        for time_ns, epoch, event in (*past, *own)[-self._max_events :]:
+        for time_ns, epoch, event in (*past, *retained)[-self._max_events :]:
             self.last_serial += 1
             self._events.append(LoggedEvent(self.last_serial, time_ns, epoch, event))
         numbers = np.arange(len(self._events))
@@ -87,7 +86,7 @@ class EventLog:
         self._numbers[1, numbers] = [entry.event.other for entry in self._events]
 
     def extend(self, events: Iterable[Event], epoch: int, offset_ns: int) -> None:
-        """Append events; `offset_ns` is added to their times to get this machine's monotonic clock."""
+        """Append events. `offset_ns` is added to their times to get this machine's monotonic clock."""
         for event in (new := list(events)):
             self.last_serial += 1
             entry = LoggedEvent(self.last_serial, event.time_ns + offset_ns, epoch, event)
@@ -109,14 +108,14 @@ class EventLog:
         return self._events[start:end] + self._events[: max(0, end - self._max_events)]
 
     def between(self, first_ns: int, last_ns: int, kind: str | None = None, limit: int = 1000) -> list[LoggedEvent]:
-        """Return the newest `limit` events with `first_ns <= time_ns <= last_ns`, oldest first; of all kinds if `kind`
-        is None.
+        """Return the newest `limit` events with `first_ns <= time_ns <= last_ns`, oldest first. `kind` None: of all
+        kinds.
         """
         times = self._time_ns[: len(self)]
-        wanted = (times >= first_ns) & (times <= last_ns)
+        is_match = (times >= first_ns) & (times <= last_ns)
         if kind is not None:
-            wanted &= self._kind[: len(self)] == KIND_CODES[kind]
-        return self._newest(wanted, limit)
+            is_match &= self._kind[: len(self)] == KIND_CODES[kind]
+        return self._newest(is_match, limit)
 
     def of_kinds(self, kinds: Collection[str], limit: int) -> list[LoggedEvent]:
         """Return the newest `limit` events of the given kinds, oldest first."""
@@ -125,17 +124,16 @@ class EventLog:
 
     def of_request(self, epoch: int, number: int, limit: int = 1000) -> list[LoggedEvent]:
         """Return the newest `limit` events that affected the request or that it caused, oldest first."""
-        concerned = (self._numbers[:, : len(self)] == number).any(axis=0)
-        return self._newest(concerned & (self._epoch[: len(self)] == epoch), limit)
+        is_match = (self._numbers[:, : len(self)] == number).any(axis=0)
+        return self._newest(is_match & (self._epoch[: len(self)] == epoch), limit)
 
-    def _newest(self, wanted: npt.NDArray[np.bool_], limit: int) -> list[LoggedEvent]:
-        slots = np.flatnonzero(wanted)
+    def _newest(self, is_match: npt.NDArray[np.bool_], limit: int) -> list[LoggedEvent]:
+        slots = np.flatnonzero(is_match)
         oldest = self.last_serial % self._max_events if len(self) == self._max_events else 0
         ordered = np.concatenate((slots[slots >= oldest], slots[slots < oldest]))[-limit:]
         return [self._events[slot] for slot in ordered.tolist()]
 
     def _write_columns(self, events: list[Event], epoch: int, offset_ns: int) -> None:
-        """Write the columns for `events`, which are already in the ring as its newest entries."""
         slots = np.arange(self.last_serial - len(events), self.last_serial) % self._max_events
         self._time_ns[slots] = [event.time_ns + offset_ns for event in events]
         self._kind[slots] = [KIND_CODES[event.kind] for event in events]

@@ -1,6 +1,6 @@
 """The open sessions of the desktop: one per watched engine or data-parallel rank.
 
-Owns the sessions: opens them, keeps their order and closes them. Views decide how to show several sessions together.
+Opens the sessions, keeps their order and closes them. Views decide how to show several sessions together.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from kvscope_telemetry.source import Source
 
 
 class SessionGroup(QObject):
-    """Ordered collection of open sessions. Signals are emitted on the GUI thread."""
-
     added = Signal(object)
     """Emitted with a `Session` after it was opened."""
     removed = Signal(object)
@@ -39,24 +37,20 @@ class SessionGroup(QObject):
         return next((session for session in self._sessions if session.source is source), None)
 
     def find_by_name(self, name: str) -> Session | None:
-        """Return the first session whose source has this name, or None.
-
-        Used to detect an address that is watched already.
+        """Return the first session with a source of this name, or None. Used to detect an address that is already
+        watched.
         """
         return next((session for session in self._sessions if session.source.name == name), None)
 
     def open(self, source: Source) -> Session:
-        """Create a session for `source`. The session closes the source, and takes no updates before `Session.start`."""
+        """Create a session for `source`, which the session closes. It applies no updates before `Session.start`."""
         session = Session(source, self)
         self._sessions.append(session)
         self.added.emit(session)
         return session
 
     def open_addresses(self, addresses: tuple[Address, ...]) -> list[Session]:
-        """Open and start a session for each address.
-
-        Raises BadInput if any address is invalid, before opening a session.
-        """
+        """Open and start a session for each address. Raises BadInput, and opens none, if any address is invalid."""
         for address in addresses:
             address.check()
         sessions = [self.open(address.open()) for address in addresses]
@@ -65,7 +59,7 @@ class SessionGroup(QObject):
         return sessions
 
     def close_session(self, session: Session) -> None:
-        """Close one session. Does nothing if it is not in this group."""
+        """Close one session. Does nothing if the session is not in this group."""
         if session not in self._sessions:
             return
         self.removed.emit(session)

@@ -1,8 +1,8 @@
-"""Recent history of an engine for charts: ring buffers bounded by time and bytes, filled from updates.
+"""Recent history of an engine for charts: ring buffers bounded by time and bytes, filled from updates. Imports no Qt.
 
 All times are on this machine's monotonic clock, also those of recordings (negative if before the boot). Frame times of
-an epoch are mapped to it with the smallest difference between receipt and frame time, so times continue across engine
-restarts and machines. An absent engine leaves a gap. Data of earlier epochs is retained. Imports no Qt.
+an epoch are mapped to it with the smallest difference between receipt and frame time, so that times continue across
+engine restarts and machines. An absent engine leaves a gap. Data of earlier epochs is retained.
 """
 
 from __future__ import annotations
@@ -50,29 +50,29 @@ SUMS: Final = (
     "draft_tokens",
     "accepted_tokens",
 )
-"""Columns of `HistoryWindow` with totals per bin."""
+"""Columns of `HistoryWindow` with the total of each bin."""
 KNOWN_SUMS: Final = ("run_ns", "cached_tokens", "evicted_blocks", "copied_blocks", "draft_tokens")
-"""Sums that not every source provides. `History.known_columns` contains them once they were nonzero."""
+"""Sums that not every source provides. They are in `History.known_columns` once they were nonzero."""
 FRAME_GAUGES: Final = ("num_running", "num_waiting")
 BLOCK_GAUGES: Final = ("blocks_active", "blocks_cached", "blocks_free")
 SAMPLE_GAUGES: Final = ("utilization", "power_watts", "temperature_celsius")
 GAUGES: Final = FRAME_GAUGES + BLOCK_GAUGES + SAMPLE_GAUGES
 """Columns with the value at the end of each bin."""
 LATENCIES: Final = ("ttft_p50_s", "ttft_p95_s", "itl_p50_s", "itl_p95_s", "queue_p50_s", "queue_p95_s")
-"""Columns with latency percentiles measured in a bin. NaN for a bin without measurements."""
+"""Columns with latency percentiles measured in a bin; NaN without measurements."""
 _SERIES_TOTALS: Final = ("preemptions", "prompt_tokens", "cached_tokens")
 _COUNTERS: Final = ("evicted_blocks", "copied_blocks", "draft_tokens", "accepted_tokens")
-"""Totals that are sent once per update rather than with each frame."""
+"""Totals that arrive once per update rather than with each frame."""
 _TOTALS: Final = (*_SERIES_TOTALS, *_COUNTERS)
 _PER_FRAME: Final = tuple(name for name in SUMS if name not in ("num_steps", *_TOTALS))
 HISTOGRAMS: Final = {"ttft": "first_token", "itl": "inter_token", "queue": "queued"}
-"""Maps the prefixes of `LATENCIES` to kinds of `Histogram`."""
+"""Kind of `Histogram` for each prefix of `LATENCIES`."""
 _MAX_READINGS: Final = 256
 _LATENCY_VALUES: Final = 32_768
 
 
 class BlockCounts(Protocol):
-    """The members of a `Mirror` that the history reads."""
+    """Members of a `Mirror` that the history reads."""
 
     @property
     def epoch(self) -> int | None: ...
@@ -97,7 +97,7 @@ class HistoryWindow:
     time_s: FloatArray
     """End of each bin in seconds relative to `end_ns`, shape (n,).
 
-    Gauges are values at that time, sums cover the bin before.
+    Gauges are values at that time; sums cover the bin before it.
     """
     columns: dict[str, FloatArray]
     """`SUMS`, `GAUGES` and `LATENCIES`, shape (n,) each."""
@@ -127,15 +127,15 @@ class History:
         self._num_bins = max(num_bins, 2)
         self.events = EventLog(max(max_bytes // 4 // EventLog.BYTES_PER_EVENT, 1))
         self.samples: deque[DeviceSample] = deque(maxlen=max_seconds * 2)
-        """Device samples in order of receipt, newest last."""
+        """Device samples in the order of receipt."""
         self.devices = DeviceLog()
         self.past_sample: DeviceSample | None = None
-        """Newest device sample before a jump, reconstructed from the summaries per second."""
+        """Newest device sample before a seek, reconstructed from the summaries per second; None if unknown."""
         self._wall_offset_ns = time.time_ns() - time.monotonic_ns()
         self.clear()
 
     def clear(self) -> None:
-        """Remove everything, because the next update does not continue it."""
+        """Remove all data. Call it if the next update does not continue the state."""
         self.ring = BinRing(SUMS, GAUGES, self._num_bins, LATENCIES)
         self.events.clear()
         self.samples.clear()
@@ -146,19 +146,17 @@ class History:
         self.inter_token = LatencyWindow(_LATENCY_VALUES)
         self.queued = LatencyWindow(_LATENCY_VALUES // 8)
         self.readings: deque[tuple[int, Reading]] = deque(maxlen=_MAX_READINGS)
-        """Metrics readings with their time of receipt, newest last."""
+        """Metrics readings with their times of receipt in ns, newest last."""
         self.request_times = RequestTimes()
         self.epoch: int | None = None
         self._offset_ns: int | None = None
         self._last_message_ns = 0
         self._totals: dict[str, int] = {}
-        self._step = -1
+        self._last_step = -1
         self.began_engine_ns = 0
         """`began_ns` on the engine's clock."""
         self.began_ns: int | None = None
-        """Time of the last `restart`, or None.
-
-        Anything earlier was not observed directly, only filled in from the overview.
+        """Time of the last `restart`, or None. Earlier data was not observed directly, but filled in from the overview.
         """
         self.num_past_events = 0
         """Number of events in the log from before `began_ns`."""
@@ -171,7 +169,7 @@ class History:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the rings in bytes. Upper bound for the events."""
+        """Memory of the rings in bytes; an upper bound for the events."""
         parts = (self.ring, self.first_token, self.inter_token, self.queued, self.request_times)
         return sum(part.num_bytes for part in parts) + len(self.events) * EventLog.BYTES_PER_EVENT
 
@@ -181,19 +179,18 @@ class History:
 
     @property
     def engine_wall_ns(self) -> int:
-        """Offset in nanoseconds from the engine's clock to the wall clock of `wall_ns`."""
+        """Offset in ns from the engine's clock to the wall clock."""
         return (self._offset_ns or 0) + self._wall_offset_ns
 
     def with_wall_time(self, entry: LoggedEvent) -> TimedEvent:
-        """Return an event of the log with its wall-clock time."""
         return TimedEvent(self.wall_ns(entry.time_ns), entry.epoch, entry.event)
 
     def add_update(self, update: Update, mirror: BlockCounts, now_ns: int | None = None) -> None:
-        """Add an update that `mirror` has applied already. `now_ns` is the time of receipt (default: now)."""
+        """Add an update that `mirror` has already applied. `now_ns` is the time of receipt (default: now)."""
         now_ns = time.monotonic_ns() if now_ns is None else now_ns
         before_ns = self._last_message_ns
-        self._follow_epoch(update, mirror)
-        self._follow_clock(update, now_ns)
+        self._update_epoch(update, mirror)
+        self._update_clock_offset(update, now_ns)
         if update.snapshot or update.series or update.heartbeat:
             # Not for load progress of the next engine: the mirror still has the state of the previous one.
             self.ring.advance(now_ns // BIN_NS, carry=now_ns - self._last_message_ns <= MAX_SILENCE_NS)
@@ -202,7 +199,7 @@ class History:
         self._add_snapshot_counts(update, now_ns // BIN_NS)
         self._add_frames(update, now_ns)
         if not mirror.capabilities.counters:
-            self._forget_sums(before_ns, now_ns)
+            self._clear_sums(before_ns, now_ns)
         self._add_latencies(update, now_ns)
         self._add_readings(update, now_ns)
         self._add_requests(update)
@@ -213,16 +210,16 @@ class History:
         self.memory = update.memory or self.memory
 
     def restart(self, update: Update, mirror: BlockCounts, now_ns: int) -> None:
-        """Restart at `now_ns` with the state of `update`, which the mirror has applied already.
+        """Restart at `now_ns` with the state of `update`, which `mirror` has already applied.
 
-        Sums and events before `now_ns` are not counted here: `past.backfill_history` adds them from the overview.
+        Sums and events before `now_ns` are not counted; `backfill_history` adds them from the overview.
         """
         self.clear()
         self.began_ns = now_ns
-        self._follow_epoch(update, mirror)
-        self._follow_clock(update, now_ns)
+        self._update_epoch(update, mirror)
+        self._update_clock_offset(update, now_ns)
         reported_ns = update.series["time_ns"][-1:].tolist() if update.series else []
-        self._step = int(update.series["step"][-1]) if update.series else self._step
+        self._last_step = int(update.series["step"][-1]) if update.series else self._last_step
         self.began_engine_ns = max([*reported_ns, update.snapshot.time_ns if update.snapshot else 0])
         counters = update.counters or (update.snapshot.counters if update.snapshot else None)
         bin_number = now_ns // BIN_NS
@@ -249,13 +246,13 @@ class History:
         time_s = (((numbers + 1) * BIN_NS - now_ns) / 1e9).astype(np.float64)
         return HistoryWindow(time_s, self.ring.read(first, last, names), now_ns)
 
-    def _forget_sums(self, since_ns: int, now_ns: int) -> None:
+    def _clear_sums(self, since_ns: int, now_ns: int) -> None:
         """Set the sums since `since_ns` to NaN, so that curves show a gap rather than zero."""
-        now = now_ns // BIN_NS
-        bins = np.arange(max(min(since_ns // BIN_NS + 1, now), now - self._num_bins), now + 1)
+        newest_bin = now_ns // BIN_NS
+        bins = np.arange(max(min(since_ns // BIN_NS + 1, newest_bin), newest_bin - self._num_bins), newest_bin + 1)
         self.ring.set(bins, dict.fromkeys(SUMS, np.full(bins.size, np.nan)))
 
-    def _follow_epoch(self, update: Update, mirror: BlockCounts) -> None:
+    def _update_epoch(self, update: Update, mirror: BlockCounts) -> None:
         epoch = update.snapshot.hello.epoch if update.snapshot else mirror.epoch
         if epoch != self.epoch:
             self.epoch = epoch
@@ -264,23 +261,23 @@ class History:
             self.memory = None
             self.request_times.clear()
         if update.snapshot:
-            self._step = update.snapshot.step
+            self._last_step = update.snapshot.step
         if update.snapshot and not self._totals:  # kept on a resync, so that increases in lost frames are counted
             counters = update.snapshot.counters
             self._totals = {name: getattr(counters, name) for name in _TOTALS}
 
-    def _follow_clock(self, update: Update, now_ns: int) -> None:
+    def _update_clock_offset(self, update: Update, now_ns: int) -> None:
         times = update.series.get("time_ns")
         if times is not None and times.size:
-            seen = now_ns - int(times[-1])
+            offset_ns = now_ns - int(times[-1])
         elif update.heartbeat is not None:
-            seen = now_ns - update.heartbeat.time_ns
+            offset_ns = now_ns - update.heartbeat.time_ns
         else:
             return
-        self._offset_ns = seen if self._offset_ns is None else min(self._offset_ns, seen)
+        self._offset_ns = offset_ns if self._offset_ns is None else min(self._offset_ns, offset_ns)
 
     def _add_snapshot_counts(self, update: Update, bin_number: int) -> None:
-        """Set the request counts from a snapshot, which has them before the first frame does."""
+        """Set the request counts of a snapshot, which arrives before the first frame."""
         if update.snapshot:
             counters = update.snapshot.counters
             self.ring.set_bin(bin_number, {name: getattr(counters, name) for name in FRAME_GAUGES})
@@ -293,21 +290,23 @@ class History:
         bins = ends_ns // BIN_NS
         sums: dict[str, IntArray] = {name: series[name] for name in _PER_FRAME}
         steps = series["step"]  # a frame sent between steps repeats the previous step's number
-        sums["num_steps"] = (np.diff(steps, prepend=self._step) != 0).astype(np.int64)
-        self._step = int(steps[-1])
+        sums["num_steps"] = (np.diff(steps, prepend=self._last_step) != 0).astype(np.int64)
+        self._last_step = int(steps[-1])
         self._add_steps(ends_ns, series["schedule_ns"] + series["run_ns"] + series["commit_ns"], sums)
         sums.update({name: self._increase(name, series[name]) for name in _SERIES_TOTALS})
         self.ring.add_sums(bins, {name: sums[name] for name in _SERIES_TOTALS})
         if update.counters is not None:
-            counted = {name: self._increase(name, np.array([getattr(update.counters, name)])) for name in _COUNTERS}
-            self.ring.add_sums(bins[-1:], counted)
-            sums.update(counted)
+            increases = {name: self._increase(name, np.array([getattr(update.counters, name)])) for name in _COUNTERS}
+            self.ring.add_sums(bins[-1:], increases)
+            sums.update(increases)
         self.known_columns.update(name for name in KNOWN_SUMS if name in sums and sums[name].any())
         self.ring.set(bins, {name: series[name] for name in FRAME_GAUGES})
         # The frames may belong to an earlier bin: the newest values hold until now.
-        now = now_ns // BIN_NS
-        since = np.arange(max(int(bins[-1]), now - self._num_bins), now + 1)  # bounded: engine times may be arbitrary
-        self.ring.set(since, {name: np.full(since.size, series[name][-1]) for name in FRAME_GAUGES})
+        newest_bin = now_ns // BIN_NS
+        later_bins = np.arange(
+            max(int(bins[-1]), newest_bin - self._num_bins), newest_bin + 1
+        )  # bounded: engine times may be arbitrary
+        self.ring.set(later_bins, {name: np.full(later_bins.size, series[name][-1]) for name in FRAME_GAUGES})
 
     def _add_steps(self, ends_ns: IntArray, lengths_ns: IntArray, sums: Mapping[str, IntArray]) -> None:
         """Add the sums of steps, spread evenly over each step's duration, so that a long step makes no spike between
@@ -330,7 +329,7 @@ class History:
         return self.samples[-1] if self.samples else self.past_sample
 
     def _add_samples(self, samples: Iterable[DeviceSample], bin_number: int) -> None:
-        """Add samples. A value of -1 means unknown and is not written to the bins."""
+        """Add samples. A value of -1 means unknown and leaves the bin as it is."""
         for sample in samples:
             self.samples.append(sample)
             values = {name: float(getattr(sample, name)) for name in SAMPLE_GAUGES if getattr(sample, name) >= 0}
@@ -343,9 +342,8 @@ class History:
             self.devices.append(devices, at_ns)
 
     def _increase(self, name: str, totals: IntArray) -> IntArray:
-        """Return the increases of a cumulative total per frame, shape of `totals`.
-
-        The first value ever seen counts as 0.
+        """Return the increase of a cumulative total in each frame, shape of `totals`. The first value ever received
+        counts as 0.
         """
         before = self._totals.get(name, int(totals[0]))
         self._totals[name] = int(totals[-1])
@@ -355,17 +353,17 @@ class History:
         return np.maximum(steps, 0, out=steps)
 
     def _add_latencies(self, update: Update, now_ns: int) -> None:
-        queued = [e.data.waited_ns for e in update.events if e.kind == "admitted" and e.data is not None]
-        if queued:
+        queued_ns = [e.data.waited_ns for e in update.events if e.kind == "admitted" and e.data is not None]
+        if queued_ns:
             self.known_columns.add("queue_p50_s")
         for prefix, window, values in (
             ("ttft", self.first_token, update.first_token_ns),
             ("itl", self.inter_token, update.inter_token_ns),
-            ("queue", self.queued, np.array(queued, np.int64)),
+            ("queue", self.queued, np.array(queued_ns, np.int64)),
         ):
-            closed = window.add(values, now_ns, now_ns // BIN_NS)
-            if closed is not None:
-                bin_number, p50, p95 = closed
+            closed_bin = window.add(values, now_ns, now_ns // BIN_NS)
+            if closed_bin is not None:
+                bin_number, p50, p95 = closed_bin
                 self.ring.set_bin(bin_number, {f"{prefix}_p50_s": p50, f"{prefix}_p95_s": p95})
 
     def _add_readings(self, update: Update, now_ns: int) -> None:
@@ -381,7 +379,10 @@ class History:
                     self.known_columns.update(upper)
 
     def percentile_bounds(self, prefix: str, share: float, since_ns: int, until_ns: int) -> PercentileBounds:
-        """Return the bounds of a percentile of the latencies that were reported as histograms between two times."""
+        """Return the bounds of a percentile of the latencies that were reported as histograms between two times.
+
+        `prefix` is a key of `HISTOGRAMS`; `share` is 0 to 1.
+        """
         readings = (reading for at_ns, reading in self.readings if since_ns <= at_ns <= until_ns)
         histogram = joined(readings, HISTOGRAMS[prefix])
         return UNKNOWN_RANGE if histogram is None else histogram.percentile(share)
@@ -411,7 +412,7 @@ class History:
 class BinRing:
     """Ring buffer of fixed time bins, one row of a 2-D array per column.
 
-    A bin has an absolute number (`time_ns // BIN_NS`); the ring keeps the newest `num_bins`. Sums are totals within a
+    A bin has an absolute number (`time_ns // BIN_NS`); the ring retains the newest `num_bins`. Sums are totals within a
     bin. Gauges are values at its end and carry over to the next bin. Points are values measured within a bin and do not
     carry over. A bin without data is NaN: a gap in a curve, never zero.
     """
@@ -422,7 +423,7 @@ class BinRing:
         """Absolute number of the newest bin, or `NONE`. Negative for times before this machine's boot."""
         self._num_sums = len(sums)
         self._gauges = slice(len(sums), len(sums) + len(gauges))
-        """Rows whose values carry over from bin to bin."""
+        """Rows with values that carry over from bin to bin."""
         self._row = {name: row for row, name in enumerate((*sums, *gauges, *points))}
         self._data = np.full((len(self._row), num_bins), np.nan)
 
@@ -438,29 +439,29 @@ class BinRing:
         if bin_number <= self.newest:
             return
         first = max(self.newest + 1, bin_number - self.num_bins + 1) if self.newest != NONE else bin_number
-        fresh = np.arange(first, bin_number + 1) % self.num_bins
+        new_slots = np.arange(first, bin_number + 1) % self.num_bins
         gauges = self._data[self._gauges, self.newest % self.num_bins].copy()
-        self._data[:, fresh] = np.nan
+        self._data[:, new_slots] = np.nan
         if carry and self.newest != NONE:
-            self._data[: self._num_sums, fresh] = 0.0
-            self._data[self._gauges, fresh] = gauges[:, None]
+            self._data[: self._num_sums, new_slots] = 0.0
+            self._data[self._gauges, new_slots] = gauges[:, None]
         else:
-            self._data[: self._num_sums, fresh[-1]] = 0.0
+            self._data[: self._num_sums, new_slots[-1]] = 0.0
         self.newest = bin_number
 
     def add_sums(self, bin_numbers: IntArray, values: Mapping[str, IntArray]) -> None:
-        """Add one entry per frame, shape (n,), to the sums. Entries of bins that left the ring are dropped."""
+        """Add one entry per frame, shape (n,), to the sums. Entries of bins that have left the ring are dropped."""
         if not bin_numbers.size:
             return
         columns = np.stack(list(values.values()))
         rows = np.array([self._row[name] for name in values])
         for number in range(max(int(bin_numbers.min()), self.newest - self.num_bins + 1), self.newest + 1):
-            inside = bin_numbers == number
-            if inside.any():
+            is_in_bin = bin_numbers == number
+            if is_in_bin.any():
                 slot = number % self.num_bins
                 before = self._data[rows, slot]
                 before[np.isnan(before)] = 0.0
-                self._data[rows, slot] = before + columns[:, inside].sum(axis=1)
+                self._data[rows, slot] = before + columns[:, is_in_bin].sum(axis=1)
 
     def spread_sums(self, begin_ns: int, end_ns: int, values: Mapping[str, float]) -> None:
         """Add `values` to the sums, spread evenly over the known bins from `begin_ns` to `end_ns`.
@@ -482,10 +483,10 @@ class BinRing:
 
     def set(self, bin_numbers: IntArray, values: Mapping[str, IntArray | FloatArray]) -> None:
         """Set gauges or points, shape (n,), oldest first. The last value of a bin wins."""
-        inside = (bin_numbers > self.newest - self.num_bins) & (bin_numbers <= self.newest)
-        slots = bin_numbers[inside] % self.num_bins
+        is_in_ring = (bin_numbers > self.newest - self.num_bins) & (bin_numbers <= self.newest)
+        slots = bin_numbers[is_in_ring] % self.num_bins
         for name, column in values.items():
-            self._data[self._row[name], slots] = column[inside]
+            self._data[self._row[name], slots] = column[is_in_ring]
 
     def set_bin(self, bin_number: int, values: Mapping[str, float]) -> None:
         """Set gauges or points of one bin, if it is in the ring."""
@@ -496,7 +497,7 @@ class BinRing:
     def read(self, first: int, last: int, names: Iterable[str] | None = None) -> dict[str, FloatArray]:
         """Return columns (all, or `names`) of the bins `first` to `last` inclusive. NaN outside the ring."""
         numbers = np.arange(first, last + 1)
-        held = (numbers > self.newest - self.num_bins) & (numbers <= self.newest)
+        is_in_ring = (numbers > self.newest - self.num_bins) & (numbers <= self.newest)
         slots = numbers % self.num_bins
-        wanted = self._row if names is None else names
-        return {name: np.where(held, self._data[self._row[name], slots], np.nan) for name in wanted}
+        column_names = self._row if names is None else names
+        return {name: np.where(is_in_ring, self._data[self._row[name], slots], np.nan) for name in column_names}

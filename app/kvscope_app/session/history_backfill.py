@@ -1,6 +1,6 @@
-"""Fills the history before the position of a jump: charts and events of the preceding minutes, from the overview.
+"""Fills the history before the time of a seek: charts and events of the preceding minutes, from the overview.
 
-Each second of the overview is spread over the history's bins, so a jump costs the same whatever precedes it.
+Each second of the overview is spread over the history's bins, so that a seek takes the same time at any load.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from kvscope_telemetry.messages.telemetry import DeviceSample
 from kvscope_telemetry.summaries.session_overview import FloatArray, SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
-_BINS: Final = SECOND_NS // BIN_NS
-_SAMPLES_BACK: Final = 60
-"""Seconds. Devices are sampled once per second; a device without a sample for a minute counts as unknown."""
+_BINS_PER_SECOND: Final = SECOND_NS // BIN_NS
+_MAX_SAMPLE_AGE_S: Final = 60
+"""Devices are sampled once per second. A device without a sample for this long counts as unknown."""
 OVERVIEW_NAMES: Final[Mapping[str, str]] = {
     **{name: name for name in (*FRAME_GAUGES, *SAMPLE_GAUGES)},
     "blocks_active": "active_blocks",
@@ -30,10 +30,10 @@ OVERVIEW_NAMES: Final[Mapping[str, str]] = {
     "queue_p50_s": "queued_p50_s",
     "queue_p95_s": "queued_p95_s",
 }
-"""Maps gauges and latencies of the history to column names of the overview."""
+"""Overview column of each gauge and latency of the history."""
 
 
-_SPREAD: Final = {f"{kind}_tokens": f"{kind}_tokens_per_s" for kind in ("prefill", "decode")}
+_SPREAD_COLUMNS: Final = {f"{kind}_tokens": f"{kind}_tokens_per_s" for kind in ("prefill", "decode")}
 
 
 def backfill_history(history: History, overview: SessionOverview, start_ns: int) -> None:
@@ -51,15 +51,17 @@ def backfill_history(history: History, overview: SessionOverview, start_ns: int)
     if first >= last:
         return
     starts = (overview.time_ns[first:last] - wall_ns) // BIN_NS
-    bins = (starts[:, None] + np.arange(_BINS)).ravel()
+    bins = (starts[:, None] + np.arange(_BINS_PER_SECOND)).ravel()
     before = (bins < began_ns // BIN_NS) & (bins > first_ns // BIN_NS)
-    values = {name: history_column(overview, name)[first:last] / _BINS for name in SUMS}
+    values = {name: history_column(overview, name)[first:last] / _BINS_PER_SECOND for name in SUMS}
     # The end of the current second is not known yet at that time: use the previous second.
     indices = np.arange(first, last)
     if last - first > 1 and overview.time_ns[last - 1] + SECOND_NS > began_ns + wall_ns:
         indices[-1] -= 1
     values |= {name: history_column(overview, name)[indices] for name in OVERVIEW_NAMES}
-    history.ring.set(bins[before], {name: np.repeat(column, _BINS)[before] for name, column in values.items()})
+    history.ring.set(
+        bins[before], {name: np.repeat(column, _BINS_PER_SECOND)[before] for name, column in values.items()}
+    )
     _copy_gauges_before(history, began_ns // BIN_NS)
     history.known_columns |= {name for name in SAMPLE_GAUGES if np.isfinite(values[name]).any()}
     history.known_columns |= {name for name in KNOWN_SUMS if np.nan_to_num(values[name]).any()}
@@ -71,29 +73,29 @@ def backfill_history(history: History, overview: SessionOverview, start_ns: int)
 def history_column(overview: SessionOverview, name: str) -> FloatArray:
     """Return the overview column for the history's column `name`.
 
-    If the free blocks are unknown, all blocks that are not active are returned instead. Tokens are spread over the
-    duration of their steps, as in the history.
+    If the number of free blocks is unknown, the number of blocks that are not active is returned instead. Tokens are
+    spread over the duration of their steps, as in the history.
     """
-    column = overview.column(OVERVIEW_NAMES.get(name) or _SPREAD.get(name, name))
+    column = overview.column(OVERVIEW_NAMES.get(name) or _SPREAD_COLUMNS.get(name, name))
     if name != "blocks_free":
         return column
-    rest: FloatArray = overview.column("pool_blocks") - overview.column("active_blocks")
-    return np.where(np.isnan(column), rest, column)
+    not_active: FloatArray = overview.column("pool_blocks") - overview.column("active_blocks")
+    return np.where(np.isnan(column), not_active, column)
 
 
 def _copy_gauges_before(history: History, bin_number: int) -> None:
-    """Copy the present gauges to the bin before the jump, so that curves end with the values that the map shows."""
+    """Copy the present gauges to the bin before the seek, so that curves end with the values that the map shows."""
     present = history.ring.read(bin_number, bin_number, (*BLOCK_GAUGES, *FRAME_GAUGES))
     known = {name: float(column[0]) for name, column in present.items() if np.isfinite(column[0])}
     history.ring.set_bin(bin_number - 1, known)
 
 
 def _sample_at(overview: SessionOverview, index: int) -> DeviceSample | None:
-    """Return the newest known device values in the second at index `index` and before it, of the same engine start."""
-    first = max(0, index + 1 - _SAMPLES_BACK)
+    """Return the newest known device values up to the second at `index`, of the same engine start; None if unknown."""
+    first = max(0, index + 1 - _MAX_SAMPLE_AGE_S)
     epoch = overview.epoch[first : index + 1] == overview.epoch[index]
 
-    def last(name: str) -> float:
+    def last_known(name: str) -> float:
         values = overview.column(name)[first : index + 1]
         known = np.flatnonzero(np.isfinite(values) & epoch)
         return float(values[known[-1]]) if known.size else -1.0
@@ -101,11 +103,11 @@ def _sample_at(overview: SessionOverview, index: int) -> DeviceSample | None:
     sample = DeviceSample(
         epoch=int(overview.epoch[index]),
         time_ns=0,
-        memory_used_bytes=int(last("memory_used_bytes")),
-        process_bytes=int(last("process_bytes")),
-        utilization=last("utilization"),
-        power_watts=last("power_watts"),
-        temperature_celsius=last("temperature_celsius"),
+        memory_used_bytes=int(last_known("memory_used_bytes")),
+        process_bytes=int(last_known("process_bytes")),
+        utilization=last_known("utilization"),
+        power_watts=last_known("power_watts"),
+        temperature_celsius=last_known("temperature_celsius"),
     )
     return sample if sample.memory_used_bytes >= 0 or sample.process_bytes >= 0 else None
 
@@ -113,7 +115,7 @@ def _sample_at(overview: SessionOverview, index: int) -> DeviceSample | None:
 def _backfill_events(history: History, overview: SessionOverview, first_ns: int, last_ns: int) -> None:
     wall_ns = history.wall_ns(0)
     indices = overview.events.find(first_ns, last_ns).tolist()[-history.events.max_events :]
-    events = [overview.events[place] for place in indices]
+    events = [overview.events[index] for index in indices]
     # Events of the current step arrive with its frame, which is not shown yet, so the state does not include them.
     newest_ns = history.began_engine_ns
     events = [each for each in events if each.epoch != history.epoch or each.event.time_ns <= newest_ns]

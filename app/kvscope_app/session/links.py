@@ -1,6 +1,6 @@
 """Optional capabilities of a source: sending commands, playback, block contents.
 
-This is the only module that tests a source for its kind.
+Only this module tests which of these a source has.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from kvscope_telemetry.source import Source
 
 @runtime_checkable
 class LiveLink(Protocol):
-    """Source whose other end accepts commands and replies to them."""
+    """Source that sends commands to an engine and receives its replies."""
 
     def send(self, command: Command) -> None:
-        """Enqueue the command. Never blocks."""
+        """Enqueue the command without blocking."""
 
     def poll_replies(self) -> list[Reply]:
         """Return and remove the replies received since the last call."""
@@ -30,7 +30,7 @@ class LiveLink(Protocol):
 
 @runtime_checkable
 class BlockContentSource(Protocol):
-    """Source that knows the contents of blocks itself, such as a recording, so that no engine has to be asked."""
+    """Source that has the contents of blocks, such as a recording, so that no engine is needed for them."""
 
     def contents(self, rows: Iterable[int]) -> Sequence[BlockContent]:
         """Return the current content of each row, in the given order. Thread-safe; may block for a while."""
@@ -40,8 +40,7 @@ class BlockContentSource(Protocol):
 class Resyncing(Protocol):
     """Source that can restart from a full snapshot when an update does not fit the state."""
 
-    def resync(self) -> None:
-        """Request a full snapshot, because an update could not be applied."""
+    def resync(self) -> None: ...
 
 
 @runtime_checkable
@@ -54,11 +53,11 @@ class Player(Protocol):
 
     @property
     def note(self) -> str:
-        """Short description of what is wrong with the file, empty if no problem is known."""
+        """Short description of defects of the file; empty if none is known."""
 
     @property
     def detail(self) -> str:
-        """Full description for `note`, one problem per line."""
+        """Full description of the defects, one per line."""
 
     @property
     def position(self) -> float: ...
@@ -66,7 +65,7 @@ class Player(Protocol):
     def duration(self) -> float: ...
     @property
     def now_ns(self) -> int:
-        """The position on this machine's monotonic clock."""
+        """`position` on this machine's monotonic clock."""
 
     @property
     def consumed_ns(self) -> int:
@@ -82,7 +81,7 @@ class Player(Protocol):
     def pause(self) -> None: ...
     def seek(self, seconds: float, *, with_past: bool = True) -> None: ...
     def seek_event(self, seconds: float, event: Event, *, before: bool = False) -> None:
-        """Seek to the frame that contains `event`, which happened at `seconds`, or to the frame before it."""
+        """Seek to the frame that contains `event`, which happened at `seconds`; if `before`, to the frame before it."""
 
     def step(self, num_frames: int) -> None:
         """Pause and move by `num_frames` frames, backward if negative."""
@@ -100,7 +99,7 @@ def contents_of(source: Source) -> BlockContentSource | None:
 
 
 def resync_of(source: Source) -> Callable[[], None] | None:
-    """Return the function that requests a full snapshot, or None."""
+    """Return the function that requests a full snapshot; None if the source has none."""
     return source.resync if isinstance(source, Resyncing) else None
 
 

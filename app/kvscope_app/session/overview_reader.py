@@ -1,6 +1,6 @@
 """Reads the overview and the bookmarks of a recording on its own thread, or computes the overview if the file has none.
 
-Owns the thread and its own handle on the recording, so that no other reader waits for it.
+Owns the thread and a separate handle on the recording, so that no other reader waits for it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from kvscope_telemetry.summaries.summary import Summary
 _GROW_INTERVAL_S: Final = 1.0
 _POLL_INTERVAL_S: Final = 0.01
 _MAX_DRAIN_S: Final = 0.06
-"""Longest time per call that the GUI thread spends on adding parts."""
+"""Maximum seconds per call that the GUI thread spends on adding parts."""
 _MAX_QUEUED_PARTS: Final = 8
-"""Maximum number of parts queued for the GUI thread: the overview of a recording of several days would not fit in
+"""Maximum number of parts queued for the GUI thread. The overview of a recording of several days would not fit in
 memory.
 """
 
 
 class OverviewReader:
-    """Reader thread for an overview. It starts in the constructor; call `drain_into` until `is_finished`."""
+    """Reader thread for an overview, which starts in the constructor. Call `drain_into` until `is_finished`."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
@@ -47,17 +47,16 @@ class OverviewReader:
 
     @property
     def share(self) -> float:
-        """Completed share of the computation, 0 to 1."""
+        """Fraction of the computation that is done, 0 to 1."""
         return self._work.share
 
     @property
     def failure(self) -> str:
-        """Why the overview is incomplete; empty without an error."""
         return self._work.failure
 
     @property
     def is_finished(self) -> bool:
-        """Whether the thread has ended and all its results were taken."""
+        """Whether the thread has ended and all its results were fetched."""
         return self._work.is_finished and not self._parts and not self._bookmarks
 
     @property
@@ -74,15 +73,12 @@ class OverviewReader:
         return is_new
 
     def pop_bookmarks(self) -> list[Bookmark]:
-        """Return and remove the bookmark changes read since the last call, from the recording and from its sidecar
-        file.
-        """
+        """Return and remove the bookmark revisions read since the last call, from the recording and sidecar file."""
         return [self._bookmarks.popleft() for _ in range(len(self._bookmarks))]
 
     def save_bookmarks(self, revisions: list[Bookmark]) -> str:
-        """Save bookmarks to the sidecar file; the recording itself is not rewritten.
-
-        Returns the error text, empty on success.
+        """Save bookmark revisions to the sidecar file; the recording is not rewritten. Returns the error text, empty on
+        success.
         """
         return save_bookmarks(self._bookmark_file, revisions)
 

@@ -17,15 +17,14 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 
 LONG_SILENCE_NS: Final = 60 * SECOND_NS
 MAX_SECONDS: Final = 400_000
-"""More than four days. Of a longer range only the newest seconds are drawn."""
+"""Maximum number of bins, more than four days. Only the newest seconds of a longer range are drawn."""
 
 
 def first_relevant_ns(overview: SessionOverview, begin_ns: int, now_ns: int) -> int:
-    """Return the wall-clock time at which a live timeline should begin.
+    """Return the wall-clock time at which a live timeline should begin: after initial silences of over a minute.
 
-    The first data of an engine is as old as its last step, and its start is older still: the timeline of an engine that
-    was idle for long would show nothing else. Therefore the time before an initial silence of over a minute is left
-    out.
+    The first data of an engine is as old as its last step, and its start is older still. The timeline of an engine that
+    was idle for long would otherwise show nothing else.
     """
     for at_ns in [*overview.time_ns[:2].tolist(), now_ns, now_ns][:2]:
         if at_ns - begin_ns > LONG_SILENCE_NS:
@@ -34,14 +33,14 @@ def first_relevant_ns(overview: SessionOverview, begin_ns: int, now_ns: int) -> 
 
 
 def overview_span_ns(overview: SessionOverview) -> tuple[int, int] | None:
-    """Return the wall-clock start of the first second and end of the last, or None if the overview is empty."""
+    """Return the wall-clock start of the first second and end of the last; None if the overview is empty."""
     return (int(overview.time_ns[0]), int(overview.time_ns[-1]) + SECOND_NS) if len(overview) else None
 
 
 def overview_window(
     overview: SessionOverview, wall_ns: int, first_ns: int, last_ns: int, names: Iterable[str]
 ) -> HistoryWindow | None:
-    """Return the seconds between two times of the monotonic clock, or None if the overview has nothing there.
+    """Return the seconds between two times on the monotonic clock, or None if the overview has no data there.
 
     Seconds that the overview omits are NaN.
 
@@ -53,21 +52,21 @@ def overview_window(
     if begin >= end:
         return None
     seconds = overview.time_ns[begin:end] // SECOND_NS
-    num = min(int(seconds[-1] - seconds[0]) + 1, MAX_SECONDS)
-    bins = seconds - (seconds[-1] - num + 1)
-    inside = bins >= 0
+    num_seconds = min(int(seconds[-1] - seconds[0]) + 1, MAX_SECONDS)
+    bins = seconds - (seconds[-1] - num_seconds + 1)
+    is_inside = bins >= 0
     end_ns = (int(seconds[-1]) + 1) * SECOND_NS - wall_ns
     columns = {}
     for name in names:
-        column = np.full(num, np.nan)
-        column[bins[inside]] = history_column(overview, name)[begin:end][inside]
+        column = np.full(num_seconds, np.nan)
+        column[bins[is_inside]] = history_column(overview, name)[begin:end][is_inside]
         columns[name] = column
-    time_s = np.arange(num, dtype=np.float64) - (num - 1)
+    time_s = np.arange(num_seconds, dtype=np.float64) - (num_seconds - 1)
     return HistoryWindow(time_s, columns, end_ns, SECOND_NS, is_complete=True)
 
 
 def known_columns_of(overview: SessionOverview) -> set[str]:
-    """Return the optional columns that have a value in some second of the overview, as in `History.known_columns`."""
+    """Return the optional columns that have a value in any second of the overview, as in `History.known_columns`."""
     found = {name for name in SAMPLE_GAUGES if np.isfinite(overview.column(name)).any()}
     found |= {name for name in KNOWN_SUMS if np.nan_to_num(overview.column(name)).any()}
     return found | ({"queue_p50_s"} if overview.column("queued_count").any() else set())

@@ -1,7 +1,4 @@
-"""Polling interval of a session: every display frame while there is activity, longer intervals otherwise.
-
-Owns the timer. Does not know what is polled.
-"""
+"""Polling interval of a session: every display frame while there is activity, longer otherwise."""
 
 from __future__ import annotations
 
@@ -14,31 +11,34 @@ FRAME_MS: Final = 16
 WAITING_MS: Final = 100
 """Interval while requests are running or waiting but only heartbeats arrive."""
 IDLE_MS: Final = 250
-"""Interval without requests. The delay before the first frame is not noticeable."""
-_BUSY_FOR_NS: Final = 1_000_000_000
-_CALM_AFTER_NS: Final = 8_000_000_000
+"""Interval without requests. The resulting delay of the first frame is not noticeable."""
+_BUSY_INTERVAL_NS: Final = 1_000_000_000
+_CALM_DELAY_NS: Final = 8_000_000_000
 """Long enough that the summary of the last busy second has arrived."""
 
 
 class PollTimer(QTimer):
-    """Timer whose `timeout` signals when to poll the source."""
+    """Timer that emits `timeout` when the source should be polled."""
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent, timerType=Qt.TimerType.PreciseTimer, interval=FRAME_MS)
-        self._busy_ns = 0
+        self._last_busy_ns = 0
 
     @property
     def is_calm(self) -> bool:
-        """Whether nothing has happened for `_CALM_AFTER_NS` and no request is unfinished."""
-        return self.interval() == IDLE_MS and time.monotonic_ns() - self._busy_ns >= _CALM_AFTER_NS
+        """Whether nothing has happened for `_CALM_DELAY_NS` and no request is unfinished."""
+        return self.interval() == IDLE_MS and time.monotonic_ns() - self._last_busy_ns >= _CALM_DELAY_NS
 
     def update_interval(self, is_busy: bool, *, is_waiting: bool = False) -> None:
-        """Set the interval: one display frame during activity and for one second after, then by whether requests are
-        unfinished.
+        """Set the interval: `FRAME_MS` during activity and for one second after, then `WAITING_MS` or `IDLE_MS`.
+
+        `is_waiting`: whether there are unfinished requests.
         """
         now_ns = time.monotonic_ns()
         if is_busy:
-            self._busy_ns = now_ns
-        wanted_ms = FRAME_MS if now_ns - self._busy_ns < _BUSY_FOR_NS else WAITING_MS if is_waiting else IDLE_MS
+            self._last_busy_ns = now_ns
+        wanted_ms = (
+            FRAME_MS if now_ns - self._last_busy_ns < _BUSY_INTERVAL_NS else WAITING_MS if is_waiting else IDLE_MS
+        )
         if wanted_ms != self.interval():
             self.setInterval(wanted_ms)

@@ -2,7 +2,7 @@
 
 They do not depend on the time range of a chart. In a recording, and whenever the cursor is not at the live end, they
 equal the `summaries.run_figures` over the last whole seconds, as does `kvscope export --from --until` for the same
-range. At the live end they come from the bins of the history, because the overview lags behind by seconds.
+range. At the live end they are computed from the bins of the history, because the overview lags behind by seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TOKENS: Final = ("prefill_tokens", "decode_tokens")
 
 
 class RecentSpan(NamedTuple):
-    """The last whole seconds before the cursor, on the wall clock, both ends inclusive."""
+    """Whole seconds on the wall clock, both ends inclusive."""
 
     from_ns: int
     until_ns: int
@@ -31,9 +31,9 @@ class RecentSpan(NamedTuple):
 
 def recent_span(session: Session) -> RecentSpan:
     """Return the last `RECENT_S` whole seconds before the shown time, clipped to the recorded range."""
-    end_ns, known = session.timeline.cursor_ns // SECOND_NS * SECOND_NS, session.timeline.range_ns
+    end_ns, range_ns = session.timeline.cursor_ns // SECOND_NS * SECOND_NS, session.timeline.range_ns
     begin_ns = end_ns - _RECENT_NS
-    return RecentSpan(begin_ns if known is None else max(begin_ns, known[0]), end_ns - 1)
+    return RecentSpan(begin_ns if range_ns is None else max(begin_ns, range_ns[0]), end_ns - 1)
 
 
 def recent_sums(session: Session, names: Iterable[str]) -> tuple[Mapping[str, float], float]:
@@ -42,13 +42,13 @@ def recent_sums(session: Session, names: Iterable[str]) -> tuple[Mapping[str, fl
 
 
 def recent_rate(session: Session, name: str) -> float:
-    """Return a sum per second. NaN if unknown or if no time is covered."""
+    """Return a sum per second; NaN if unknown or if no time is covered."""
     sums, length_s = recent_sums(session, (name,))
     return sums[name] / length_s if length_s > 0 else np.nan
 
 
 def recent_latency(session: Session, prefix: str) -> tuple[float, float]:
-    """Return p50 and p95 in seconds of the latencies that ended. `prefix` is a key of `history.HISTOGRAMS`."""
+    """Return p50 and p95 in seconds of the latencies in the span. `prefix` is a key of `history.HISTOGRAMS`."""
     if session.timeline.player is not None:
         span = recent_span(session)
         p50, p95 = (BY_KEY[f"{HISTOGRAMS[prefix]}_p{p}_s"].of(session.overview, span) for p in (50, 95))

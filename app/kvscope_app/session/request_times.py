@@ -1,7 +1,7 @@
 """Start, first-token, last-token and end state of each request, observed from updates. Imports no Qt.
 
-The mirror has the number of tokens of a request but not their times. A ring indexed by request number holds the newest
-`capacity` requests of the epoch. Times are frame times on the engine's clock.
+The mirror has the number of tokens of a request but not their times. A ring indexed by request number retains the
+newest `capacity` requests of the epoch. Times are frame times on the engine's clock.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ from kvscope_telemetry.summaries.moments import RequestMoment
 from kvscope_telemetry.summaries.request_phases import PhaseRows
 
 IntArray = npt.NDArray[np.int64]
-_UNSEEN: Final = -2
-"""Marks an event before observation began: whatever is observed later is not the first."""
+_UNOBSERVED: Final = -2
+"""Marks an event that happened before observation began, so that a later event is not taken for the first."""
 FloatArray = npt.NDArray[np.float64]
 
 
 class RequestTimes:
-    """Token times and endings of the newest `capacity` request numbers."""
-
     def __init__(self, capacity: int = 32_768) -> None:
         self._capacity = capacity
         self.clear()
@@ -37,7 +35,7 @@ class RequestTimes:
         return sum(column.nbytes for column in columns)
 
     def clear(self) -> None:
-        """Remove all requests, because a new epoch numbers its requests from 1."""
+        """Remove all requests. Call it for a new epoch, which numbers its requests from 1."""
         self._number = np.zeros(self._capacity, np.int64)
         self._num_tokens = np.zeros(self._capacity, np.int64)
         self._started_ns = np.full(self._capacity, -1)
@@ -55,17 +53,17 @@ class RequestTimes:
         times = np.broadcast_to(np.asarray(time_ns, np.int64), numbers.shape)
         slots = numbers % self._capacity
         is_new = self._number[slots] != numbers
-        fresh = slots[is_new]
-        self._number[fresh], self._num_tokens[fresh] = numbers[is_new], 0
-        self._started_ns[fresh] = self._first_ns[fresh] = self._last_ns[fresh] = -1
-        self._ending[fresh] = Ending.UNKNOWN
-        runs = (_states(rows) == RequestState.RUNNING) & (self._started_ns[slots] == -1)
-        _set_first(self._started_ns, slots[runs], times[runs])
+        new_slots = slots[is_new]
+        self._number[new_slots], self._num_tokens[new_slots] = numbers[is_new], 0
+        self._started_ns[new_slots] = self._first_ns[new_slots] = self._last_ns[new_slots] = -1
+        self._ending[new_slots] = Ending.UNKNOWN
+        is_first_run = (_states(rows) == RequestState.RUNNING) & (self._started_ns[slots] == -1)
+        _set_first(self._started_ns, slots[is_first_run], times[is_first_run])
         before = self._tokens_before(slots, tokens)
         has_first = (before == 0) & (tokens > 0) & (self._first_ns[slots] == -1)
         _set_first(self._first_ns, slots[has_first], times[has_first])
-        grown = tokens > before
-        self._last_ns[slots[grown]] = times[grown]
+        has_new_tokens = tokens > before
+        self._last_ns[slots[has_new_tokens]] = times[has_new_tokens]
         self._num_tokens[slots] = tokens
 
     def _tokens_before(self, slots: IntArray, tokens: IntArray) -> IntArray:
@@ -73,15 +71,13 @@ class RequestTimes:
         before = self._num_tokens[slots]
         if slots.size > 1:
             order = np.argsort(slots, kind="stable")
-            again = order[1:][slots[order[1:]] == slots[order[:-1]]]
+            repeated = order[1:][slots[order[1:]] == slots[order[:-1]]]
             earlier = order[:-1][slots[order[1:]] == slots[order[:-1]]]
-            before[again] = tokens[earlier]
+            before[repeated] = tokens[earlier]
         return before
 
     def add_events(self, events: Iterable[Event]) -> None:
-        """Record admission times, which are exact and also cover requests whose first step was not observed, and
-        endings.
-        """
+        """Set endings and admission times, which are exact and cover requests with an unobserved first step."""
         for event in events:
             slot = event.number % self._capacity
             if self._number[slot] != event.number:
@@ -108,43 +104,45 @@ class RequestTimes:
         self._number[slots] = numbers
         self._num_tokens[slots] = np.frombuffer(rows.num_output_tokens, "<u4")
         outputs = self._num_tokens[slots]
-        came_unseen = slots[(outputs > 0) & (is_unseen | (self._first_ns[slots] == -1))]
+        has_unobserved_tokens = slots[(outputs > 0) & (is_unseen | (self._first_ns[slots] == -1))]
         self._first_ns[unseen] = self._last_ns[unseen] = -1
-        self._first_ns[came_unseen] = _UNSEEN
+        self._first_ns[has_unobserved_tokens] = _UNOBSERVED
         self._ending[unseen] = Ending.UNKNOWN
-        self._started_ns[unseen] = np.where(_states(rows)[is_unseen] == RequestState.WAITING, -1, _UNSEEN)
+        self._started_ns[unseen] = np.where(_states(rows)[is_unseen] == RequestState.WAITING, -1, _UNOBSERVED)
 
     def started_ns(self, numbers: IntArray) -> IntArray:
-        """Engine time at which each request first ran, shape of `numbers`.
+        """Return the engine time at which each request first ran, shape of `numbers`.
 
-        Negative if it has not run or this was not observed.
+        Negative if the request has not run or this was not observed.
         """
-        return self._values_of(self._started_ns, numbers)
+        return self._column_values(self._started_ns, numbers)
 
     def first_token_ns(self, numbers: IntArray) -> IntArray:
-        """Engine time of each request's first token, shape of `numbers`. -1 if not observed."""
-        return np.maximum(self._values_of(self._first_ns, numbers), -1)
+        """Return the engine time of each request's first token, shape of `numbers`; -1 if not observed."""
+        return np.maximum(self._column_values(self._first_ns, numbers), -1)
 
     def last_token_ns(self, numbers: IntArray) -> IntArray:
-        """Engine time of each request's newest token, shape of `numbers`. -1 if not observed."""
-        return self._values_of(self._last_ns, numbers)
+        """Return the engine time of each request's newest token, shape of `numbers`; -1 if not observed."""
+        return self._column_values(self._last_ns, numbers)
 
     def endings(self, numbers: IntArray) -> IntArray:
-        """`Ending` of each request, shape of `numbers`."""
+        """Return the `Ending` of each request, shape of `numbers`."""
         slots = numbers % self._capacity
-        ended: IntArray = np.where(self._number[slots] == numbers, self._ending[slots], Ending.UNKNOWN).astype(np.int64)
-        return ended
+        endings: IntArray = np.where(self._number[slots] == numbers, self._ending[slots], Ending.UNKNOWN).astype(
+            np.int64
+        )
+        return endings
 
-    def _values_of(self, column: IntArray, numbers: IntArray) -> IntArray:
+    def _column_values(self, column: IntArray, numbers: IntArray) -> IntArray:
         slots = numbers % self._capacity
         return np.where(self._number[slots] == numbers, column[slots], -1)
 
 
 def _set_first(column: IntArray, slots: IntArray, times: IntArray) -> None:
-    """Write the first time of each slot, if slots repeat."""
+    """For slots that repeat, write the first of their times."""
     column[slots[::-1]] = times[::-1]
 
 
 def _states(rows: RequestRows) -> npt.NDArray[np.uint8]:
-    """Return the state of each row, or WAITING for all if the rows have no states."""
+    """Return the state of each row; WAITING for all rows without states."""
     return np.frombuffer(rows.state or bytes(len(rows.number) // 4), "u1")

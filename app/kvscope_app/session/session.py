@@ -2,7 +2,7 @@
 
 Applies the source's updates once per display frame on the GUI thread, and extends the overview. `SourceTimeline` owns
 the shown state, the movement in time and the signals about them. This module owns the selection, the connection to the
-engine and the recorded data. It knows no widgets.
+engine and the recorded data. Contains no widgets.
 """
 
 from __future__ import annotations
@@ -41,12 +41,9 @@ if TYPE_CHECKING:
     from kvscope_app.session.recording.recorder import Recorder
 
 STATUS_INTERVAL_NS: Final = 250_000_000
-"""Shortest interval between `status_changed` signals.
-
-An idle session emits it once per second, for views that show one.
-"""
+"""Minimum interval between `status_changed` signals. While idle, the signal is emitted once per second."""
 IDLE_OVERVIEW_INTERVAL_NS: Final = 4_000_000_000
-"""Interval of overview updates while nothing happens. Longer, because its views repaint completely on each update."""
+"""Interval of overview updates while nothing happens. It is long because views repaint completely on each update."""
 
 
 class Session(QObject):
@@ -60,23 +57,23 @@ class Session(QObject):
     requests_changed = Signal()
     """Emitted when `requests` has more data, at most a few times per second."""
     noticed = Signal(str)
-    """Emitted with a sentence that the user should read."""
+    """Emitted with a sentence to show to the user."""
     history_failed = Signal(str)
-    """Emitted with the reason why history or a recording is no longer written.
+    """Emitted with the reason why the history or a recording is no longer written.
 
-    The text is also emitted by `noticed`. This signal is for views that must not let the user miss it.
+    `noticed` is emitted with the same text. This signal is for widgets that keep showing the failure.
     """
     replies = Signal(list)
-    """Emitted with new `Reply` objects. Each receiver picks its own by request ID or tag."""
+    """Emitted with a list of `Reply`. Each receiver selects its own by request id or tag."""
 
     def __init__(self, source: Source, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.source = source
         self.overview = SessionOverview()
-        """Seconds and events of the whole timeline; it grows. Use only on the GUI thread."""
+        """Seconds and events of the whole timeline, which grows. For the GUI thread only."""
         self.timeline = SourceTimeline(source, self.overview, self)
         self.disk_history: DiskHistory | None = None
-        """Retained history of a live source, or None."""
+        """Stored history of a live source, or None."""
         self.selection = SessionSelection(self)
         self.bookmarks = Bookmarks(self)
         self.bookmarks.failed.connect(self.noticed)
@@ -93,7 +90,7 @@ class Session(QObject):
         self._status_emitted_ns = self._overview_extended_ns = 0
         self._end_reason = ""
         self._selects_event_request = False
-        """Whether the request of the shown event is still to be selected, once the event's engine start is shown."""
+        """Whether to select the request of the shown event, once the event's engine start is shown."""
         self._reported_failure = ""
         self.poll_timer = PollTimer(self)
         self.poll_timer.timeout.connect(self.poll)
@@ -110,13 +107,13 @@ class Session(QObject):
         self.poll_timer.start()
 
     def set_disk_history(self, history: DiskHistory) -> None:
-        """Set the history that is retained on disk. The session closes it."""
+        """Set the history on disk. The session closes it."""
         self.disk_history = history
         self.timeline.disk_history = history
         self.bookmarks.store = history.store_bookmarks
 
     def close(self) -> None:
-        """Stop, close the source and delete the retained history. Idempotent."""
+        """Stop, close the source and delete the history on disk. Idempotent."""
         self.poll_timer.stop()
         self.timeline.close()
         if self._overview_reader is not None:
@@ -127,28 +124,28 @@ class Session(QObject):
             self._texts.close()
         if self._recorded_texts is not None:
             self._recorded_texts.close()
-        kept, self.disk_history = self.disk_history, None
+        disk_history, self.disk_history = self.disk_history, None
         self.source.close()
-        if kept is not None:
-            kept.close()
+        if disk_history is not None:
+            disk_history.close()
 
     def poll(self) -> None:
-        """Apply what was received and emit the signals. Called by the timer."""
+        """Apply received updates and emit the signals. Called by the timer."""
         is_busy = self.timeline.apply_updates()
         if self._link is not None and (replies := self._link.poll_replies()):
             is_busy = True
             self.replies.emit(replies)
-        if self._contents is not None and (answered := self._contents.pop_replies()):
-            self.replies.emit(answered)
+        if self._contents is not None and (contents_replies := self._contents.pop_replies()):
+            self.replies.emit(contents_replies)
         counters = self.live_mirror.counters
         is_busy = is_busy or (self._requests is not None and self._requests.share < 1)
         self.poll_timer.update_interval(is_busy, is_waiting=bool(counters.num_running + counters.num_waiting))
         self._emit_status()
 
     def set_end_reason(self, reason: str) -> None:
-        """Set why the engine's process ended, which a source that was never answered cannot detect.
+        """Set the reason why the engine's process ended, or "" after a restart.
 
-        Empty after a restart.
+        A source that never received an answer cannot detect that the process has ended.
         """
         self._end_reason = reason
         self._emit_status()
@@ -157,12 +154,12 @@ class Session(QObject):
 
     @property
     def mirror(self) -> Mirror:
-        """State to show: current, frozen when paused, or at the cursor."""
+        """State to show: the current one, the frozen one when paused, or that at the cursor."""
         return self.timeline.mirror
 
     @property
     def live_mirror(self) -> Mirror:
-        """State at the source, independent of the cursor."""
+        """Current state of the source, independent of the cursor."""
         return self.timeline.end.mirror
 
     @property
@@ -172,16 +169,13 @@ class Session(QObject):
 
     @property
     def history(self) -> History:
-        """Recent history up to the shown time."""
         return self.timeline.history
 
     # The engine at the other end
 
     @property
     def accepts_commands(self) -> bool:
-        """Whether the engine accepts commands for control and inspection, such as snapshots, block texts or pausing its
-        steps.
-        """
+        """Whether the engine accepts commands for control and inspection, such as snapshots, block texts or pausing."""
         return self._link is not None and self.live_mirror.capabilities.commands
 
     @property
@@ -192,8 +186,8 @@ class Session(QObject):
     @property
     def provides_texts(self) -> bool:
         """Whether the contents of blocks can be requested from the engine or the recording."""
-        has_anybody = self._link is not None or self._contents is not None
-        return has_anybody and self.live_mirror.capabilities.token_ids
+        has_provider = self._link is not None or self._contents is not None
+        return has_provider and self.live_mirror.capabilities.token_ids
 
     @property
     def provides_allocator_map(self) -> bool:
@@ -207,7 +201,7 @@ class Session(QObject):
 
     @property
     def may_operate(self) -> bool:
-        """Whether the engine obeys commands of this client."""
+        """Whether the engine executes commands of this client."""
         return self.accepts_commands and not self.is_viewer
 
     def request_status(self) -> None:
@@ -215,7 +209,7 @@ class Session(QObject):
         self.send(GetStatus(tag=FIRST_TAG))
 
     def send(self, command: Command) -> bool:
-        """Send a command to the engine without blocking. Returns False if no engine can accept it.
+        """Send a command to the engine without blocking. Returns False if no engine can accept the command.
 
         Raises BadInput for a command that is too large.
         """
@@ -232,7 +226,6 @@ class Session(QObject):
         return True
 
     def _supports(self, command: Command) -> bool:
-        """Whether the engine supports the command."""
         if isinstance(command, Submit | Abort):
             return self.accepts_prompts
         if isinstance(command, GetStatus):
@@ -249,7 +242,7 @@ class Session(QObject):
 
     @property
     def recorded_texts(self) -> RecordedTexts | None:
-        """Block contents from the recording or the retained history, or None if neither can contain any."""
+        """Block contents from the recording or the history on disk; None if neither can have any."""
         has_any = self._player is not None or (self.disk_history is not None and self.disk_history.has_texts)
         if self._recorded_texts is None and has_any:
             from kvscope_app.session.recording.recorded_texts import recorded_texts  # imported late: rarely needed
@@ -267,7 +260,7 @@ class Session(QObject):
         return self._texts
 
     def new_recording_handle(self) -> RecordingHandle | None:
-        """Return a separate handle on the recorded data for use on another thread, or None if nothing is recorded."""
+        """Return a separate handle on the recorded data for another thread; None if nothing is recorded."""
         if self._player is not None:
             return RecordingHandle(self._player.recording.reopened, lambda: None)
         if self.disk_history is None:
@@ -285,13 +278,13 @@ class Session(QObject):
 
     @property
     def overview_share(self) -> float | None:
-        """Completed share of the overview that is being computed, 0 to 1; None if none is being computed."""
-        reading = self._overview_reader
-        return reading.share if reading is not None and reading.is_computing else None
+        """Computed fraction of the overview, 0 to 1; None if none is being computed."""
+        reader = self._overview_reader
+        return reader.share if reader is not None and reader.is_computing else None
 
     @property
     def is_overview_complete(self) -> bool:
-        """Whether the overview covers everything that the recording held when it was opened."""
+        """Whether the overview covers all data that the recording had when it was opened."""
         return self._overview_reader is None or self._overview_reader.is_caught_up
 
     # private
@@ -323,7 +316,7 @@ class Session(QObject):
             self._selects_event_request = False
             self.selection.select_request(timed.event.number)
 
-    def _status_now(self) -> SourceStatus:
+    def _current_status(self) -> SourceStatus:
         status = self.source.status
         is_silent = status.state in (SourceState.CONNECTING, SourceState.LOADING, SourceState.STALE)
         if not (self._end_reason and is_silent):
@@ -331,7 +324,7 @@ class Session(QObject):
         return replace(status, state=SourceState.ENDED, reason=self._end_reason)
 
     def _emit_status(self) -> None:
-        status = self._status_now()
+        status = self._current_status()
         now_ns = time.monotonic_ns()
         if self._is_status_due(status, now_ns):
             self.status = status
@@ -352,7 +345,6 @@ class Session(QObject):
         return not is_at_rest or self._second(now_ns) != self._second(reported_ns)
 
     def _second(self, time_ns: int) -> int:
-        """Return the second on the wall clock."""
         return self.timeline.end.history.wall_ns(time_ns) // 1_000_000_000
 
     def extend_overview(self) -> None:
@@ -364,32 +356,32 @@ class Session(QObject):
             has_grown = self.disk_history.drain_into(self.overview)
         if self.disk_history is not None and self.disk_history.ring.start_ns is not None:
             self.bookmarks.drop_before(self.disk_history.ring.start_ns)
-        reading = self._overview_reader
-        if reading is not None:
-            has_grown = reading.drain_into(self.overview) or has_grown
-            self.bookmarks.load(reading.pop_bookmarks())
-            if reading.is_finished:
+        reader = self._overview_reader
+        if reader is not None:
+            has_grown = reader.drain_into(self.overview) or has_grown
+            self.bookmarks.load(reader.pop_bookmarks())
+            if reader.is_finished:
                 self._overview_reader = None
-                if reading.failure:
-                    self.noticed.emit(f"Not all of its overview can be read: {reading.failure}")
+                if reader.failure:
+                    self.noticed.emit(f"Not all of its overview can be read: {reader.failure}")
         if has_grown:
-            if reading is not None:
+            if reader is not None:
                 self.timeline.end.backfill()
                 self.timeline.cursor_changed.emit()
             self.overview_changed.emit()
 
-    def _report_failures(self, kept: DiskHistory) -> None:
+    def _report_failures(self, disk_history: DiskHistory) -> None:
         """Report failures of the history and of the recording in one notice, because one full disk may have caused
         both.
         """
-        notices, recorder = [], kept.recorder
+        notices, recorder = [], disk_history.recorder
         if recorder is not None and recorder.failure:
-            kept.stop_recording()
+            disk_history.stop_recording()
             notices.append(f"The recording ended: {recorder.failure}; {recorder.writer.left}")
-        if kept.failure and not self._reported_failure:
-            self._reported_failure = kept.failure
-            notices.append(history_failure_text(kept.failure, has_some=kept.ring.num_bytes > 0))
-        elif self._reported_failure and not kept.failure:
+        if disk_history.failure and not self._reported_failure:
+            self._reported_failure = disk_history.failure
+            notices.append(history_failure_text(disk_history.failure, has_some=disk_history.ring.num_bytes > 0))
+        elif self._reported_failure and not disk_history.failure:
             self._reported_failure = ""
             self.noticed.emit(HISTORY_RESUMED)
         if notices:

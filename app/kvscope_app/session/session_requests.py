@@ -1,6 +1,6 @@
 """All requests of a session: collected from live updates, or read from a recording on a separate thread.
 
-Owns the `RequestLog`, the thread and its handle on the recording. Knows no widgets.
+Owns the `RequestLog`, the thread and its handle on the recording. Contains no widgets.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ class LiveRequests:
     """Requests of a live source since the connection was made."""
 
     share = 1.0
-    """Share of the data that has been read. Always 1 for a live source."""
     failure = ""
-    """Why reading failed. Always empty for a live source."""
 
     def __init__(self) -> None:
         self.log = RequestLog()
@@ -52,23 +50,22 @@ class LiveRequests:
 
 
 class RecordedRequests:
-    """Requests of a recording. Its thread starts in the constructor; `log` fills while `share` goes from 0 to 1."""
+    """Requests of a recording. The thread starts in the constructor; `share` is the fraction that `log` has."""
 
-    def __init__(self, open_it: Callable[[ProgressCallback], Recording]) -> None:
+    def __init__(self, open_recording: Callable[[ProgressCallback], Recording]) -> None:
         self.log = RequestLog()
         self._share = 0.0
-        self._open_it = open_it
+        self._open_recording = open_recording
         self._is_ending = threading.Event()
         self._work: Background[None] = Background(self._read, "kvscope-requests")
 
     @property
     def share(self) -> float:
-        """Share of the recording that has been read, 0 to 1."""
+        """Fraction of the recording that has been read, 0 to 1."""
         return 1.0 if self._work.is_finished else self._share
 
     @property
     def failure(self) -> str:
-        """Why the log is incomplete; empty without an error."""
         return self._work.failure
 
     def close(self) -> None:
@@ -78,7 +75,7 @@ class RecordedRequests:
         self._work.wait(2.0)
 
     def _read(self, watch: ProgressCallback) -> None:
-        recorded = self._open_it(watch)
+        recorded = self._open_recording(watch)
         read_until_ns = self._read_after(recorded, -1, watch)
         self._share = 1.0
         while recorded.may_grow and not self._is_ending.wait(_GROW_INTERVAL_S):
@@ -90,7 +87,7 @@ class RecordedRequests:
                 read_until_ns = self._read_after(recorded, read_until_ns, watch)
 
     def _read_after(self, recorded: Recording, after_ns: int, watch: ProgressCallback) -> int:
-        """Read the messages after `after_ns` (wall clock). Returns the time of the last message."""
+        """Read the messages after `after_ns` (wall clock). Returns the time of the last one."""
         length_ns = max(recorded.end_ns - recorded.start_ns, 1)
         reader, newest_ns = RequestLogReader(self.log), after_ns
         for at_s, message in recorded.messages((after_ns + 1 - recorded.start_ns) / 1e9, keyframes=True):

@@ -1,4 +1,4 @@
-"""Reports the contents of hand-painted widgets to assistive technology. Costs nothing while none is active."""
+"""Reports the contents of widgets that paint themselves to assistive technology. Does little while none is active."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from PySide6.QtWidgets import QWidget
 
 
 def announce(widget: QWidget, sentence: str) -> None:
-    """Set `sentence` as the accessible description of `widget` and have it spoken."""
+    """Set the accessible description of `widget` to `sentence`, and have a screen reader speak it."""
     widget.setAccessibleDescription(sentence)
     if QAccessible.isActive():
         QAccessible.updateAccessibility(QAccessibleAnnouncementEvent(widget, sentence))
 
 
 def is_screen_reader_active() -> bool:
-    """Whether assistive technology such as a screen reader is active."""
     return bool(QAccessible.isActive())

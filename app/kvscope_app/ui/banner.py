@@ -1,4 +1,4 @@
-"""Strip over the map that reports a problem and offers actions. Never modal."""
+"""Strip over the page map that reports a problem or offers something, with buttons. Never modal."""
 
 from __future__ import annotations
 
@@ -16,19 +16,17 @@ from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.ui.widget_factories import set_look, show_choices
 from kvscope_app.ui.zoom import scaled
 
-_MAX_LETTERS: Final = 400
+_MAX_CHARACTERS: Final = 400
 _TEMPORARY_MS: Final = 30_000
-"""Minimum display time of a passing message while its window is active; long enough to be read twice."""
+"""Display time of a temporary message, long enough to be read twice. Extended while the window is inactive."""
 
 BannerChoice = tuple[str, Callable[[], None]]
 
 
 class Banner(PassingStrip):
-    """Strip with a message. Hidden until `show_message`."""
-
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._sign, self._text, self._detail = PlainLabel(), _wrapping_label(), _wrapping_label()
+        self._icon, self._text, self._detail = PlainLabel(), _wrapping_label(), _wrapping_label()
         self._text.setProperty("look", "heading")
         self._detail.setProperty("look", "muted")
         self._close = QToolButton()
@@ -55,12 +53,14 @@ class Banner(PassingStrip):
         is_offer: bool = False,
         is_temporary: bool = False,
     ) -> None:
-        """Show a message.
+        """Show a message, in place of the previous one.
 
         Args:
-            choices: Buttons, the most common choice first.
-            is_offer: Whether it is an offer rather than a problem, which looks different.
-            passes: Whether the message disappears by itself, for example if it reports a failed action.
+            text: The problem or offer in one line.
+            detail: Explanation below `text`, of any length.
+            choices: Label and callback of each button, the most common choice first.
+            is_offer: Whether the message is an offer rather than a problem. Chooses icon and colour.
+            is_temporary: Whether the message disappears by itself, for example if it reports a failed action.
         """
         self._is_offer = is_offer
         self._update_style()
@@ -78,12 +78,12 @@ class Banner(PassingStrip):
             self.hide_timer.stop()
 
     def withdraw(self, text: str) -> None:
-        """Hide the message `text`, which no longer applies. Any other message stays."""
+        """Hide the message if it is `text`, which no longer applies. Any other message stays."""
         if self.text == text:
             self.hide()
 
     def _hide_if_unused(self) -> None:
-        """Hide the message, unless the window is inactive or the user is about to use the strip."""
+        """Hide the message, or try again later if the window is inactive or the mouse or focus is on the strip."""
         if not self.isVisible():
             return
         focus = QApplication.focusWidget()
@@ -95,22 +95,21 @@ class Banner(PassingStrip):
 
     def _update_style(self) -> None:
         name, color = ("recordings", self._theme.accent) if self._is_offer else ("warning", self._theme.bad)
-        self._sign.setPixmap(pixmap(name, color, scaled(20)))
+        self._icon.setPixmap(pixmap(name, color, scaled(20)))
         set_look(self._frame, "offer" if self._is_offer else "banner")
 
     @property
     def text(self) -> str:
-        """The shown message, empty if hidden."""
         return self._shown_text if self.isVisible() else ""
 
     def _build(self) -> None:
-        words, row = QVBoxLayout(), QHBoxLayout()
-        words.setSpacing(1)
-        words.addWidget(self._text)
-        words.addWidget(self._detail)
+        text_column, row = QVBoxLayout(), QHBoxLayout()
+        text_column.setSpacing(1)
+        text_column.addWidget(self._text)
+        text_column.addWidget(self._detail)
         row.setSpacing(12)
-        row.addWidget(self._sign)
-        row.addLayout(words, 1)
+        row.addWidget(self._icon)
+        row.addLayout(text_column, 1)
         self._frame = FoldingFrame(row, self._buttons, self._close)
         self._frame.setProperty("look", "banner")
         outer = QVBoxLayout(self)
@@ -119,17 +118,16 @@ class Banner(PassingStrip):
 
 
 def _wrapping_label() -> PlainLabel:
-    """Return a label that wraps to any number of lines, because the end of a reason is what helps."""
-    made = PlainLabel()
-    made.setWordWrap(True)
+    """Return a label that wraps to any number of lines: the end of an error message often says what to do."""
+    result = PlainLabel()
+    result.setWordWrap(True)
     policy = QSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
     policy.setHeightForWidth(True)
-    made.setSizePolicy(policy)
-    return made
+    result.setSizePolicy(policy)
+    return result
 
 
-def _set_text(words: PlainLabel, text: str) -> None:
-    """Set a label's text, truncated if it is very long, with the full text as the tooltip."""
-    is_long = len(text) > _MAX_LETTERS
-    words.setText(text[: _MAX_LETTERS - 1] + "…" if is_long else text)
-    words.setToolTip(plain_tip(text) if is_long else "")
+def _set_text(text_label: PlainLabel, text: str) -> None:
+    is_long = len(text) > _MAX_CHARACTERS
+    text_label.setText(text[: _MAX_CHARACTERS - 1] + "…" if is_long else text)
+    text_label.setToolTip(plain_tip(text) if is_long else "")

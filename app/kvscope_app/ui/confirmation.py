@@ -9,16 +9,16 @@ from PySide6.QtWidgets import QMessageBox, QWidget
 
 
 def confirm(parent: QWidget, question: str, yes: str, action: Callable[[], object]) -> QMessageBox:
-    """Call `action` if the button `yes` is pressed. Enter and Escape cancel."""
+    """Ask `question`, and call `action` if the button labelled `yes` is pressed. Enter and Escape cancel."""
     box = QMessageBox(parent)
     box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
     box.setIcon(QMessageBox.Icon.NoIcon)
     box.setWindowTitle("kvscope")
     box.setTextFormat(Qt.TextFormat.PlainText)
     box.setText(question)
-    sure = box.addButton(yes.replace("&", ""), QMessageBox.ButtonRole.DestructiveRole)
-    sure.setProperty("look", "danger")
+    yes_button = box.addButton(yes.replace("&", ""), QMessageBox.ButtonRole.DestructiveRole)
+    yes_button.setProperty("look", "danger")
     box.setDefaultButton(box.addButton(QMessageBox.StandardButton.Cancel))
-    sure.clicked.connect(lambda: action())
+    yes_button.clicked.connect(lambda: action())
     box.open()
     return box

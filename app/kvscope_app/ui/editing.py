@@ -1,4 +1,4 @@
-"""Opens the editor of an item in a list or table, also while another one is open."""
+"""Opens the editor of an item in a list or table, even while the editor of another item is open."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from PySide6.QtWidgets import QAbstractItemView
 
 
 def edit_item(view: QAbstractItemView, index: QModelIndex | QPersistentModelIndex) -> None:
-    """Open the editor of the item at `index`, or focus that editor where it is open already.
+    """Open the editor of the item at `index`, or focus the editor if it is open already.
 
-    An editor that is open on another item is committed and closed first. Items that cannot be edited, and invalid
-    indexes, are ignored. In all these cases `QAbstractItemView.edit` prints `edit: editing failed` and does nothing.
+    The editor of another item is committed and closed first. Nothing happens for an invalid index or an item that
+    cannot be edited. In all these cases, `QAbstractItemView.edit` prints `edit: editing failed` and does nothing.
     """
     needed = Qt.ItemFlag.ItemIsEditable | Qt.ItemFlag.ItemIsEnabled
     if not index.isValid() or index.flags() & needed != needed:

@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QFileDialog, QLineEdit, QWidget
 class FileDialog(QFileDialog):
     """QFileDialog without name completion.
 
-    Qt selects its proposal, which replaces some of the typed characters if they arrive faster than the folder is read.
+    Qt selects the completion, so that it replaces characters if the user types faster than the folder is read.
     """
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -25,14 +25,14 @@ class FileDialog(QFileDialog):
 
 
 def ask_open(parent: QWidget, title: str, folder: str, filters: str, then: Callable[[str], object]) -> None:
-    """Ask for an existing file without blocking. `then` is called with its path."""
+    """Ask for an existing file, without blocking, and call `then` with its path."""
     dialog = FileDialog(parent, title, folder, filters)
     dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
     _open_dialog(dialog, then)
 
 
 def ask_folder(parent: QWidget, title: str, then: Callable[[str], object], folder: str = "") -> None:
-    """Ask for an existing folder, starting at `folder`, without blocking. `then` is called with its path."""
+    """Ask for an existing folder, starting at `folder`, without blocking, and call `then` with its path."""
     dialog = FileDialog(parent, title, folder)
     dialog.setFileMode(QFileDialog.FileMode.Directory)
     dialog.setOption(QFileDialog.Option.ShowDirsOnly)
@@ -48,7 +48,7 @@ def ask_save(
     *,
     confirms_overwrite: bool = True,
 ) -> None:
-    """Ask for a path to save to, without blocking. `then` is called with it.
+    """Ask for a path to save to, without blocking, and call `then` with it.
 
     A path without a suffix gets that of the selected filter, initially the first of `filters`.
     """
@@ -58,8 +58,8 @@ def ask_save(
     dialog.setOption(QFileDialog.Option.DontConfirmOverwrite, not confirms_overwrite)
 
     def update_suffix(chosen: str) -> None:
-        if (found := re.search(r"\(\*\.(\w+)\)", chosen)) is not None:
-            dialog.setDefaultSuffix(found[1])
+        if (match := re.search(r"\(\*\.(\w+)\)", chosen)) is not None:
+            dialog.setDefaultSuffix(match[1])
 
     update_suffix(filters)
     dialog.filterSelected.connect(update_suffix)

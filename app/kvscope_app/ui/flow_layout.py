@@ -8,7 +8,7 @@ from PySide6.QtCore import QMargins, QRect, QSize, Qt
 from PySide6.QtWidgets import QLayout, QLayoutItem, QSizePolicy, QWidget
 
 _Line = list[tuple[QLayoutItem, int]]
-"""Items of a line, each with its width."""
+"""Items of a line, each with its wanted width in pixels."""
 
 
 class FlowLayout(QLayout):
@@ -49,16 +49,16 @@ class FlowLayout(QLayout):
         return sum(heights) + self.spacing() * max(len(heights) - 1, 0) + margins.top() + margins.bottom()
 
     def sizeHint(self) -> QSize:
-        shown = self._visible_items()
+        visible = self._visible_items()
         margins = self.contentsMargins()
-        width = sum(map(_preferred_width, shown)) + self.spacing() * max(len(shown) - 1, 0)
+        width = sum(map(_preferred_width, visible)) + self.spacing() * max(len(visible) - 1, 0)
         width += margins.left() + margins.right()
         return QSize(width, self.heightForWidth(width))
 
     def minimumSize(self) -> QSize:
-        shown, margins = self._visible_items(), self.contentsMargins()
-        width = max((item.minimumSize().width() for item in shown), default=0)
-        height = max((item.sizeHint().height() for item in shown), default=0)
+        visible, margins = self._visible_items(), self.contentsMargins()
+        width = max((item.minimumSize().width() for item in visible), default=0)
+        height = max((item.sizeHint().height() for item in visible), default=0)
         return QSize(width + margins.left() + margins.right(), height + margins.top() + margins.bottom())
 
     def setGeometry(self, rect: QRect) -> None:
@@ -67,14 +67,14 @@ class FlowLayout(QLayout):
         top = inner.top()
         for line in self._lines(inner.width()):
             height, left = _height(line), inner.left()
-            widths = _filled(line, inner.width() - self.spacing() * (len(line) - 1))
-            for number, ((item, _), width) in enumerate(zip(line, widths, strict=True)):
+            widths = _final_widths(line, inner.width() - self.spacing() * (len(line) - 1))
+            for index, ((item, _), width) in enumerate(zip(line, widths, strict=True)):
                 if width < 0:  # the last one, at the right
                     width = -width
                     left = inner.right() + 1 - width
-                own = min(item.sizeHint().height(), height)
-                item.setGeometry(QRect(left, top + (height - own) // 2, width, own))
-                left += width + self.spacing() * (number + 1 < len(line))
+                item_height = min(item.sizeHint().height(), height)
+                item.setGeometry(QRect(left, top + (height - item_height) // 2, width, item_height))
+                left += width + self.spacing() * (index + 1 < len(line))
             top += height + self.spacing()
 
     def _visible_items(self) -> list[QLayoutItem]:
@@ -84,18 +84,18 @@ class FlowLayout(QLayout):
         line: _Line = []
         left = 0
         for item in self._visible_items():
-            wanted = min(_preferred_width(item), max(width, item.minimumSize().width()))
-            if line and left + wanted > width:
+            item_width = min(_preferred_width(item), max(width, item.minimumSize().width()))
+            if line and left + item_width > width:
                 yield line
                 line, left = [], 0
-            line.append((item, wanted))
-            left += wanted + self.spacing()
+            line.append((item, item_width))
+            left += item_width + self.spacing()
         if line:
             yield line
 
 
 def _preferred_width(item: QLayoutItem) -> int:
-    """Return the width of the size hint, even if the widget's size policy makes layouts ignore it."""
+    """Return the width of the size hint, even if the widget's size policy makes Qt ignore it."""
     widget = item.widget()
     return item.sizeHint().width() if widget is None else max(widget.sizeHint().width(), item.minimumSize().width())
 
@@ -104,14 +104,14 @@ def _height(line: _Line) -> int:
     return max(item.sizeHint().height() for item, _ in line)
 
 
-def _filled(line: _Line, width: int) -> list[int]:
-    """Return the width of each item in the filled line. Negative: right-aligned."""
-    widths = [wanted for _, wanted in line]
-    spare = max(width - sum(widths), 0)
-    growing = [number for number, (item, _) in enumerate(line) if _may_grow(item)]
-    for nth, number in enumerate(growing):
-        widths[number] += spare // len(growing) + (nth < spare % len(growing))
-    if not growing and len(widths) > 1:
+def _final_widths(line: _Line, width: int) -> list[int]:
+    """Return the width of each item after the remaining width was distributed. Negative: the item is right-aligned."""
+    widths = [item_width for _, item_width in line]
+    free_width = max(width - sum(widths), 0)
+    expanding = [index for index, (item, _) in enumerate(line) if _may_grow(item)]
+    for nth, index in enumerate(expanding):
+        widths[index] += free_width // len(expanding) + (nth < free_width % len(expanding))
+    if not expanding and len(widths) > 1:
         widths[-1] = -widths[-1]
     return widths
 

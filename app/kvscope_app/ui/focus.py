@@ -1,4 +1,4 @@
-"""Draws focus frames, dispatches zoom shortcuts to the focused widget, and iterates over the Tab order."""
+"""Draws focus frames, sends zoom shortcuts to the focused widget, and iterates over the Tab order."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from kvscope_app.ui.theme import Theme
 
 @runtime_checkable
 class Zoomable(Protocol):
-    def zoom_by(self, steps: int) -> None:
-        """Zoom in (1), zoom out (-1), or fit everything (0)."""
+    def zoom_by(self, steps: int) -> None: ...
 
 
 def zoom_focused(window: Zoomable, steps: int) -> None:
-    """Zoom the focused widget or its nearest zoomable ancestor, otherwise `window`."""
+    """Zoom the focused widget or its closest zoomable ancestor, or `window` if there is none."""
     widget: QWidget | None = QApplication.focusWidget()
     while widget is not None and not isinstance(widget, Zoomable):
         widget = widget.parentWidget()
@@ -27,39 +26,37 @@ def zoom_focused(window: Zoomable, steps: int) -> None:
 
 
 def tab_order(start: QWidget, *, forward: bool = True) -> Iterator[QWidget]:
-    """Yield the widgets after `start` in the Tab order of its window, including the window, until `start` is reached
-    again.
+    """Yield the widgets after `start` in Tab order, including the window, until `start` is reached again.
 
-    The Python objects of the widgets and of their ancestors are children of their actual parents afterwards.
+    The ownership of their Python objects is corrected on the way, see `_set_actual_parents`.
     """
-    found = start
+    current = start
     while True:
-        found = (found.nextInFocusChain() if forward else found.previousInFocusChain()) or start
-        _set_actual_parents(found)
-        if found is start:
+        current = (current.nextInFocusChain() if forward else current.previousInFocusChain()) or start
+        _set_actual_parents(current)
+        if current is start:
             return
-        yield found
+        yield current
 
 
 def _set_actual_parents(widget: QWidget) -> None:
-    """Make the Python objects of `widget` and its ancestors children of their actual parents, which Qt ignores.
+    """Make the Python objects of `widget` and its ancestors children of their actual parents.
 
     PySide makes the Python object that `nextInFocusChain` returns a child of the widget it was called on, whatever the
     widget's actual parent is. A window would then never be freed, and a widget would count as deleted together with its
-    predecessor.
+    predecessor. Setting the actual parent again has no effect in Qt.
 
     All ancestors are needed: nothing else keeps the Python object of a parent that Qt created itself, such as the tab
-    bar of docks, and PySide marks the objects of its children as deleted when it goes. Shift+Tab meets the children
-    first.
+    bar of docks, and PySide marks the objects of its children as deleted with it. Shift+Tab meets the children first.
     """
-    around: QWidget | None = widget
-    while around is not None:
-        parent = around.parentWidget()
-        around.setParent(parent)  # also without one: the object is then no longer its predecessor's child
-        around = parent
+    current: QWidget | None = widget
+    while current is not None:
+        parent = current.parentWidget()
+        current.setParent(parent)  # also without one: the object is then no longer its predecessor's child
+        current = parent
 
 
-def draw_focus(painter: QPainter, around: QRect, theme: Theme) -> None:
+def draw_focus(painter: QPainter, rect: QRect, theme: Theme) -> None:
     painter.setBrush(Qt.BrushStyle.NoBrush)
     painter.setPen(QPen(theme.color("accent"), 1))
-    painter.drawRect(around.adjusted(0, 0, -1, -1))
+    painter.drawRect(rect.adjusted(0, 0, -1, -1))

@@ -1,4 +1,4 @@
-"""Frame that shows its buttons next to its text, or below it if it is narrow."""
+"""Frame that shows its buttons next to its text, or below the text if the frame is narrow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MIN_TEXT_WIDTH = 400
 
 
 class FoldingFrame(QFrame):
-    """Frame with `words`, then `buttons`; `corner` stays to the right of the text."""
+    """Frame with a text and buttons. `corner` stays at the right of both."""
 
     def __init__(self, text_layout: QLayout, buttons: QLayout, corner: QWidget, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -33,11 +33,11 @@ class FoldingFrame(QFrame):
         return self.row.direction() is QBoxLayout.Direction.TopToBottom
 
     def fold(self) -> None:
-        """Choose the arrangement for the present width and buttons."""
+        """Move the buttons next to or below the text, depending on the frame's width and the buttons'."""
         is_narrow = self.width() < self._buttons.sizeHint().width() + scaled(_MIN_TEXT_WIDTH)
-        wanted = QBoxLayout.Direction.TopToBottom if is_narrow else QBoxLayout.Direction.LeftToRight
-        if self.row.direction() is not wanted:
-            self.row.setDirection(wanted)
+        direction = QBoxLayout.Direction.TopToBottom if is_narrow else QBoxLayout.Direction.LeftToRight
+        if self.row.direction() is not direction:
+            self.row.setDirection(direction)
             self.row.setSpacing(5 if is_narrow else 10)
 
     def resizeEvent(self, event: QResizeEvent) -> None:

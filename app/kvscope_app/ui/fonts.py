@@ -1,4 +1,4 @@
-"""Fonts: a sans-serif with digits of equal width, so that changing numbers do not shift."""
+"""Sans-serif and monospaced fonts. The sans-serif has digits of equal width, so that changing numbers do not shift."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def apply_fonts(app: QApplication) -> None:
 
 
 def has_fonts(app: QApplication) -> bool:
-    """Whether text can be rendered. Without any font, Qt draws a box for each letter."""
+    """Whether any font is installed. Without one, Qt draws a box for each letter."""
     return QFontMetrics(app.font()).inFont("a")
 
 
@@ -33,7 +33,7 @@ def tabular(font: QFont) -> QFont:
 
 
 def sans(scale: float = 1.0, weight: QFont.Weight = QFont.Weight.Normal) -> QFont:
-    """Return the application's font at `scale` times its size."""
+    """Return the application's font, with `scale` times its size."""
     font = QFont(QApplication.font())
     font.setPointSizeF(font.pointSizeF() * scale)
     font.setWeight(weight)
@@ -41,7 +41,6 @@ def sans(scale: float = 1.0, weight: QFont.Weight = QFont.Weight.Normal) -> QFon
 
 
 def mono(scale: float = 1.0) -> QFont:
-    """Return a monospaced font at `scale` times the application's size."""
     font = QFont(QApplication.font())
     font.setFamilies(list(MONO_FAMILIES))
     font.setPointSizeF(font.pointSizeF() * scale)

@@ -1,4 +1,4 @@
-"""Icons: kvscope's SVG files rendered in a theme colour as pixmaps, without a Python icon engine."""
+"""Renders kvscope's SVG icons in a theme colour, as pixmaps instead of by a `QIconEngine` written in Python."""
 
 from __future__ import annotations
 
@@ -12,34 +12,35 @@ from PySide6.QtSvg import QSvgRenderer
 
 from kvscope_app.ui.zoom import scaled
 
-_INK: Final = "#000001"
+_PLACEHOLDER_COLOR: Final = "#000001"
 """Colour in the SVG files that is replaced by the requested one."""
 _SCALES: Final = (1, 2, 3)
 _FOLDER: Final = resources.files("kvscope_resources") / "icons"
 
 
 def icon(name: str, color: str, disabled: str | None = None, size: int = 18) -> QIcon:
-    """Return an icon in `color` (`#rrggbb`), `size` device-independent pixels at 100 % zoom, for display scales up to
-    3.
+    """Return an icon for display scales up to 3, in `color` (`#rrggbb`).
+
+    `size` is in device-independent pixels at 100 % zoom. `disabled` is the colour of the disabled state.
     """
     size, result = scaled(size), QIcon()
-    _add(result, name, color, size, QIcon.Mode.Normal)
+    _add_pixmaps(result, name, color, size, QIcon.Mode.Normal)
     if disabled is not None:
-        _add(result, name, disabled, size, QIcon.Mode.Disabled)
+        _add_pixmaps(result, name, disabled, size, QIcon.Mode.Disabled)
     return result
 
 
 def app_icon() -> QIcon:
     result = QIcon()
     for size in (16, 24, 32, 48, 64, 128, 256):
-        result.addPixmap(pixmap("kvscope", _INK, size, 1))
+        result.addPixmap(pixmap("kvscope", _PLACEHOLDER_COLOR, size, 1))
     return result
 
 
 @lru_cache(maxsize=2048)
 def pixmap(name: str, color: str, size: int, scale: int = 2) -> QPixmap:
-    """Render an icon with `scale` device pixels per device-independent pixel. Cached and shared."""
-    renderer = QSvgRenderer(QByteArray(_source(name).replace(_INK, color).encode()))
+    """Render an icon with `scale` device pixels per device-independent pixel. Results are cached and shared."""
+    renderer = QSvgRenderer(QByteArray(_source(name).replace(_PLACEHOLDER_COLOR, color).encode()))
     result = QPixmap(QSize(size, size) * scale)
     result.fill(Qt.GlobalColor.transparent)
     painter = QPainter(result)
@@ -55,19 +56,18 @@ def names() -> list[str]:
 
 
 def chevron_path(is_dark: bool, where: str = "") -> str:
-    """Return the file of a chevron for stylesheets, which accept no pixmaps.
+    """Return the path of a chevron's file for stylesheets, which accept no pixmaps.
 
-    `where`: `up`, `left`, `right`, or down if empty.
+    `where`: `up`, `left`, `right`, or "" for down.
     """
-    return _sheet_path(f"chevron-{where}" if where else "chevron", is_dark)
+    return _stylesheet_path(f"chevron-{where}" if where else "chevron", is_dark)
 
 
 def check_path(is_dark: bool) -> str:
-    """Return the file of a check mark for stylesheets, for boxes filled with the accent colour."""
-    return _sheet_path("check", is_dark)
+    return _stylesheet_path("check", is_dark)
 
 
-def _sheet_path(name: str, is_dark: bool) -> str:
+def _stylesheet_path(name: str, is_dark: bool) -> str:
     name = f"{name}-on-{'dark' if is_dark else 'light'}.svg"
     with resources.as_file(_FOLDER / name) as path:
         return path.as_posix()
@@ -78,6 +78,6 @@ def _source(name: str) -> str:
     return (_FOLDER / f"{name}.svg").read_text(encoding="utf-8")
 
 
-def _add(target: QIcon, name: str, color: str, size: int, mode: QIcon.Mode) -> None:
+def _add_pixmaps(target: QIcon, name: str, color: str, size: int, mode: QIcon.Mode) -> None:
     for scale in _SCALES:
         target.addPixmap(pixmap(name, color, size, scale), mode)

@@ -1,4 +1,4 @@
-"""Signs of bookmarks and alarms on time axes, distinguished by shape as well as colour.
+"""Paints bookmarks, alarms and loops on time axes, distinguished by shape as well as colour.
 
 A bookmark is a pennant, an alarm a triangle. The ends of a loop are brackets.
 """
@@ -15,12 +15,11 @@ WIDTH = 9.0
 
 
 def sign_color(is_note: bool, theme: Theme) -> QColor:
-    """Return the colour of a bookmark (`is_note`) or an alarm."""
     return theme.color("accent" if is_note else "warn")
 
 
 def paint_sign(painter: QPainter, x: float, top: float, height: float, *, is_note: bool, theme: Theme) -> None:
-    """Paint a sign centred at `x`, with its upper edge at `top`."""
+    """Paint a bookmark (`is_note`) or an alarm, centred at `x`, with its upper edge at `top`."""
     half = WIDTH / 2
     if is_note:
         points = [(-half, 0), (half, 0), (half, height), (0, height * 0.66), (-half, height)]
@@ -35,13 +34,13 @@ def paint_sign(painter: QPainter, x: float, top: float, height: float, *, is_not
 
 
 def paint_loop(painter: QPainter, left: float | None, right: float | None, box: QRectF, theme: Theme) -> None:
-    """Paint the range from `left` to `right` within `box`, or the one end that is set."""
-    ink = theme.color("accent")
+    """Paint the loop from `left` to `right` within `box`. If one of them is None, only the other end is painted."""
+    color = theme.color("accent")
     painter.save()
     if left is not None and right is not None:
         inside = QRectF(left, box.top(), right - left, box.height()).intersected(box)
         painter.fillRect(inside, theme.color("accent", 46))
-    painter.setPen(QPen(ink, 2))
+    painter.setPen(QPen(color, 2))
     for x, sign in ((left, 1), (right, -1)):
         if x is not None and box.left() - 1 <= x <= box.right() + 1:
             painter.drawLine(QPointF(x, box.top()), QPointF(x, box.bottom()))
@@ -51,10 +50,10 @@ def paint_loop(painter: QPainter, left: float | None, right: float | None, box: 
 
 
 def sign_pixmap(*, is_note: bool, theme: Theme, scale: float = 2.0) -> QPixmap:
-    made = QPixmap(round(14 * scale), round(14 * scale))
-    made.setDevicePixelRatio(scale)
-    made.fill(Qt.GlobalColor.transparent)
-    painter = QPainter(made)
+    pixmap = QPixmap(round(14 * scale), round(14 * scale))
+    pixmap.setDevicePixelRatio(scale)
+    pixmap.fill(Qt.GlobalColor.transparent)
+    painter = QPainter(pixmap)
     paint_sign(painter, 7, 2, 10, is_note=is_note, theme=theme)
     painter.end()
-    return made
+    return pixmap

@@ -7,5 +7,5 @@ from kvscope_telemetry.messages.telemetry import Hello
 
 
 def model_name(hello: Hello | None) -> str:
-    """Return the short name of the model, or an empty text without a model."""
+    """Return the short name of the engine's model, or "" if `hello` is None."""
     return "" if hello is None else short_name(hello.model.name)

@@ -1,4 +1,4 @@
-"""Spin boxes and a parser for typed numbers, with the same rules for every field and locale.
+"""Parsing of typed numbers, and spin boxes, with the same rules for every field and locale.
 
 Both "." and "," are decimal separators and never group digits: "2,5" and "2.5" are 2.5, and "1.000" is 1. Spaces group
 digits, as in `number_text.count`.
@@ -16,22 +16,24 @@ from PySide6.QtWidgets import QDoubleSpinBox, QSpinBox, QWidget
 
 from kvscope_app.ui.number_text import count
 
-_COMMAS: Final = str.maketrans(",٫−", "..-")  # Persian and Arabic keyboards type U+066B; U+2212 is a typographic minus
+_TO_ASCII: Final = str.maketrans(
+    ",٫−", "..-"
+)  # Persian and Arabic keyboards type U+066B; U+2212 is a typographic minus
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
-_WHOLE: Final = re.compile(r"([+-]?\d+)(\.0*)?")
-_BEGINNING: Final = re.compile(r"[+-]?\d*(?:\.(\d*))?")
+_WHOLE_NUMBER: Final = re.compile(r"([+-]?\d+)(\.0*)?")
+_PARTIAL_NUMBER: Final = re.compile(r"[+-]?\d*(?:\.(\d*))?")
 
 
 def parse_number(text: str) -> float | None:
     """Return the number in `text`, or None if it is not a plain decimal number."""
-    plain = _plain(text)
-    return float(plain) if _NUMBER.fullmatch(plain) else None
+    normalized = _normalized(text)
+    return float(normalized) if _NUMBER.fullmatch(normalized) else None
 
 
 def parse_whole_number(text: str) -> int | None:
     """Return the whole number in `text`, with all its digits, or None if it is not one."""
-    found = _WHOLE.fullmatch(_plain(text))
-    return int(found[1]) if found else None
+    match = _WHOLE_NUMBER.fullmatch(_normalized(text))
+    return int(match[1]) if match else None
 
 
 def with_decimal_point(text: str) -> str:
@@ -40,7 +42,7 @@ def with_decimal_point(text: str) -> str:
 
 
 class NumberBox(QDoubleSpinBox):
-    """Spin box for a decimal number, formatted with a point like all other numbers of the window."""
+    """Spin box for a decimal number, with "." as the decimal separator."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -48,7 +50,7 @@ class NumberBox(QDoubleSpinBox):
         _indent(self)
 
     def validate(self, text: str, pos: int) -> tuple[QValidator.State, str, int]:
-        return _state(self, text, self.decimals()), text, pos
+        return _validation_state(self, text, self.decimals()), text, pos
 
     def valueFromText(self, text: str) -> float:
         value = parse_number(_without_affixes(self, text))
@@ -58,7 +60,7 @@ class NumberBox(QDoubleSpinBox):
         return f"{value:.{self.decimals()}f}"
 
     def fixup(self, text: str) -> str:
-        """Return an incomplete number unchanged: Qt would remove commas as grouping and turn "1,5" into 15."""
+        """Return an incomplete number unchanged. Qt would remove commas as grouping and turn "1,5" into 15."""
         return text
 
 
@@ -71,7 +73,7 @@ class WholeNumberBox(QSpinBox):
         _indent(self)
 
     def validate(self, text: str, pos: int) -> tuple[QValidator.State, str, int]:
-        return _state(self, text, 0), text, pos
+        return _validation_state(self, text, 0), text, pos
 
     def valueFromText(self, text: str) -> int:
         value = parse_whole_number(_without_affixes(self, text))
@@ -81,16 +83,15 @@ class WholeNumberBox(QSpinBox):
         return count(value)
 
     def fixup(self, text: str) -> str:
-        """Leave an incomplete number as it is; see `NumberBox.fixup`."""
         return text
 
 
-def _state(box: QSpinBox | QDoubleSpinBox, text: str, num_decimals: int) -> QValidator.State:
-    """Return whether `text` is a number in the box's range, may become one by further typing, or neither."""
+def _validation_state(box: QSpinBox | QDoubleSpinBox, text: str, num_decimals: int) -> QValidator.State:
+    """Return whether `text` is a number in the box's range (Acceptable), may become one (Intermediate), or neither."""
     bare = _without_affixes(box, text)
     if box.specialValueText() and bare == box.specialValueText():
         return QValidator.State.Acceptable
-    typed = _BEGINNING.fullmatch(_plain(bare))
+    typed = _PARTIAL_NUMBER.fullmatch(_normalized(bare))
     # A separator is accepted in a whole number too, followed by zeros: if it were ignored, "1.5" would become 15.
     if typed is None or (typed[1] or "")[num_decimals:].strip("0"):
         return QValidator.State.Invalid
@@ -107,9 +108,8 @@ def _without_affixes(box: QSpinBox | QDoubleSpinBox, text: str) -> str:
     return text.removeprefix(box.prefix()).removesuffix(box.suffix()).strip()
 
 
-def _plain(text: str) -> str:
-    """Return `text` in the notation that `float` accepts."""
-    return "".join(text.split()).translate(_COMMAS)
+def _normalized(text: str) -> str:
+    return "".join(text.split()).translate(_TO_ASCII)
 
 
 def _indent(box: QSpinBox | QDoubleSpinBox) -> None:

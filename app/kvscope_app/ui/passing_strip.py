@@ -1,4 +1,4 @@
-"""Temporary strips over the bottom of an area. Nothing below them moves."""
+"""Strips that float over the bottom of an area. Nothing below them moves when they appear."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from PySide6.QtWidgets import QApplication, QSizePolicy, QVBoxLayout, QWidget
 
 
 class PassingStrip(QWidget):
-    """Strip that passes the focus to `heir` when it is hidden while one of its buttons has the focus.
+    """Strip that gives the focus to `focus_heir` when it is hidden while one of its buttons has the focus.
 
-    Qt would focus the next button, and pressing Space again would trigger it.
+    Qt would focus the next button, which pressing Space again would trigger.
     """
 
-    heir: QWidget | None = None
+    focus_heir: QWidget | None = None
 
     def setVisible(self, visible: bool) -> None:
         focus = QApplication.focusWidget()
-        if not visible and self.heir is not None and focus is not None and self.isAncestorOf(focus):
-            self.heir.setFocus(Qt.FocusReason.OtherFocusReason)
+        if not visible and self.focus_heir is not None and focus is not None and self.isAncestorOf(focus):
+            self.focus_heir.setFocus(Qt.FocusReason.OtherFocusReason)
         super().setVisible(visible)
 
 
 class FloatingStrips(QWidget):
-    """Stack of strips in `area`, the first on top, floating over the bottom of `over`, which is inside `area`.
+    """Stack of strips over the bottom of the widget `over`, a descendant of `area`. The first strip is on top.
 
-    While `over` is hidden, they float over the bottom of `area`.
+    While `over` is hidden, the strips float over the bottom of `area`.
     """
 
     covered = Signal(int)
-    """Height in pixels covered by the visible strips, 0 if all are hidden. `over` should show nothing there."""
+    """Emitted with the height in pixels that the visible strips cover, 0 if all are hidden."""
 
     def __init__(self, area: QWidget, over: QWidget) -> None:
         super().__init__(area)
@@ -41,23 +41,22 @@ class FloatingStrips(QWidget):
             watched.installEventFilter(self)
 
     def add(self, strip: PassingStrip) -> None:
-        """Add a strip below the others."""
         self._column.addWidget(strip)
 
     def event(self, event: QEvent) -> bool:
-        done = super().event(event)
+        is_handled = super().event(event)
         if event.type() in (QEvent.Type.LayoutRequest, QEvent.Type.Show):
-            self._place()
-        return done
+            self._reposition()
+        return is_handled
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if event.type() in (QEvent.Type.Resize, QEvent.Type.Move, QEvent.Type.Show, QEvent.Type.Hide):
-            self._place()
+            self._reposition()
         return False
 
-    def _place(self) -> None:
-        over = self._over
-        bottom = over.mapTo(self._area, QPoint(0, over.height())).y() if over.isVisible() else self._area.height()
+    def _reposition(self) -> None:
+        anchor = self._over
+        bottom = anchor.mapTo(self._area, QPoint(0, anchor.height())).y() if anchor.isVisible() else self._area.height()
         width = self._area.width()
         self.resize(width, self.height())  # strips fold and wrap by their width
         self._column.activate()

@@ -1,4 +1,4 @@
-"""Widgets that show text literally. Names, reasons and prompts come from engines and models and are never markup."""
+"""Labels and tooltips that show text literally. Names, reasons and prompts of engines and models are never markup."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QLabel, QWidget
 
 
 class PlainLabel(QLabel):
-    """Label that shows `<b>` literally. A QLabel guesses whether its text is rich text."""
+    """Label that shows `<b>` literally. A QLabel would guess whether its text is rich text."""
 
     def __init__(self, text: str = "", parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -19,7 +19,7 @@ class PlainLabel(QLabel):
 
 
 def plain_tip(text: str) -> str:
-    """Return the tooltip text that shows `text` literally. Tooltips guess as well, and cannot be configured."""
+    """Return a tooltip text that Qt shows as `text` literally. Qt guesses the format of tooltips."""
     if not QtGuiTexts.mightBeRichText(text):
         return text
     return f"<p style='white-space: pre-wrap'>{escape(text)}</p>"

@@ -9,8 +9,6 @@ from kvscope_app.ui.zoom import scaled
 
 
 class Sheet(QDialog):
-    """Dialog whose contents go into `column`. It is deleted when it is closed."""
-
     def __init__(self, title: str, parent: QWidget) -> None:
         super().__init__(parent)
         self.setWindowTitle(title)
@@ -20,15 +18,18 @@ class Sheet(QDialog):
         self.column.setSpacing(12)
 
     def resize_comfortably(self, width: int, height: int = 0) -> None:
-        """Resize to a size given at 100 % zoom; higher if the text needs it, but within the screen."""
-        most = self.screen().availableGeometry().size() * 0.94
-        wide = min(scaled(width), most.width())
+        """Resize to `width` and at least `height`, in pixels at 100 % zoom.
+
+        The dialog becomes higher if its text needs that, but not larger than 94 % of the screen.
+        """
+        available = self.screen().availableGeometry().size() * 0.94
+        dialog_width = min(scaled(width), available.width())
         self.ensurePolished()
-        needed = self.column.totalHeightForWidth(wide) if self.column.hasHeightForWidth() else 0
-        self.resize(wide, min(max(scaled(height), needed), most.height()))
+        needed = self.column.totalHeightForWidth(dialog_width) if self.column.hasHeightForWidth() else 0
+        self.resize(dialog_width, min(max(scaled(height), needed), available.height()))
 
     def add_close(self, other: QWidget | None = None) -> None:
-        """Add the Close button, with `other` at the opposite end of its row."""
+        """Add a row with the Close button at the right and `other` at the left."""
         row = QHBoxLayout()
         if other is not None:
             row.addWidget(other)

@@ -1,4 +1,4 @@
-"""Formats table rows as tab-separated text for spreadsheets."""
+"""Table rows as tab-separated text for spreadsheets."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QTableView, QTreeV
 _DISPLAY = Qt.ItemDataRole.DisplayRole
 
 
-def chosen_rows(view: QAbstractItemView) -> list[int]:
-    """Return the selected rows from top to bottom; for a tree, only top-level rows."""
+def selected_rows(view: QAbstractItemView) -> list[int]:
+    """Return the indices of the selected rows in ascending order; of a tree, only top-level rows."""
     return sorted({index.row() for index in view.selectionModel().selectedIndexes() if not index.parent().isValid()})
 
 
 def as_tsv(view: QAbstractItemView, rows: list[int]) -> str:
-    """Return `rows` with the visible columns in their visual order, preceded by the column titles."""
+    """Return the titles and the cells of `rows`, with the visible columns in their visual order."""
     model, columns = view.model(), _columns(view)
     title = Qt.Orientation.Horizontal
     lines = [[_clean(model.headerData(column, title, _DISPLAY)) for column in columns]] if _header(view) else []
@@ -44,5 +44,4 @@ def _text(model: QAbstractItemModel, row: int, column: int) -> object:
 
 
 def _clean(value: object) -> str:
-    """Return the cell's text without tabs and line breaks."""
     return "" if value is None else " ".join(str(value).split())

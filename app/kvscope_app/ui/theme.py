@@ -1,4 +1,4 @@
-"""Dark and light themes: every colour that the desktop paints has a name here.
+"""Dark and light themes: the named colours that the desktop paints with.
 
 Qt's colour scheme has no effect without a platform theme, so both palettes are defined here, on top of the Fusion
 style. pyqtgraph does not follow a palette: views apply colours of a `Theme` in `View.apply_theme`.
@@ -15,39 +15,36 @@ from PySide6.QtGui import QColor
 
 NUM_OWNER_COLORS: Final = 96
 _GOLDEN_RATIO: Final = 0.618033988749895
-_SEEN: Final = 3.0
-"""Minimum contrast (WCAG 2) for signs."""
+_MIN_SIGN_CONTRAST: Final = 3.0
+"""Minimum contrast ratio of a graphical sign to its background (WCAG 2.1, criterion 1.4.11)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Theme:
-    """Named colours as `#rrggbb`. `color(name)` returns a QColor."""
+    """Named colours as `#rrggbb`."""
 
     name: str
     is_dark: bool
     window: str
-    """Background behind everything."""
     base: str
     """Background of edited and listed text, the page map and plots."""
     panel: str
-    """Background of docks and bars."""
     raised: str
-    """Buttons, cards, hovered rows."""
+    """Background of buttons, cards and hovered rows."""
     border: str
     text: str
     muted: str
-    """Labels, units and secondary text. Contrast 4.5:1 on `panel`."""
+    """Colour of labels, units and secondary text. Contrast ratio at least 4.5 on `panel`."""
     accent: str
     accent_text: str
     good: str
     warn: str
     bad: str
     grid: str
-    """Grid lines of plots: opaque, faint."""
     series: tuple[str, ...]
-    """Eight curve colours based on Okabe and Ito.
+    """Eight curve colours based on those of Okabe and Ito.
 
-    Those of the safe palette can be distinguished by colour-blind users.
+    Colour-blind users can distinguish those of the safe palette.
     """
     block_free: str
     block_active: str
@@ -56,17 +53,15 @@ class Theme:
     block_host: str
     block_disk: str
     block_unmapped: str
-    """Address space without memory."""
     flash_evicted: str
     flash_copied: str
     flash_saved: str
     flash_loaded: str
-    """The flash colours show briefly that a cell changed. Large cells also have a sign."""
+    """Colour of a cell shortly after its block was loaded. Large cells also get a sign."""
     selection: str
-    """Outline of the selection."""
 
     def color(self, name: str, alpha: int = 255) -> QColor:
-        """Return the named colour. `alpha`: 0 to 255."""
+        """Return the colour of the field `name`, with `alpha` from 0 (transparent) to 255."""
         color = QColor(str(getattr(self, name)))
         color.setAlpha(alpha)
         return color
@@ -177,32 +172,30 @@ SAFE_THEMES: Final[dict[str, Theme]] = {theme.name: theme for theme in (SAFE_DAR
 
 @lru_cache(maxsize=4096)
 def mix(first: str, second: str, share: float) -> str:
-    """Return `first` mixed with `share` (0 to 1) of `second`, as `#rrggbb`."""
+    """Return a mixture of two colours as `#rrggbb`, with `share` (0 to 1) of `second`."""
     a, b = QColor(first), QColor(second)
-    parts = ((a.red(), b.red()), (a.green(), b.green()), (a.blue(), b.blue()))
-    return "#" + "".join(f"{round(x + (y - x) * share):02x}" for x, y in parts)
+    channels = ((a.red(), b.red()), (a.green(), b.green()), (a.blue(), b.blue()))
+    return "#" + "".join(f"{round(x + (y - x) * share):02x}" for x, y in channels)
 
 
 def readable_on(color: str, theme: Theme) -> str:
-    """Return the colour for drawing on `color`: the background colour, or the text colour if the contrast were too
-    low.
-    """
+    """Return the colour for drawing on `color`: the base colour, or the text colour if its contrast were too low."""
     light, base = sorted((_luminance(color), _luminance(theme.base)), reverse=True)
-    return theme.base if (light + 0.05) / (base + 0.05) >= _SEEN else theme.text
+    return theme.base if (light + 0.05) / (base + 0.05) >= _MIN_SIGN_CONTRAST else theme.text
 
 
 def owner_color(number: int, theme: Theme = DARK) -> QColor:
-    """Return the colour of request `number`, the same in every view. Consecutive numbers have distant hues."""
+    """Return the colour of request `number`, the same in every view. Consecutive requests have distant hues."""
     return QColor(owner_colors(theme)[number % NUM_OWNER_COLORS])
 
 
 @lru_cache(maxsize=8)
 def owner_colors(theme: Theme) -> tuple[str, ...]:
     """Return `NUM_OWNER_COLORS` colours with hues a golden angle apart, in three lightnesses."""
-    return tuple(_owner(index, theme.is_dark) for index in range(NUM_OWNER_COLORS))
+    return tuple(_owner_color(index, theme.is_dark) for index in range(NUM_OWNER_COLORS))
 
 
-def _owner(index: int, is_dark: bool) -> str:
+def _owner_color(index: int, is_dark: bool) -> str:
     hue = (0.58 + index * _GOLDEN_RATIO) % 1.0
     lightness = (0.66, 0.56, 0.74)[index % 3] if is_dark else (0.50, 0.40, 0.58)[index % 3]
     # Yellow and green look lighter than blue at the same HLS lightness: darken them.

@@ -1,4 +1,4 @@
-"""Factories for Qt widgets with the looks of the stylesheet."""
+"""Functions that create common Qt widgets in the stylesheet's looks."""
 
 from __future__ import annotations
 
@@ -35,46 +35,44 @@ def tool_button(text: str, tip: str, *, checkable: bool = False, checked: bool =
 
 
 def set_icon(button: QToolButton, name: str, theme: Theme) -> None:
-    """Show an icon instead of the text, in the theme's colours; the accent colour if the button is checked."""
     color = theme.accent if button.isCheckable() and button.isChecked() else theme.muted
     button.setIcon(icon(name, color, mix(theme.muted, theme.panel, 0.6)))
     button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonIconOnly)
 
 
 def label(text: str = "", look: str = "", *, wraps: bool = False, elastic: bool = False) -> QLabel:
-    """Return a plain-text label. `elastic`: it may be squeezed instead of widening its dock."""
-    made = PlainLabel(text)
-    made.setProperty("look", look)
-    made.setWordWrap(wraps)
+    """Return a plain-text label. An `elastic` label may become narrower than its text, and so may its dock."""
+    result = PlainLabel(text)
+    result.setProperty("look", look)
+    result.setWordWrap(wraps)
     if elastic:
-        made.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
-    return made
+        result.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+    return result
 
 
 def label_boxes(parent: QWidget) -> None:
     """Give each combo box in `parent` a hidden label with its accessible name.
 
-    Screen readers on Linux announce a combo box by its current value, and take its purpose from its label.
+    Screen readers on Linux announce a combo box by its current value. They announce its purpose only if it has a label.
     """
     for box in parent.findChildren(QComboBox):
-        around = box.parentWidget()
-        labels = around.findChildren(QLabel) if around is not None else []
+        container = box.parentWidget()
+        labels = container.findChildren(QLabel) if container is not None else []
         if box.accessibleName() and all(each.buddy() is not box for each in labels):
-            hidden = PlainLabel(box.accessibleName(), around)
+            hidden = PlainLabel(box.accessibleName(), container)
             hidden.setBuddy(box)
             hidden.hide()
 
 
 def number_label(text: str = "") -> QLabel:
-    """Return a right-aligned label for a number, which can be selected and copied."""
-    made = label(text)
-    made.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
-    made.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-    return made
+    """Return a right-aligned label for a number, with text that can be selected and copied."""
+    result = label(text)
+    result.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+    result.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+    return result
 
 
 def combo_box(items: Sequence[str], name: str) -> QComboBox:
-    """Return a combo box of `items`. `name` is its accessible name."""
     box = QComboBox()
     box.addItems(list(items))
     box.setAccessibleName(name)
@@ -82,7 +80,6 @@ def combo_box(items: Sequence[str], name: str) -> QComboBox:
 
 
 def seconds_box(minimum: float, maximum: float, value: float, name: str) -> NumberBox:
-    """Return a field for a time between `minimum` and `maximum` seconds, in steps of 0.1 s."""
     box = NumberBox()
     box.setDecimals(1)
     box.setRange(round(minimum, 1), round(maximum, 1))
@@ -93,24 +90,23 @@ def seconds_box(minimum: float, maximum: float, value: float, name: str) -> Numb
 
 
 def head_row(bar: QLayout) -> QWidget:
-    """Return a widget for the area above a view's content. It may be squeezed, so that a narrow dock stays narrow."""
-    made = QWidget()
-    made.setLayout(bar)
+    """Return a widget with the layout `bar` for the top of a view. It does not keep a dock from becoming narrow."""
+    row = QWidget()
+    row.setLayout(bar)
     vertical = QSizePolicy.Policy.Minimum if bar.hasHeightForWidth() else QSizePolicy.Policy.Fixed  # wrapping grows it
-    made.setSizePolicy(QSizePolicy.Policy.Ignored, vertical)
-    return made
+    row.setSizePolicy(QSizePolicy.Policy.Ignored, vertical)
+    return row
 
 
 def empty_state(text: str) -> QLabel:
-    """Return the muted sentence in the centre of a view that has nothing to show."""
-    made = label(text, "muted", wraps=True)
-    made.setAlignment(Qt.AlignmentFlag.AlignCenter)
-    made.setContentsMargins(24, 24, 24, 24)
-    return made
+    result = label(text, "muted", wraps=True)
+    result.setAlignment(Qt.AlignmentFlag.AlignCenter)
+    result.setContentsMargins(24, 24, 24, 24)
+    return result
 
 
 def show_choices(row: QHBoxLayout, choices: Sequence[tuple[str, Callable[[], object]]]) -> None:
-    """Replace the contents of `row` by a button for each of `choices`. The first is the primary button."""
+    """Replace the contents of `row` by a button for each label and callback. The first is the primary button."""
     while (item := row.takeAt(0)) is not None:
         if (widget := item.widget()) is not None:
             widget.hide()
@@ -124,7 +120,7 @@ def show_choices(row: QHBoxLayout, choices: Sequence[tuple[str, Callable[[], obj
 
 
 def scroll_area(body: QWidget) -> QScrollArea:
-    """Return `body` in a frameless scroll area that it fills horizontally. Tab skips the area itself."""
+    """Return a frameless scroll area around `body`, which fills its width. Tab skips the area itself."""
     area = QScrollArea()
     area.setFocusPolicy(Qt.FocusPolicy.NoFocus)
     area.setWidget(body)

@@ -10,7 +10,6 @@ from PySide6.QtWidgets import QMainWindow
 DEFAULT_SIZE: Final = QSize(1560, 960)
 
 
-def default_size(window: QMainWindow) -> None:
-    """Resize `window` to the default size, within the screen."""
+def resize_to_default(window: QMainWindow) -> None:
     available = window.screen().availableGeometry().size() * 0.94
     window.resize(DEFAULT_SIZE.boundedTo(available))

@@ -1,4 +1,4 @@
-"""Zoom of text and of lengths that depend on it.
+"""Scales text, and lengths that depend on it, by the user's zoom.
 
 Qt scales widgets that inherit the application's font. This module scales the rest: widgets with their own font, icons,
 fixed sizes, rows and columns.
@@ -16,46 +16,46 @@ from PySide6.QtWidgets import QAbstractButton, QAbstractItemView, QApplication, 
 _POINTS: Final = "points_at_100"
 _PERCENT: Final = "zoom_percent"
 _SCALE: Final = "font_scale"
-"""Property of a widget with its own font: its size relative to the application's font."""
+"""Property of a widget with its own font: the size of that font relative to the application's."""
 _AT_100: Final = "length_at_100"
-"""Property prefix (followed by the name of a length): the exact length at 100 %, and the value that it was rounded to.
+"""Prefix of the Qt property that stores a length of a widget. The length's name follows.
 
-Scaling the rounded value again would make lengths drift after a few zoom steps.
+Its value is the exact length at 100 % and the rounded length that was set last. Scaling rounded lengths again would
+make them drift after a few zoom steps.
 """
 _MAX_WIDGET_SIZE: Final = (1 << 24) - 1
-"""QWIDGETSIZE_MAX: a size without a limit."""
+"""Qt's QWIDGETSIZE_MAX: the size of a widget without a limit."""
 
 
 def zoom_of(app: QApplication) -> int:
-    """Return the zoom in percent."""
     return int(app.property(_PERCENT) or 100)
 
 
 def scaled(length: int) -> int:
-    """Scale a design length by the present zoom. Returns device-independent pixels."""
+    """Scale a length in device-independent pixels by the current zoom."""
     app = QApplication.instance()
     return length if not isinstance(app, QApplication) else round(length * zoom_of(app) / 100)
 
 
 def apply_zoom(app: QApplication, percent: int) -> None:
-    """Scale all existing and future widgets to `percent`. The stylesheet must be set again afterwards."""
-    before = zoom_of(app)
+    """Scale all existing and future widgets to `percent`. The caller must set the stylesheet again afterwards."""
+    old_percent = zoom_of(app)
     font = QFont(app.font())
     points = float(app.property(_POINTS) or font.pointSizeF())
     app.setProperty(_POINTS, points)
     app.setProperty(_PERCENT, percent)
-    if percent == before:
+    if percent == old_percent:
         return
     for widget in app.allWidgets():
         if widget.testAttribute(Qt.WidgetAttribute.WA_SetFont) and widget.property(_SCALE) is None:
             widget.setProperty(_SCALE, widget.font().pointSizeF() / font.pointSizeF())
-        _scale(widget, before, percent)
+        _scale(widget, old_percent, percent)
     font.setPointSizeF(points * percent / 100)
     app.setFont(font)
 
 
-def fit_own_font(app: QApplication, widget: QWidget) -> None:
-    """Restore the size of a widget's own font after a stylesheet was set, which resets it to the first one found."""
+def restore_own_font(app: QApplication, widget: QWidget) -> None:
+    """Restore the size of a widget's own font after a stylesheet was set, which resets it to its first size."""
     scale = widget.property(_SCALE)
     if scale is not None:
         font = QFont(widget.font())
@@ -63,15 +63,15 @@ def fit_own_font(app: QApplication, widget: QWidget) -> None:
         widget.setFont(font)
 
 
-def _scale(widget: QWidget, before: int, percent: int) -> None:
+def _scale(widget: QWidget, old_percent: int, percent: int) -> None:
     def rescaled(name: str, length: int) -> int:
-        known = widget.property(f"{_AT_100} {name}")
-        at_100, rounded = known if known is not None else (0.0, -1)
+        saved = widget.property(f"{_AT_100} {name}")
+        at_100, rounded = saved if saved is not None else (0.0, -1)
         if length != rounded:  # the widget or the user changed it meanwhile
-            at_100 = length * 100 / before
-        now = round(at_100 * percent / 100)
-        widget.setProperty(f"{_AT_100} {name}", [at_100, now])
-        return now
+            at_100 = length * 100 / old_percent
+        new_length = round(at_100 * percent / 100)
+        widget.setProperty(f"{_AT_100} {name}", [at_100, new_length])
+        return new_length
 
     if isinstance(widget, QAbstractButton | QAbstractItemView):
         icon = widget.iconSize()
@@ -79,11 +79,11 @@ def _scale(widget: QWidget, before: int, percent: int) -> None:
             widget.setIconSize(QSize(rescaled("icon width", icon.width()), rescaled("icon height", icon.height())))
     if isinstance(widget, QTableView):
         _scale_table(widget, rescaled)
-    low, high = widget.minimumSize(), widget.maximumSize()
-    if low.width() == high.width() and 0 < low.width() < _MAX_WIDGET_SIZE:
-        widget.setFixedWidth(rescaled("width", low.width()))
-    if low.height() == high.height() and 0 < low.height() < _MAX_WIDGET_SIZE:
-        widget.setFixedHeight(rescaled("height", low.height()))
+    min_size, max_size = widget.minimumSize(), widget.maximumSize()
+    if min_size.width() == max_size.width() and 0 < min_size.width() < _MAX_WIDGET_SIZE:
+        widget.setFixedWidth(rescaled("width", min_size.width()))
+    if min_size.height() == max_size.height() and 0 < min_size.height() < _MAX_WIDGET_SIZE:
+        widget.setFixedHeight(rescaled("height", min_size.height()))
 
 
 def _scale_table(table: QTableView, rescaled: Callable[[str, int], int]) -> None:

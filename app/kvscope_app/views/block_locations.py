@@ -21,13 +21,15 @@ from kvscope_telemetry.mirror.mirror import Mirror
 
 @dataclass(frozen=True, slots=True)
 class BlockLocation:
-    """Location of one row: its tier, and its number within the tier."""
+    """Location of a ledger row: its tier, and its number within the tier."""
 
     tier: Tier
     number: int
     slot: int = -1
-    """Slot of an engine that has slots, else -1. `tokens` is then the first and last token of the slot's text that the
-    row holds."""
+    """Slot of an engine that divides its cache into slots (llama.cpp), else -1.
+
+    `tokens` is then the range of the slot's tokens in the row, first and last.
+    """
     tokens: tuple[int, int] = (0, 0)
 
     @property
@@ -39,17 +41,17 @@ class BlockLocation:
 
     @property
     def short(self) -> str:
-        """Short name for a cell, such as `7` or `H12`."""
+        """Name for a small cell, such as `7` or `H12`."""
         return f"{TIER_STYLES[self.tier].letter}{self.number}"
 
 
 def section_sizes(cache: CacheInfo) -> dict[Tier, int]:
-    """Return the number of rows of each tier present, in the ledger's order."""
+    """Return the number of rows of each tier that the engine has, in the ledger's order."""
     return {tier: len(rows) for tier, rows in cache.rows_by_tier.present.items()}
 
 
 MAX_SLOT_SECTIONS: Final = 16
-_GROUPS: Final = {
+_GROUP_KINDS: Final = {
     "full": "full attention",
     "window": "sliding window",
     "chunked": "chunked attention",
@@ -65,16 +67,19 @@ _GROUPS: Final = {
 
 def group_name(group: KVGroup) -> str:
     """Return text such as `sliding window of 128, 5 layers`."""
-    words = _GROUPS.get(group.kind, group.kind)
-    words += f" of {count(group.window)}" if group.window else ""
-    words += f", {plural(group.num_layers, 'layer')}" if group.num_layers else ""
+    text = _GROUP_KINDS.get(group.kind, group.kind)
+    text += f" of {count(group.window)}" if group.window else ""
+    text += f", {plural(group.num_layers, 'layer')}" if group.num_layers else ""
     share = group.index_bytes / group.block_bytes if group.block_bytes else 0.0
-    return words + (f", {share:.0%} of it the indexers' keys" if share else "")
+    return text + (f", {share:.0%} of it the indexers' keys" if share else "")
 
 
 def map_sections(cache: CacheInfo) -> tuple[int, ...]:
-    """Return the number of rows of each section of the page map: slots if there are a few, else tiers. Empty for a
-    single section."""
+    """Return the number of rows of each section of the page map: slots if there are 2 to 16 and no lower tiers, else
+    tiers.
+
+    Empty if the map has a single section.
+    """
     sizes = tuple(section_sizes(cache).values())
     num_slots = cache.num_blocks // cache.slot_blocks if cache.slot_blocks else 0
     if len(sizes) == 1 and 1 < num_slots <= MAX_SLOT_SECTIONS:
@@ -83,16 +88,18 @@ def map_sections(cache: CacheInfo) -> tuple[int, ...]:
 
 
 def locate_block(cache: CacheInfo, row: int) -> BlockLocation:
-    """Return the location of row `row` of the ledger, 0 <= row. Rows past `cache.num_rows` belong to a tier of a later
-    protocol version."""
+    """Return the location of ledger row `row`, at least 0.
+
+    Rows past `cache.num_rows` belong to a tier of a later protocol version.
+    """
     rows = cache.rows_by_tier
     tier = rows.tier_of(row)
     if tier is Tier.UNKNOWN:
         return BlockLocation(tier, row - rows.num_rows)
     if tier is Tier.HBM and cache.slot_blocks:
-        slot, place = divmod(row, cache.slot_blocks)
-        first = place * cache.block_size
-        return BlockLocation(tier, row, slot, (first, first + cache.block_size - 1))
+        slot, block_index = divmod(row, cache.slot_blocks)
+        first_token = block_index * cache.block_size
+        return BlockLocation(tier, row, slot, (first_token, first_token + cache.block_size - 1))
     return BlockLocation(tier, row - rows[tier].start)
 
 
@@ -111,7 +118,7 @@ def is_swapped_out(mirror: Mirror, number: int) -> bool:
 
 
 def tier_counts_text(num_by_tier: dict[Tier, int], noun: str = "block") -> str:
-    """Return text such as `62 blocks in host memory, 3 on disk`. Blocks of the pool and states are omitted."""
+    """Return text such as `62 blocks in host memory, 3 on disk`. Blocks of the pool and states are not counted."""
     lower = [(number, where) for tier, number in num_by_tier.items() if number and (where := TIER_STYLES[tier].where)]
-    words = [f"{count(number)} {where}" for number, where in lower]
-    return ", ".join([f"{plural(lower[0][0], noun)} {lower[0][1]}", *words[1:]]) if lower else ""
+    texts = [f"{count(number)} {where}" for number, where in lower]
+    return ", ".join([f"{plural(lower[0][0], noun)} {lower[0][1]}", *texts[1:]]) if lower else ""

@@ -1,4 +1,7 @@
-"""Messages about what an engine does not report: why something is unknown, disabled or not drawn. Imports no Qt."""
+"""Messages about what an engine does not report: why something is unknown, disabled or not drawn. Imports no Qt.
+
+Each function `why_…` returns "" if nothing is missing.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +11,30 @@ from kvscope_telemetry.alarms.rules import Rule, unreported_figures
 from kvscope_telemetry.collectors import external_engines as external
 from kvscope_telemetry.messages.capabilities import Capabilities
 
-_OWN: Final = {"kvscope": "This engine", "devices": "This address"}
+_OWN_ENGINE_NAMES: Final = {"kvscope": "This engine", "devices": "This address"}
 DEVICES_ALONE: Final = (
     "This address reports GPUs, memory and cores only (see Devices).\nFor a KV cache, use File ▸ Attach to an engine."
 )
-"""Text in the middle of a window whose address has no pool."""
+"""Text in the middle of a window if the address has devices but no KV cache."""
 SLOTS: Final = "cell positions are assigned by kvscope, not by the server"
 
 
 def engine_name(capabilities: Capabilities) -> str:
-    """Return the engine's name as the start of a sentence."""
-    return _OWN.get(capabilities.engine) or external.engine_name(capabilities.engine)
+    """Return the engine's name to start a sentence with, such as "vLLM" or "This engine"."""
+    return _OWN_ENGINE_NAMES.get(capabilities.engine) or external.engine_name(capabilities.engine)
 
 
-def from_inside(capabilities: Capabilities) -> str:
-    """Return how to observe what the engine does not publish, as the end of a sentence; "" if it reports requests or
-    there is no way."""
+def plugin_hint(capabilities: Capabilities) -> str:
+    """Return a hint on kvscope's plugin, which reports what the engine itself does not, as the end of a sentence.
+
+    "" if there is no plugin for the engine, or if the engine reports requests.
+    """
     engine = external.find_engine(capabilities.engine)
     return f": {engine.from_inside}" if engine is not None and engine.from_inside and not capabilities.requests else ""
 
 
 def why_no_addresses(capabilities: Capabilities) -> str:
-    """Return why rows are not memory addresses, or "" if they are."""
+    """Return why the order of rows is not their order in memory."""
     if capabilities.physical_rows:
         return ""
     return (
@@ -38,25 +43,22 @@ def why_no_addresses(capabilities: Capabilities) -> str:
 
 
 def why_no_requests(capabilities: Capabilities) -> str:
-    """Return why there is no table of requests, or "" if there is one."""
     if not capabilities.blocks:
         return f"{engine_name(capabilities)} reports devices only; it has no requests"
     if capabilities.requests:
         return ""
-    return f"{engine_name(capabilities)} reports the number of requests, not each one{from_inside(capabilities)}"
+    return f"{engine_name(capabilities)} reports the number of requests, not each one{plugin_hint(capabilities)}"
 
 
 def why_not_measured(rule: Rule, capabilities: Capabilities) -> str:
-    """Return why an alarm by `rule` can never fire, or "" if it can."""
+    """Return why an alarm by `rule` can never fire."""
     names = unreported_figures(rule, capabilities)
     return f"{engine_name(capabilities)} does not report {', '.join(names)}" if names else ""
 
 
 def why_no_prompts(capabilities: Capabilities) -> str:
-    """Return why no prompts can be sent to the engine, or "" if they can."""
     return "" if capabilities.completions else f"{engine_name(capabilities)} accepts no prompts"
 
 
 def why_no_commands(capabilities: Capabilities) -> str:
-    """Return why the engine cannot be controlled, or "" if it can."""
     return "" if capabilities.commands else f"{engine_name(capabilities)} can be watched but not controlled"

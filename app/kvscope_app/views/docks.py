@@ -1,7 +1,6 @@
-"""List of the views other than the page map. Docks, menus, shortcuts, layouts and names of pictures are derived from
-it.
+"""List of the docked views. Docks, menus, shortcuts, layouts and names of pictures are derived from it.
 
-Imports no Qt and no view: the command line needs only the names, and a window imports each view once it has opened.
+Imports no Qt and no view: the command line needs only the names, and a window imports the views after it has opened.
 """
 
 from __future__ import annotations
@@ -19,34 +18,30 @@ Area = Literal["left", "right", "bottom"]
 @dataclass(frozen=True, slots=True)
 class DockSpec:
     name: str
-    """The view's `object_name`, used in layouts and settings; must never change. Names of pictures replace `_` by
-    `-`."""
+    """The view's `object_name`, used in layouts and settings. It must never change."""
     title: str
     folder: str
-    """Folder in `views/`; the view is in the folder's module `<folder>_view`."""
+    """Folder in `views/`. The view's module is `<folder>_view` in that folder."""
     cls: str
     area: Area
     size: int
-    """Default width at the sides, or height at the bottom, in a large window; pixels."""
+    """Default width at the sides, or height at the bottom, in pixels, of a large window."""
     icon: str
     behind: str = ""
-    """Name of the dock behind which this one is a tab by default; empty: a separate area."""
+    """Name of the dock behind which this one is a tab by default; "": it has its own area."""
     is_open: bool = True
-    """Whether the dock is open at the first start."""
     pictures: Literal["", "still", "video"] = ""
-    """Kinds of pictures that can be exported of the view; they need only a recording."""
+    """Pictures that `kvscope export` can make of the view: none, stills only, or also videos."""
     is_on_time: bool = False
-    """Whether the view shows a range of time with the session's cursor."""
 
     @property
     def picture_name(self) -> str:
-        """Name of the view in commands that export pictures."""
         return self.name.replace("_", "-")
 
     def view_class(self) -> type[View]:
-        """Return the view's class, importing its module now."""
-        found: type[View] = getattr(import_module(f"kvscope_app.views.{self.folder}.{self.folder}_view"), self.cls)
-        return found
+        """Import the view's module and return its class."""
+        view_class: type[View] = getattr(import_module(f"kvscope_app.views.{self.folder}.{self.folder}_view"), self.cls)
+        return view_class
 
 
 _REQUESTS, _CHARTS, _TIMELINE = "requests", "throughput", "timeline"
@@ -86,5 +81,5 @@ DOCKS: Final = (
     DockSpec("prefixes", "Prefixes", "prefixes", "PrefixesView", "bottom", 260, "tree", _REQUESTS, pictures="still"),
     DockSpec("roofline", "Roofline", "roofline", "RooflineView", "right", 400, "chart", _CHARTS, False, "still"),
 )
-"""All views other than the page map, in the order of menus and shortcuts."""
+"""All views except the page map, in the order of menus and shortcuts."""
 VIEWS_ON_TIME: Final = tuple(spec.name for spec in DOCKS if spec.is_on_time)

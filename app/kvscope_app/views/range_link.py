@@ -1,4 +1,4 @@
-"""Links a view to the shared zoom of its timeline, with a button that unlinks it."""
+"""Links the time range of a view with that of other views, by a button that can turn the link off."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNLINKED: Final = "Not linked: this view is zoomed alone. Click to zoom it with
 
 
 class RangeLink(QObject):
-    """Passes zooms between a view and the `SharedZoom` while its button is checked."""
+    """Connection between a view's zoom and the `SharedZoom` of its timeline, while the button is checked."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class RangeLink(QObject):
         show_span: Callable[[TimeSpan], None],
         show_default: Callable[[], None],
     ) -> None:
-        """Create the link. `show_span` zooms the view; `show_default` ends its zoom."""
+        """Create the link. `show_span` zooms the view, `show_default` ends its zoom."""
         super().__init__(parent)
         self._shared_zoom = shared_zoom
         self._show_span = show_span
@@ -43,15 +43,14 @@ class RangeLink(QObject):
         return self.button.isChecked()
 
     def start(self) -> None:
-        """Show the range that was chosen in other views before this view had data. Only the first call has an
-        effect."""
+        """Show the range that was chosen in other views before this view had data. Later calls have no effect."""
         if not self._is_started:
             self._is_started = True
             if self._shared_zoom.span is not None:
                 self._on_changed()
 
     def choose(self, span: TimeSpan | None) -> None:
-        """Zoom the linked views to what the user chose in this one; None: end their zoom."""
+        """Zoom all linked views to the range that the user chose in this view; None: end their zoom."""
         if not self.is_linked:
             return
         self._is_choosing = True

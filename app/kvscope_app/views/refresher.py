@@ -1,14 +1,13 @@
-"""Schedules refreshes of the views: each about `refresh_hz` times per second, only while it is visible and data
-changed.
+"""Schedules refreshes of views: each at about `refresh_hz`, only while it is visible and its data changed.
 
 The page map follows every update, which `session/poll_timer.py` limits to one per 16 ms.
 
-An idle engine still sends signs of life, which only move the curves' time. After a while, views follow these at a lower
-rate.
+An idle engine still sends heartbeats, which only move the time axes of charts. After some seconds, views follow them at
+a lower rate.
 
 Turns of the event loop are kept short so that keyboard input is not delayed: a turn refreshes either the fast views or
-one of the others, and that one is painted before the next is refreshed. The slow views get a limited share of the time:
-on a slow or busy machine they are refreshed less often, while the fast views and keyboard input are not affected.
+one of the others, which is painted before the next is refreshed. The slow views get a limited share of the time: on a
+slow or busy machine they are refreshed less often, while the fast views and keyboard input are not affected.
 """
 
 from __future__ import annotations
@@ -26,28 +25,27 @@ from kvscope_app.views.visibility import is_on_screen
 from kvscope_telemetry.source import Update
 
 _FAST_HZ: Final = 50.0
-"""Views with at least this rate are refreshed on every update; the others one after another, between updates."""
+"""Views with at least this rate are refreshed on every update, the others in turn between updates."""
 _GRACE_NS: Final = 8_000_000
 _FAST_GRACE_NS: Final = 12_000_000
 """Time by which a view may be refreshed earlier than its rate allows.
 
-Updates come every 16 ms. The update after a late one comes sooner, and should not wait until the view has missed a
-frame.
+Updates are 16 ms apart. After a late update, the next one is closer, and waiting would make the view miss a frame.
 """
 _TURN_MS: Final = 8
-_MIN_DISTANCE_NS: Final = 2_000_000
-"""A turn that comes this soon after an update is postponed once, because Qt runs late timers in one go."""
+_MIN_GAP_NS: Final = 2_000_000
+"""A turn sooner than this after an update is postponed once, because Qt runs overdue timers in succession."""
 _PAUSE_FACTOR: Final = 3
-"""After refreshing a slow view, all slow views wait this many times the refresh's duration, so they take at most a
-quarter of the time."""
+"""Pause after refreshing a slow view, as a multiple of its duration: slow views take at most a quarter of the time."""
 _MAX_PAUSE_NS: Final = 500_000_000
 _SINGLE_UPDATE_NS: Final = 100_000_000
-"""If an update comes this long after the previous one, `in_step` views show it together with the page map, whatever
-their rate. When stepping through an engine, or with a slow one, all views then show the same moment."""
+"""An update after a pause of this length is shown by views with `follows_page_map` together with the page map.
+
+With a slow or stepped engine, all views then show the same state.
+"""
 _CURVES_SETTLED_NS: Final = 8_000_000_000
-"""Time after the last data until the curves count as settled."""
+"""If no data arrived for this long, heartbeats refresh the views only every `_IDLE_INTERVAL_NS`."""
 _IDLE_INTERVAL_NS: Final = 3_000_000_000
-"""Interval between refreshes for signs of life alone, once the curves have settled."""
 
 
 class Refresher(QObject):
@@ -57,13 +55,11 @@ class Refresher(QObject):
         self._last_ns: dict[View, int] = {}
         self._dirty: set[View] = set()
         self._slow_after_ns = 0
-        """Time at which a slow view may be refreshed again."""
-        self._news_ns = 0
+        self._data_ns = 0
         self._is_single_update = False
-        """Whether an update came after a pause and is not shown yet."""
-        self._sign_ns = 0
+        """Whether an update after a pause has not been shown yet."""
+        self._heartbeat_ns = 0
         self._updated_ns = 0
-        """Time at which the last update was applied."""
         self._is_postponed = False
         self._fast_timer = QTimer(self, singleShot=True, interval=0)
         self._fast_timer.timeout.connect(self._refresh_fast)
@@ -92,14 +88,14 @@ class Refresher(QObject):
         self._refresh_fast()
 
     def run(self) -> None:
-        """Refresh the views that are due: the fast ones, or the slow one that has waited longest."""
-        self._is_postponed = not self._is_postponed and time.monotonic_ns() - self._updated_ns < _MIN_DISTANCE_NS
+        """Refresh the fast views that are due or, if it has waited longer, one slow view."""
+        self._is_postponed = not self._is_postponed and time.monotonic_ns() - self._updated_ns < _MIN_GAP_NS
         if self._is_postponed:
-            self._slow_timer.start(math.ceil(_MIN_DISTANCE_NS / 1e6))
+            self._slow_timer.start(math.ceil(_MIN_GAP_NS / 1e6))
             return
         waits = self._waits(self._dirty)
-        is_rested = time.monotonic_ns() >= self._slow_after_ns
-        due = [view for view in waits if waits[view] <= 0 and (is_rested or view.refresh_hz >= _FAST_HZ)]
+        may_refresh_slow = time.monotonic_ns() >= self._slow_after_ns
+        due = [view for view in waits if waits[view] <= 0 and (may_refresh_slow or view.refresh_hz >= _FAST_HZ)]
         due.sort(key=lambda view: (self._last_ns[view], view.refresh_hz))
         if due and due[0].refresh_hz < _FAST_HZ:
             self._refresh(due[:1], waits)
@@ -115,43 +111,42 @@ class Refresher(QObject):
     def _needs_refresh(self, update: Update | None) -> bool:
         now_ns = time.monotonic_ns()
         if update is None or not update.is_sign_of_life:
-            self._is_single_update = self._is_single_update or now_ns - self._news_ns >= _SINGLE_UPDATE_NS
-            self._news_ns = now_ns
+            self._is_single_update = self._is_single_update or now_ns - self._data_ns >= _SINGLE_UPDATE_NS
+            self._data_ns = now_ns
             return True
-        if now_ns - self._news_ns >= _CURVES_SETTLED_NS and now_ns - self._sign_ns < _IDLE_INTERVAL_NS:
+        if now_ns - self._data_ns >= _CURVES_SETTLED_NS and now_ns - self._heartbeat_ns < _IDLE_INTERVAL_NS:
             return False
-        self._sign_ns = now_ns
+        self._heartbeat_ns = now_ns
         return True
 
     def _refresh_fast(self) -> None:
         waits = self._waits(self._dirty)
-        in_step = [view for view in waits if view.in_step and self._is_single_update]
+        with_page_map = [view for view in waits if view.follows_page_map and self._is_single_update]
         self._is_single_update = False
-        waits.update(dict.fromkeys(in_step, 0.0))
-        self._refresh([view for view in waits if view.refresh_hz >= _FAST_HZ] + in_step, waits)
+        waits.update(dict.fromkeys(with_page_map, 0.0))
+        self._refresh([view for view in waits if view.refresh_hz >= _FAST_HZ] + with_page_map, waits)
 
     def _waits(self, views: Iterable[View]) -> dict[View, float]:
         """Return the ns until each visible view may be refreshed.
 
-        Views that are not visible are removed from the changed ones until the next update, or until they become
-        visible: checking their visibility costs more than most refreshes.
+        Other views are skipped until the next update, or until they become visible, because checking their visibility
+        takes longer than most refreshes.
         """
         now_ns = time.monotonic_ns()
-        seen = [view for view in views if is_on_screen(view)]
-        self._dirty.intersection_update(seen)
-        return {view: self._wait_ns(view, now_ns) for view in seen}
+        visible = [view for view in views if is_on_screen(view)]
+        self._dirty.intersection_update(visible)
+        return {view: self._wait_ns(view, now_ns) for view in visible}
 
     def _refresh(self, views: list[View], waits: dict[View, float]) -> None:
-        """Refresh those of `views` that are due, and schedule the rest of `waits`."""
         try:
             for view in [view for view in views if waits[view] <= 0]:
                 del waits[view]
                 self._dirty.discard(view)
-                began_ns = self._last_ns[view] = time.monotonic_ns()
+                start_ns = self._last_ns[view] = time.monotonic_ns()
                 view.refresh()
                 if view.refresh_hz < _FAST_HZ:
-                    ended_ns = time.monotonic_ns()
-                    self._slow_after_ns = ended_ns + min(_PAUSE_FACTOR * (ended_ns - began_ns), _MAX_PAUSE_NS)
+                    end_ns = time.monotonic_ns()
+                    self._slow_after_ns = end_ns + min(_PAUSE_FACTOR * (end_ns - start_ns), _MAX_PAUSE_NS)
         finally:  # an error in one view must not stop the others
             self._schedule(waits)
 
@@ -160,11 +155,10 @@ class Refresher(QObject):
         return 1e9 / view.refresh_hz - grace_ns - (now_ns - self._last_ns[view])
 
     def _schedule(self, waits: dict[View, float]) -> None:
-        """Schedule the next run for the time at which the first waiting view is due."""
         if not waits:
             return
-        rest_ns = self._slow_after_ns - time.monotonic_ns()
-        wait_ns = min(max(wait, rest_ns if view.refresh_hz < _FAST_HZ else 0) for view, wait in waits.items())
+        pause_ns = self._slow_after_ns - time.monotonic_ns()
+        wait_ns = min(max(wait, pause_ns if view.refresh_hz < _FAST_HZ else 0) for view, wait in waits.items())
         wait_ms = max(_TURN_MS, math.ceil(wait_ns / 1e6))
         if not self._slow_timer.isActive() or self._slow_timer.remainingTime() > wait_ms:
             self._slow_timer.start(wait_ms)

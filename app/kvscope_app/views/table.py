@@ -1,4 +1,4 @@
-"""Base of all tables: columns with titles and tooltips, a model with headers, and selection of whole rows."""
+"""Base classes of tables: columns with titles and tooltips, a model with headers, and selection of whole rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RIGHT: Final = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 Index = QModelIndex | QPersistentModelIndex
 _ROOT: Final = QModelIndex()
 _P = ParamSpec("_P")
-_SAMPLE_PAD: Final = 26
+_SAMPLE_PADDING: Final = 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +28,17 @@ class TableColumn(Generic[_P]):
     text: Callable[_P, str]
     tip: str = ""
     is_number: bool = False
-    """Whether cells are numbers, which are right-aligned."""
     sample: str = ""
-    """Widest text for which the column's width is chosen."""
+    """Widest usual text, from which the column's width is computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableHead:
-    """Titles, tooltips and alignment of a table's columns. Empty `tips`: no tooltips."""
+    """Titles, tooltips and alignment of a table's columns. Without `tips`, there are no tooltips."""
 
     titles: Sequence[str]
     tips: Sequence[str] = ()
     numbers: Collection[int] = ()
-    """Indices of columns with numbers."""
 
     @classmethod
     def of(cls, columns: Sequence[TableColumn[...]]) -> Self:
@@ -64,8 +62,6 @@ class TableHead:
 
 
 class TableModel(QAbstractTableModel):
-    """Model whose columns are those of `table_head`."""
-
     table_head: ClassVar[TableHead]
 
     def columnCount(self, parent: Index = _ROOT) -> int:
@@ -76,9 +72,9 @@ class TableModel(QAbstractTableModel):
 
 
 class RowTable(QTableView):
-    """Table without grid lines. Whole rows are selected: one, or several with `many`."""
+    """Table without grid lines. Whole rows are selected: one, or several if `is_multi_select`."""
 
-    def __init__(self, name: str, *, many: bool) -> None:
+    def __init__(self, name: str, *, is_multi_select: bool) -> None:
         super().__init__()
         self.setAccessibleName(name)
         self.setShowGrid(False)
@@ -86,26 +82,25 @@ class RowTable(QTableView):
         self.setTabKeyNavigation(False)
         self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
         mode = QAbstractItemView.SelectionMode
-        self.setSelectionMode(mode.ExtendedSelection if many else mode.SingleSelection)
+        self.setSelectionMode(mode.ExtendedSelection if is_multi_select else mode.SingleSelection)
         self.setHorizontalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
         self.verticalHeader().hide()
         self.horizontalHeader().setHighlightSections(False)
 
     def fix_row_heights(self, padding: int) -> None:
-        """Give each row the height of one line of text plus `padding` pixels at 100 % scale."""
+        """Set the height of all rows to a line of text plus `padding` pixels at 100 % zoom."""
         self.verticalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
         self.verticalHeader().setDefaultSectionSize(self.fontMetrics().height() + scaled(padding))
 
     def fit_samples(self, columns: Sequence[TableColumn[...]]) -> None:
-        """Make each column as wide as the wider of its sample and its title."""
         self.horizontalHeader().setMinimumSectionSize(40)
         for index, column in enumerate(columns):
             width = max(self.fontMetrics().horizontalAdvance(text) for text in (column.sample, column.title))
-            self.setColumnWidth(index, width + scaled(_SAMPLE_PAD))
+            self.setColumnWidth(index, width + scaled(_SAMPLE_PADDING))
 
 
 class SwatchDelegate(QStyledItemDelegate):
-    """Paints colour swatches unchanged in selected rows, where styles would tint them."""
+    """Delegate that paints colour swatches unchanged in selected rows. Qt's styles would tint them."""
 
     def initStyleOption(self, option: QStyleOptionViewItem, index: Index) -> None:
         super().initStyleOption(option, index)
@@ -119,12 +114,10 @@ class SwatchDelegate(QStyledItemDelegate):
 
 
 class OpenableTable(RowTable):
-    """Table whose selected rows are opened by Enter and by a double click."""
-
     open_requested = Signal()
 
     def __init__(self, name: str) -> None:
-        super().__init__(name, many=True)
+        super().__init__(name, is_multi_select=True)
         self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
         self.doubleClicked.connect(lambda _: self.open_requested.emit())
 

@@ -1,6 +1,6 @@
-"""Names and colours of the tiers, in every view. Imports no Qt.
+"""Names and colours of the tiers, the same in every view. Imports no Qt.
 
-`CacheInfo.rows_by_tier` defines which rows a tier has.
+`CacheInfo.rows_by_tier` defines which ledger rows a tier has.
 """
 
 from __future__ import annotations
@@ -14,24 +14,22 @@ from kvscope_telemetry.ledger import Tier
 
 @dataclass(frozen=True, slots=True)
 class TierStyle:
-    """Names of one tier, and the colour of its rows."""
-
     noun: str
     """Noun for a row, such as `Host block`."""
     letter: str
-    """Letter before a row's number within the tier, such as `H` in `H12`."""
+    """Letter before a row's number in the tier, such as `H` in `H12`."""
     memory: str
-    """Memory that holds the rows, such as `host memory`."""
+    """Memory in which the rows are, such as `host memory`."""
     title: str = ""
-    """Name of the tier; empty for the pool, whose name depends on the device, and for an unknown tier."""
+    """Name of the tier; "" for the pool, whose name depends on the device, and for an unknown tier."""
     where: str = ""
-    """Location of the tier's blocks in a sentence, such as `in host memory`; empty where it is not mentioned."""
+    """Location of the tier's blocks in a sentence, such as `in host memory`; "" if it is not mentioned."""
     word: str = ""
-    """Name in legends and cells, such as `host`; empty for device-memory states."""
+    """Name in legends and cells, such as `host`; "" for recurrent states on the device."""
     search_words: tuple[str, ...] = ()
-    """Words before a number that identify a row of this tier in a search."""
+    """Words that precede the number of a row of this tier in a search."""
     color: str = ""
-    """Name of the theme colour of rows that requests need; empty if the colour depends on a row's state."""
+    """Name of the theme colour of rows in use by requests; "" if the colour depends on a row's state."""
 
 
 TIER_STYLES: Final = {
@@ -55,7 +53,7 @@ TIER_STYLES: Final = {
 
 
 def tier_color(tier: Tier, theme: Theme) -> str:
-    """Return the colour of rows of a lower tier that requests need, as `#rrggbb`."""
+    """Return the colour, `#rrggbb`, of a lower tier's rows that are in use by requests."""
     return str(getattr(theme, TIER_STYLES[tier].color))
 
 

@@ -1,6 +1,6 @@
-"""Navigation from views with a time axis: go to a moment and select its request.
+"""Navigation from views with a time axis: go to a time and select its request.
 
-Owns the pending selection of a request whose engine start is not shown yet. Must not depend on any view.
+Owns the request to select once its engine start is shown. Must not depend on any view.
 """
 
 from __future__ import annotations
@@ -10,25 +10,23 @@ from kvscope_telemetry.summaries.summary import TimedEvent
 
 
 class TimeNavigator:
-    """Goes to the chosen moment. A request is selected once the engine start that it belongs to is shown."""
-
     def __init__(self, session: Session) -> None:
         self._session = session
         self._pending: tuple[int, int] | None = None
 
     def choose(self, time_ns: int, epoch: int = 0, number: int = 0) -> None:
-        """Go to `time_ns`, and select request `number` of `epoch` unless `number` is 0."""
+        """Go to `time_ns`, and select request `number` of `epoch` as soon as that epoch is shown. 0: no request."""
         self._pending = (epoch, number) if number else None
         self._session.timeline.go_to(time_ns)
         self.select_pending()
 
     def show_event(self, timed: TimedEvent) -> None:
-        """Go to the state after an event; the session selects the event's request."""
+        """Go to the state after an event. The session selects the event's request."""
         self._pending = None
         self._session.timeline.show_event(timed)
 
     def select_pending(self) -> None:
-        """Select the pending request if its engine start is shown now. Call after the shown state changed."""
+        """Select the pending request if its epoch is shown. Call this after the shown state changed."""
         if self._pending is not None and self._session.mirror.epoch == self._pending[0]:
             self._session.selection.select_request(self._pending[1])
             self._pending = None

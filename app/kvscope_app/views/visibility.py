@@ -11,14 +11,14 @@ from typing import Final
 from PySide6.QtCore import QPoint, QRect, QSize
 from PySide6.QtWidgets import QWidget
 
-_SMALLEST: Final = QSize(1, 1)
-"""Assumed minimum size, because a widget without a size yet still has a position."""
+_MIN_SIZE: Final = QSize(1, 1)
+"""Assumed minimum size. A widget that has no size yet already has a position."""
 
 
 def is_on_screen(widget: QWidget) -> bool:
-    """Whether any part of `widget` may be on a screen. Other windows on top are not considered."""
+    """Whether any part of `widget` may be on a screen. Windows that cover it are not considered."""
     window = widget.window()
     if not widget.isVisible() or window.isMinimized():
         return False
-    area = QRect(widget.mapTo(window, QPoint()), widget.size().expandedTo(_SMALLEST))
+    area = QRect(widget.mapTo(window, QPoint()), widget.size().expandedTo(_MIN_SIZE))
     return widget is window or window.rect().intersects(area)

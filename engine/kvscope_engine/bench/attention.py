@@ -1,10 +1,10 @@
 """Compare attention methods for long contexts, on the keys and values of a real model.
 
 The model reads a text (the story that comes with kvscope, repeated if it is too short). At each length, every method
-attends the same queries to the same keys and values of some of the layers. Reported are time (median; methods take
-turns), bytes stored and temporary bytes for each token of each request, and the error of the output relative to full
-attention. Then each method that needs no training reads the last tokens of the shortest text one by one, for its
-perplexity. Last, the engine's own operations decode the same tokens with `--sparse-decode` at several fractions:
+attends the same queries to the same keys and values of some of the layers. The table has time (median; the methods
+alternate), bytes stored and temporary bytes for each token of each request, and the error of the output relative to
+full attention. Then each method that needs no training reads the last tokens of the shortest text, one at a time, for
+its perplexity. Last, the engine's own operations decode the same tokens with `--sparse-decode` at several fractions:
 perplexity, the standard error of its change, and the divergence of the predictions from those of full attention.
 """
 
@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kvscope_engine.bench.laboratory.labels import HEADER, cells, headline, heat_words, sparse_words
-from kvscope_engine.bench.measure import teller
+from kvscope_engine.bench.laboratory.labels import HEADER, cells, headline, heat_text, sparse_text
+from kvscope_engine.bench.measure import progress_printer
 from kvscope_engine.bench.workloads import sample_text
 from kvscope_engine.text_table import table
 from kvscope_telemetry.engine_config import DEVICES, DTYPES, EngineConfig
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 LENGTHS: Final = (1024, 4096)
 HEAT_STEPS: Final = 48
-Tell = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
             raise BadInput(f"--{name.replace('_', '-')} {getattr(args, name)} is not accepted: at least {least}")
     if args.scored == 1 or args.scored > lengths[0] // 2:
         raise BadInput(f"--scored {args.scored} is not accepted: 0, or 2 to half of the shortest of --lengths")
-    report = _measure(args, lengths, teller(args.json))
+    report = _measure(args, lengths, progress_printer(args.json))
     if args.html is not None:
         from kvscope_engine.bench.laboratory.report import html
 
@@ -88,14 +88,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _lengths(given: str) -> list[int]:
-    parts = given.split(",")
+def _lengths(option: str) -> list[int]:
+    parts = option.split(",")
     if not all(part.strip().isdecimal() and 64 <= int(part) <= 1 << 20 for part in parts):
-        raise BadInput(f"--lengths {given!r} is not accepted: whole numbers from 64, with commas between")
+        raise BadInput(f"--lengths {option!r} is not accepted: whole numbers from 64, with commas between")
     return sorted({int(part) for part in parts})
 
 
-def _measure(args: argparse.Namespace, lengths: list[int], tell: Tell) -> dict[str, Any]:
+def _measure(args: argparse.Namespace, lengths: list[int], show_progress: ProgressCallback) -> dict[str, Any]:
     from kvscope_engine.bench.laboratory.captured import read, samples
     from kvscope_engine.bench.laboratory.heat_cost import heat_cost
     from kvscope_engine.bench.laboratory.measuring import measured
@@ -103,22 +103,22 @@ def _measure(args: argparse.Namespace, lengths: list[int], tell: Tell) -> dict[s
     from kvscope_engine.model.platforms.device import dtype_name
 
     config = EngineConfig(model=args.model, device=args.device, dtype=args.dtype)
-    loaded = load_model(config, lambda progress: tell(progress.stage))
+    loaded = load_model(config, lambda progress: show_progress(progress.stage))
     if lengths[-1] > loaded.max_model_len:
         raise BadInput(
             f"--lengths {lengths[-1]} is not accepted: {loaded.info.name} reads {loaded.max_model_len} tokens"
         )
     ids = text_ids(loaded, lengths[-1], args.text)
-    context = read(loaded, ids, lambda done: tell(f"{done} of {len(ids)} tokens read"))
+    context = read(loaded, ids, lambda done: show_progress(f"{done} of {len(ids)} tokens read"))
     rows: list[Measurement] = []
     for length in lengths:
-        rows += measured(samples(context, length, args.batch, args.layers), args.repeats, tell)
+        rows += measured(samples(context, length, args.batch, args.layers), args.repeats, show_progress)
     if args.scored:
-        _add_perplexity(rows, loaded, context, ids[: lengths[0]], args.scored, tell)
-    sparse = _sparse_quality(loaded, ids[: lengths[0]], args.scored, tell) if args.scored else None
+        _add_perplexity(rows, loaded, context, ids[: lengths[0]], args.scored, show_progress)
+    sparse = _sparse_quality(loaded, ids[: lengths[0]], args.scored, show_progress) if args.scored else None
     heat = None
     if args.page_heat:
-        tell("page heat")
+        show_progress("page heat")
         heat = heat_cost(config, ids[: lengths[0]], args.batch, HEAT_STEPS, args.page_heat)
     return {
         "version": program_version(),
@@ -127,7 +127,7 @@ def _measure(args: argparse.Namespace, lengths: list[int], tell: Tell) -> dict[s
         "dtype": dtype_name(loaded.dtype),
         "device": str(loaded.device),
         "batch": args.batch,
-        "num_layers": min(args.layers, len(context.held)),
+        "num_layers": min(args.layers, len(context.kv_of_layer)),
         "num_scored_tokens": args.scored,
         "max_model_len": loaded.max_model_len,
         "rows": rows,
@@ -139,13 +139,13 @@ def _measure(args: argparse.Namespace, lengths: list[int], tell: Tell) -> dict[s
 def text_ids(loaded: LoadedModel, count: int, path: str | None) -> list[int]:
     if loaded.tokenizer is None:
         raise BadInput(f"model {loaded.info.name!r} has no tokenizer: it cannot read text")
-    ids = loaded.tokenizer.encode(sample_text() if path is None else _read(path))
+    ids = loaded.tokenizer.encode(sample_text() if path is None else _read_text(path))
     if not ids:
         raise BadInput(f"--text {path!r} is not accepted: there is no text in it")
     return [ids[index % len(ids)] for index in range(count)]
 
 
-def _read(path: str) -> str:
+def _read_text(path: str) -> str:
     try:
         return Path(path).read_text("utf-8")
     except OSError as error:
@@ -154,9 +154,13 @@ def _read(path: str) -> str:
         raise BadInput(f"--text {path!r} is not accepted: no text in UTF-8") from None
 
 
-def _sparse_quality(loaded: LoadedModel, ids: list[int], num_scored: int, tell: Tell) -> list[SparseRow] | None:
-    """Measure sparse decode with fused layers, as the engine runs it; the model must not be used afterwards, because
-    fusing changes it. Returns None if no layer supports a selection of blocks.
+def _sparse_quality(
+    loaded: LoadedModel, ids: list[int], num_scored: int, show_progress: ProgressCallback
+) -> list[SparseRow] | None:
+    """Measure sparse decode with fused layers, as the engine runs it. Returns None if no layer supports block
+    selection.
+
+    Fusing changes the model, so it must not be used afterwards.
     """
     from kvscope_engine.bench.laboratory.sparse_quality import sparse_quality
     from kvscope_engine.model.runner.sparse_layers import may_choose
@@ -166,11 +170,16 @@ def _sparse_quality(loaded: LoadedModel, ids: list[int], num_scored: int, tell: 
     if not any(may_choose(index, call) for index, call in enumerate(check_hook(loaded.module))):
         return None
     make_ready_to_run(loaded.module, loaded.quantization)
-    return sparse_quality(loaded, ids, num_scored, tell)
+    return sparse_quality(loaded, ids, num_scored, show_progress)
 
 
 def _add_perplexity(
-    rows: list[Measurement], loaded: LoadedModel, context: DenseContext, ids: list[int], num_scored: int, tell: Tell
+    rows: list[Measurement],
+    loaded: LoadedModel,
+    context: DenseContext,
+    ids: list[int],
+    num_scored: int,
+    show_progress: ProgressCallback,
 ) -> None:
     from kvscope_engine.bench.laboratory.captured import perplexity_after
     from kvscope_engine.bench.laboratory.methods import FULL, METHODS, UNTRAINED
@@ -180,17 +189,17 @@ def _add_perplexity(
         name = row["method"]
         if row["length"] != len(ids) or name in UNTRAINED or name.startswith("paged"):
             continue
-        tell(f"perplexity: {name}")
-        found = perplexity_after(loaded, context, ids, num_scored, METHODS[name])
-        full = found if name == FULL else full
-        row["perplexity"], row["perplexity_change"] = found, found / full - 1.0
+        show_progress(f"perplexity: {name}")
+        perplexity = perplexity_after(loaded, context, ids, num_scored, METHODS[name])
+        full = perplexity if name == FULL else full
+        row["perplexity"], row["perplexity_change"] = perplexity, perplexity / full - 1.0
 
 
 def _text(report: dict[str, Any]) -> str:
     lines = ["\r\033[K" if sys.stderr.isatty() else "", headline(report) + "\n"]
     lines.append(table(HEADER, [cells(row) for row in report["rows"]]))
     if report["sparse_decode"]:
-        lines.append("\n" + "\n".join(map(sparse_words, report["sparse_decode"])))
+        lines.append("\n" + "\n".join(map(sparse_text, report["sparse_decode"])))
     if report["page_heat"] is not None:
-        lines.append("\n" + heat_words(report["page_heat"]))
+        lines.append("\n" + heat_text(report["page_heat"]))
     return "\n".join(lines)

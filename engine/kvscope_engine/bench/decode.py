@@ -1,8 +1,8 @@
 """Measure tokens per CPU-second of kvscope, of transformers (`generate`, and its continuous batching) and of llama.cpp.
 
-All use one thread and the default model, and run one after the other in each round. Reported are medians of the rounds;
-ratios are taken within a round. llama.cpp takes part if llama-cpp-python is installed. No prefixes are cached, so that
-all compute each prompt completely.
+All use one thread and the default model, and run one after the other in each round. The table has medians of the
+rounds; ratios are taken within a round. llama.cpp takes part if llama-cpp-python is installed. No prefixes are cached,
+so that each computes every prompt completely.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvscope_engine.bench.long_context.rounds import LongBatch, long_rates
-from kvscope_engine.bench.measure import Contender, Rate, median_rate, median_ratio, rates, teller
+from kvscope_engine.bench.measure import Contender, Rate, median_rate, median_ratio, progress_printer, rates
 from kvscope_engine.bench.workloads import BenchWorkload, equal, mixed, sample_text, staggered
 from kvscope_engine.text_table import table
 from kvscope_telemetry.engine_config import QUANTIZATIONS
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     from kvscope_engine.bench.long_context.contenders import long_contenders
 
     ours = OurEngine(on_one_thread("default", args.dtype, args.quantization))
-    wanted = args.only or PARTS
+    parts = args.only or PARTS
     report: dict[str, Any] = {
         "dtype": str(ours.engine.components.loaded.dtype),
         "quantization": args.quantization,
@@ -75,24 +75,26 @@ def run(args: argparse.Namespace) -> int:
     module = plain_default_model(ours.engine.components.loaded.dtype)
     peers, report["left_out"] = _peers(module, args.peer or PEERS)
     contenders: list[Contender] = [ours, *peers]
-    for workload in _workloads(_text_ids(ours), wanted):
-        found = rates(contenders, workload, args.repeats, teller(args.json))
-        report["workloads"][workload.name] = _summary(found)
+    for workload in _workloads(_text_ids(ours), parts):
+        contender_rates = rates(contenders, workload, args.repeats, progress_printer(args.json))
+        report["workloads"][workload.name] = _summary(contender_rates)
         report["overhead_share"] = ours.overhead_share
-    if "4096" in wanted:
+    if "4096" in parts:
         batch = LongBatch()
-        behind = long_contenders(batch, args.dtype, module)
-        found = long_rates(behind, batch, _text_ids(ours), args.repeats, teller(args.json))
-        report["workloads"][batch.name] = _summary(found)
-    if "telemetry" in wanted:
+        contenders_of_long = long_contenders(batch, args.dtype, module)
+        contender_rates = long_rates(
+            contenders_of_long, batch, _text_ids(ours), args.repeats, progress_printer(args.json)
+        )
+        report["workloads"][batch.name] = _summary(contender_rates)
+    if "telemetry" in parts:
         report["telemetry"] = _telemetry(ours, args)
     print(json.dumps(report) if args.json else _text(report))
     return 0
 
 
 def _workloads(ids: list[int], wanted: Sequence[str]) -> list[BenchWorkload]:
-    made = {"1": equal(1, ids), "8": equal(8, ids), "32": mixed(32, ids), "staggered": staggered(32, ids)}
-    return [workload for name, workload in made.items() if name in wanted]
+    workloads = {"1": equal(1, ids), "8": equal(8, ids), "32": mixed(32, ids), "staggered": staggered(32, ids)}
+    return [workload for name, workload in workloads.items() if name in wanted]
 
 
 def _text_ids(ours: Any) -> list[int]:
@@ -101,7 +103,7 @@ def _text_ids(ours: Any) -> list[int]:
 
 
 def _peers(module: Any, wanted: Sequence[str]) -> tuple[list[Contender], dict[str, str]]:
-    """Return the contenders that can run here, and the reason for each one that cannot, by name."""
+    """Return the contenders that can run here, and by name the reason for each one that cannot."""
     from kvscope_engine.bench.contenders import llama_cpp
     from kvscope_engine.bench.contenders.transformers_continuous import TransformersContinuous
     from kvscope_engine.bench.contenders.transformers_generate import TransformersGenerate
@@ -142,7 +144,7 @@ def _telemetry(ours: Any, args: argparse.Namespace) -> dict[str, float]:
     """Compare 8 equal prompts with frames published to an attached subscriber, and with frames discarded."""
     from kvscope_engine.bench.telemetry_tax import telemetry_ratio
 
-    return telemetry_ratio(ours, equal(8, _text_ids(ours)), max(5, args.repeats), teller(args.json))
+    return telemetry_ratio(ours, equal(8, _text_ids(ours)), max(5, args.repeats), progress_printer(args.json))
 
 
 def _text(report: dict[str, Any]) -> str:
@@ -158,8 +160,8 @@ def _text(report: dict[str, Any]) -> str:
         for name, row in contenders.items()
     ]
     lines = ["\r\033[K" if sys.stderr.isatty() else ""]
-    ways = f"{report['dtype']}, quantization {report['quantization']}"
-    lines.append(f"default model, {ways}, CPU, 1 thread, load average {report['load_average']:.1f}\n")
+    setting_text = f"{report['dtype']}, quantization {report['quantization']}"
+    lines.append(f"default model, {setting_text}, CPU, 1 thread, load average {report['load_average']:.1f}\n")
     lines.append(table(["requests", "", "tokens/CPU-s", "tokens/s", "ours against it"], rows))
     lines += [f"left out: {name}: {reason}" for name, reason in report["left_out"].items()]
     if "overhead_share" in report:

@@ -1,12 +1,12 @@
 """Measure how close decoding comes to the GPU's memory speed, and how long users wait.
 
 The model has random weights in the shape of a known model (Llama-3-8B, unless another is chosen), or is a real one. For
-each batch, steps are measured with CUDA graphs, without them, and with other options of the engine. Next to them stands
-the time for reading the weights and the batch's keys and values once, at the speed of a plain read in this run and at
-that of the data sheet. With --transformers, transformers' `generate` runs the same batch.
+each batch, steps are measured with CUDA graphs, without them, and with other options of the engine. The table compares
+them with the time for reading the weights and the batch's keys and values once, at the speed of a plain read in this
+run and at that of the data sheet. With --transformers, transformers' `generate` runs the same batch.
 
 Other options measure something else instead: --ttft the time to the first token after a cached prefix, --requests many
-requests that arrive together (next to transformers' continuous batching), --telemetry the cost of a telemetry
+requests that arrive together (also with transformers' continuous batching), --telemetry the cost of a telemetry
 subscriber.
 """
 
@@ -18,7 +18,7 @@ import math
 import sys
 from typing import Any
 
-from kvscope_engine.bench.measure import teller
+from kvscope_engine.bench.measure import progress_printer
 from kvscope_engine.bench.shapes import SHAPES
 from kvscope_engine.bench.workloads import SAMPLINGS
 from kvscope_engine.command_parser import parse_size
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
     _check(args)
     from kvscope_engine.bench.on_gpu.card import read_gb_per_s
-    from kvscope_engine.bench.on_gpu.decode_steps import decode_steps, room, tokens_a_step
+    from kvscope_engine.bench.on_gpu.decode_steps import decode_steps, max_tokens_per_step, needed_model_len
     from kvscope_engine.bench.on_gpu.requests import requests
     from kvscope_engine.bench.on_gpu.setting import DEFAULT_SHAPE, engine_options, setting_of
     from kvscope_engine.bench.on_gpu.telemetry import telemetry
@@ -107,25 +107,25 @@ def run(args: argparse.Namespace) -> int:
         "model": args.model or f"random weights, shape {args.shape or DEFAULT_SHAPE}",
         "data_sheet_gb_per_s": DATA_SHEET_GB_PER_S.get(name),
     }
-    tell = teller(args.json)
-    others = {text: engine_options(text) for text in args.others or ()}
-    most = max(tokens_a_step(options) for options in ({}, *others.values()))
-    longest = max(LONGEST if args.ttft else 0, room(args, _batches(args), args.steps, most))
+    show_progress = progress_printer(args.json)
+    option_sets = {text: engine_options(text) for text in args.others or ()}
+    max_step_tokens = max(max_tokens_per_step(options) for options in ({}, *option_sets.values()))
+    longest = max(LONGEST if args.ttft else 0, needed_model_len(args, _batches(args), args.steps, max_step_tokens))
     try:
         with setting_of(args, longest) as setting:
-            for options in others.values():
+            for options in option_sets.values():
                 setting.engine_config(**options)  # refuses conflicting options before anything is measured
-            tell("reads memory")
+            show_progress("reads memory")
             report["read_gb_per_s"] = read_gb_per_s(args.device)
             if _has_steps(args):
                 report["context"] = args.context
-                decode_steps(args, setting, _batches(args), _kinds(args) | others, tell, report)
+                decode_steps(args, setting, _batches(args), _kinds(args) | option_sets, show_progress, report)
             if args.ttft:
-                report["ttft"] = ttft(setting, {"kvscope": {}} | others, report["read_gb_per_s"], tell)
+                report["ttft"] = ttft(setting, {"kvscope": {}} | option_sets, report["read_gb_per_s"], show_progress)
             if args.requests is not None:
-                report["requests"] = requests(setting, others, args.requests, args.limit, tell)
+                report["requests"] = requests(setting, option_sets, args.requests, args.limit, show_progress)
             if args.telemetry:
-                report["telemetry"] = telemetry(args, setting, args.batch or [64], tell)
+                report["telemetry"] = telemetry(args, setting, args.batch or [64], show_progress)
     except BaseException:  # interrupted, or an engine failed to start: print what was measured before
         if report.get("steps") and not args.json:
             print(_text(report))
@@ -135,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _kinds(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Return the options of the engines that are always measured, by the name of their rows."""
+    """Return the options of the engines that are always measured, by the name of their rows in the table."""
     kinds: dict[str, dict[str, Any]] = {"graphs": {}}
     if args.turns:
         kinds["turns"] = {"async_scheduling": False}

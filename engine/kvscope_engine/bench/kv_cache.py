@@ -1,8 +1,8 @@
 """Measure what a quantized KV cache costs in quality, and what it saves in memory.
 
-For each --kv-cache-dtype: the perplexity of a text read token by token through the cache (about the first 2,500 tokens
-of Edith Wharton's story "The Verdict", Scribner's Magazine, June 1908, in the public domain); and how greedy answers of
-32 tokens to 20 prompts differ from those of `auto`.
+For each --kv-cache-dtype: the perplexity of a text read in chunks through the cache (about the first 2,500 tokens of
+Edith Wharton's story "The Verdict", Scribner's Magazine, June 1908, in the public domain); and how greedy answers of 32
+tokens to 20 prompts differ from those of `auto`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 KV_FORMATS = ("auto", "int8", "fp8")
 NUM_PROMPTS = 20
 ANSWER_TOKENS = 32
-Tell = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 
 
 def add_arguments(parser: argparse.ArgumentParser, dtype: str = "float32") -> None:
@@ -45,9 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser, dtype: str = "float32") -> No
 def run(args: argparse.Namespace) -> int:
     check_tokens(args.tokens)
     config = EngineConfig(model=args.model, device=args.device, dtype=args.dtype, enable_prefix_caching=False)
-    tell = progress_teller(args)
-    report = _perplexities(config, args.tokens, tell)
-    answers = {name: _answers(config, name, tell) for name in KV_FORMATS}
+    show_progress = printer_for(args)
+    report = _perplexities(config, args.tokens, show_progress)
+    answers = {name: _answers(config, name, show_progress) for name in KV_FORMATS}
     for name, row in report["formats"].items():
         row |= agreement(answers["auto"], answers[name])
     print(json.dumps(report) if args.json else _text(report))
@@ -55,21 +55,23 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_tokens(tokens: int | None) -> None:
-    """Raise BadInput for fewer than two tokens, which have no perplexity."""
+    """Raise BadInput for fewer than two tokens, for which perplexity is undefined."""
     if tokens is not None and tokens < 2:
         raise BadInput(f"--tokens {tokens} is not accepted: at least 2")
 
 
 def agreement(expected: Sequence[Sequence[int]], found: Sequence[Sequence[int]]) -> dict[str, float | int]:
-    """Return the number of answers that are equal to the end, and the share of tokens before each answer's first
-    difference.
+    """Compare answers token by token with the expected ones.
+
+    Returns the number of answers that are equal to the end, the number of all answers, and the share of expected tokens
+    before each answer's first difference.
     """
-    equal = [_num_equal(one, other) for one, other in zip(expected, found, strict=True)]
-    pairs = zip(equal, expected, found, strict=True)
+    num_equal = [_num_equal(one, other) for one, other in zip(expected, found, strict=True)]
+    pairs = zip(num_equal, expected, found, strict=True)
     return {
         "num_equal_answers": sum(list(one) == list(other) for _, one, other in pairs),
-        "num_answers": len(equal),
-        "equal_tokens_share": sum(equal) / max(1, sum(map(len, expected))),
+        "num_answers": len(num_equal),
+        "equal_tokens_share": sum(num_equal) / max(1, sum(map(len, expected))),
     }
 
 
@@ -78,17 +80,17 @@ def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
     return next(differences, min(len(one), len(other)))
 
 
-def _perplexities(config: EngineConfig, max_tokens: int | None, tell: Tell) -> dict[str, Any]:
+def _perplexities(config: EngineConfig, max_tokens: int | None, show_progress: ProgressCallback) -> dict[str, Any]:
     from kvscope_engine.bench.perplexity import perplexity
     from kvscope_engine.model.loader.model_loader import load_model
     from kvscope_engine.model.platforms.device import dtype_name
 
-    loaded = load_model(config, lambda progress: tell(f"{progress.stage}"))
+    loaded = load_model(config, lambda progress: show_progress(f"{progress.stage}"))
     ids = text_ids(loaded, max_tokens)
     formats: dict[str, dict[str, Any]] = {}
     for name in KV_FORMATS:
-        found = perplexity(loaded, ids, name, _counter(tell, name, len(ids)))
-        formats[name] = {"perplexity": found, "bytes_per_token": _bytes_per_token(loaded, name)}
+        measured = perplexity(loaded, ids, name, _counter(show_progress, name, len(ids)))
+        formats[name] = {"perplexity": measured, "bytes_per_token": _bytes_per_token(loaded, name)}
     for row in formats.values():
         row["perplexity_change"] = row["perplexity"] / formats["auto"]["perplexity"] - 1.0
     return {
@@ -101,8 +103,9 @@ def _perplexities(config: EngineConfig, max_tokens: int | None, tell: Tell) -> d
 
 
 def text_ids(loaded: LoadedModel, max_tokens: int | None) -> list[int]:
-    """Return the token ids of the sample text, at most `max_tokens` and the model's context length. Raises BadInput for
-    a model without a tokenizer.
+    """Return the token ids of the sample text, at most `max_tokens` and the model's context length.
+
+    Raises BadInput for a model without a tokenizer.
     """
     if loaded.tokenizer is None:
         raise BadInput(f"model {loaded.info.name!r} has no tokenizer: it cannot read text")
@@ -111,18 +114,18 @@ def text_ids(loaded: LoadedModel, max_tokens: int | None) -> list[int]:
 
 
 def _bytes_per_token(loaded: LoadedModel, name: str) -> int:
-    """Return the bytes per token of keys and values in all layers, scales included."""
+    """Return the bytes per token of keys, values and scales in all layers."""
     from kvscope_engine.model.kv_cache.kv_storage import block_bytes, storage_dtype
     from kvscope_engine.model.verification.hook_check import check_hook
 
     return block_bytes([call.shape for call in check_hook(loaded.module)], 1, storage_dtype(name, loaded.dtype))
 
 
-def _answers(config: EngineConfig, kv_cache_dtype: str, tell: Tell) -> list[tuple[int, ...]]:
-    """Return greedy answers from the engine, with all prompts in one batch."""
+def _answers(config: EngineConfig, kv_cache_dtype: str, show_progress: ProgressCallback) -> list[tuple[int, ...]]:
+    """Return the token ids of greedy answers, with all prompts in one batch."""
     from kvscope_engine.engine import Engine
 
-    tell(f"{kv_cache_dtype}: answers {NUM_PROMPTS} prompts")
+    show_progress(f"{kv_cache_dtype}: answers {NUM_PROMPTS} prompts")
     sampling = SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS)
     with Engine(dataclasses.replace(config, kv_cache_dtype=kv_cache_dtype)) as engine:
         return [tuple(completion.token_ids) for completion in engine.generate(_prompts(), sampling)]
@@ -133,13 +136,14 @@ def _prompts() -> list[str | Submit]:
     return [msgspec.json.decode(line)["prompt"] for line in lines[:NUM_PROMPTS]]
 
 
-def _counter(tell: Tell, name: str, num_tokens: int) -> Callable[[int], None]:
-    return lambda done: tell(f"{name}: {done} of {num_tokens} tokens read")
+def _counter(show_progress: ProgressCallback, name: str, num_tokens: int) -> Callable[[int], None]:
+    return lambda done: show_progress(f"{name}: {done} of {num_tokens} tokens read")
 
 
-def progress_teller(args: argparse.Namespace) -> Tell:
-    """Return a function that prints progress on one line of the terminal; it does nothing with --json or without a
-    terminal.
+def printer_for(args: argparse.Namespace) -> ProgressCallback:
+    """Return a function that prints progress on one line of the terminal.
+
+    The function does nothing with --json or without a terminal.
     """
     if args.json or not sys.stderr.isatty():
         return lambda line: None
@@ -159,8 +163,8 @@ def _text(report: dict[str, Any]) -> str:
         for name, row in report["formats"].items()
     ]
     lines = ["\r\033[K" if sys.stderr.isatty() else ""]
-    where = f"model {report['model']}, {report['dtype']}, {report['device']}"
-    lines.append(f"{where}, {report['num_text_tokens']} tokens of text, {ANSWER_TOKENS} tokens an answer\n")
+    setting_text = f"model {report['model']}, {report['dtype']}, {report['device']}"
+    lines.append(f"{setting_text}, {report['num_text_tokens']} tokens of text, {ANSWER_TOKENS} tokens an answer\n")
     header = ["--kv-cache-dtype", "bytes a token", "perplexity", "change", "answers equal", "tokens before"]
     lines.append(table(header, rows))
     return "\n".join(lines)

@@ -23,7 +23,7 @@ class Contender(Protocol):
     name: str
 
     def run(self, workload: BenchWorkload) -> None:
-        """Generate exactly the tokens that the workload asks for."""
+        """Generate exactly as many tokens as the workload asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,36 +34,37 @@ class Rate:
     per_second: float
 
 
-def in_turns(
+def interleaved_samples(
     samplers: Mapping[str, Callable[[], Sample]],
     rounds: int,
-    tell: Callable[[str], None] = lambda line: None,
+    show_progress: Callable[[str], None] = lambda line: None,
 ) -> dict[str, list[Sample]]:
     """Return the samples of each contender, one per round. Within a round, contenders run one after the other."""
-    found: dict[str, list[Sample]] = {name: [] for name in samplers}
+    samples: dict[str, list[Sample]] = {name: [] for name in samplers}
     for number in range(rounds):
-        for name, sample in samplers.items():
-            tell(f"round {number + 1} of {rounds}, {name}")
-            found[name].append(sample())
-    return found
+        for name, take_sample in samplers.items():
+            show_progress(f"round {number + 1} of {rounds}, {name}")
+            samples[name].append(take_sample())
+    return samples
 
 
 def rates(
     contenders: Sequence[Contender],
     workload: BenchWorkload,
     repeats: int,
-    tell: Callable[[str], None],
+    show_progress: Callable[[str], None],
 ) -> dict[str, list[Rate]]:
-    """Return the rate of each contender in each round, measured after one warm-up run each. Within a round, contenders
-    run one after the other.
+    """Return the rate of each contender in each round, measured after one warm-up run each.
+
+    Within a round, contenders run one after the other.
     """
     for contender in contenders:
-        tell(f"{workload.name}: {contender.name} warms up")
+        show_progress(f"{workload.name}: {contender.name} warms up")
         contender.run(shortened(workload))
     samplers = {
         each.name: partial(timed, partial(each.run, workload), workload.num_output_tokens) for each in contenders
     }
-    return in_turns(samplers, repeats, telling_of(workload.name, tell))
+    return interleaved_samples(samplers, repeats, with_prefix(workload.name, show_progress))
 
 
 def median_rate(rounds: Sequence[Rate]) -> Rate:
@@ -80,7 +81,7 @@ def median_ratio(ours: Sequence[Rate], theirs: Sequence[Rate]) -> float:
 
 
 def timed(run: Callable[[], None], num_tokens: int) -> Rate:
-    """Run `run`, which generates `num_tokens` tokens, and return the rate."""
+    """Call `run`, which generates `num_tokens` tokens, and return the rate."""
     wall, cpu = time.perf_counter(), time.process_time()
     run()
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
@@ -92,15 +93,16 @@ def shortened(workload: BenchWorkload) -> BenchWorkload:
     return replace(workload, output_tokens=tuple(min(4, n) for n in workload.output_tokens))
 
 
-def teller(is_quiet: bool) -> Callable[[str], None]:
-    """Return a function that prints progress on one line of the terminal; it does nothing if `is_quiet` or without a
-    terminal.
+def progress_printer(is_quiet: bool) -> Callable[[str], None]:
+    """Return a function that prints progress on one line of the terminal.
+
+    The function does nothing if `is_quiet` or without a terminal.
     """
     if is_quiet or not sys.stderr.isatty():
         return lambda line: None
     return lambda line: print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
 
 
-def telling_of(name: str, tell: Callable[[str], None]) -> Callable[[str], None]:
-    """Return a function that reports progress with `name` as a prefix."""
-    return lambda line: tell(f"{name}: {line}")
+def with_prefix(name: str, show_progress: Callable[[str], None]) -> Callable[[str], None]:
+    """Return a progress callback that adds `name` as a prefix."""
+    return lambda line: show_progress(f"{name}: {line}")

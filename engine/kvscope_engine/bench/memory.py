@@ -1,8 +1,8 @@
-"""Measure what the lower tiers of the KV cache occupy, and how fast blocks move through them.
+"""Measure how much memory the lower tiers of the KV cache take, and how fast blocks are copied through them.
 
 Host memory: kvscope's exact allocation is compared with torch's pinned allocator, which rounds up to powers of two (on
 a machine without CUDA, the figure of torch is computed and marked so). Rates: whole blocks of a small model are copied
-from the pool to host memory, to disk, and back; and checksums are computed. Reported are medians of the rounds.
+from the pool to host memory, to disk, and back; and checksums are computed. The table has medians of the rounds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MIB: Final = 1 << 20
 SLAB_MIB: Final = (100, 1100, 9 * 1024, 33 * 1024)
 """Sizes of host memory to request, slightly above powers of two, as in MemAscend."""
 MAX_MEASURED_MIB: Final = 2048
-"""Largest size, in MiB, for which torch's pinned allocator is really measured."""
+"""Largest size, in MiB, for which memory is really allocated with torch's pinned allocator."""
 NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 30, 3, 64, 16
 """Shape of the default model's blocks: 360 KiB in bfloat16."""
 CHECKSUMS: Final[dict[str, Callable[[bytes], object]]] = {
@@ -118,16 +118,17 @@ def _storage(args: argparse.Namespace) -> KVStorage:
 
 
 def _round(mover: Any, storage: KVStorage) -> dict[str, float]:
-    """Return the GB/s of moving all blocks in each direction. The lower tier's slots are in a non-contiguous order, as
-    after some use.
+    """Return the GB/s of copying all blocks in each direction.
+
+    The lower tier's slots are in a non-contiguous order, as after some use.
     """
     ids = list(range(storage.num_blocks))
-    places = ids[::2] + ids[1::2]
-    nothing = [None] * len(ids)
+    slots = ids[::2] + ids[1::2]
+    no_prefixes = [None] * len(ids)
     steps: dict[str, Callable[[], object]] = {
-        "to host": lambda: _finished(mover.save(ids, places), mover, storage),
-        "from host": lambda: _finished(mover.load(places, ids), mover, storage),
-        "to disk, queued": lambda: mover.offload(ids, ids, nothing),
+        "to host": lambda: _synchronize(mover.save(ids, slots), mover, storage),
+        "from host": lambda: _synchronize(mover.load(slots, ids), mover, storage),
+        "to disk, queued": lambda: mover.offload(ids, ids, no_prefixes),
         "to disk, written": lambda: mover.drain(),
         "from disk": lambda: mover.load_from_disk(ids, ids),
     }
@@ -136,7 +137,7 @@ def _round(mover: Any, storage: KVStorage) -> dict[str, float]:
     return {way: storage.num_bytes / 1e9 / spent for way, spent in seconds.items()}
 
 
-def _finished(_: None, mover: Any, storage: KVStorage) -> None:
+def _synchronize(_: None, mover: Any, storage: KVStorage) -> None:
     mover.flush()
     if storage.device.type == "cuda":
         import torch
@@ -157,11 +158,10 @@ def _checksum_rate(function: Callable[[bytes], object], repeats: int) -> float:
 
 def _text(report: dict[str, Any]) -> str:
     moves = report["moves"]
-    how = "direct I/O" if moves["disk_is_direct"] else "through the page cache"
+    disk_mode = "direct I/O" if moves["disk_is_direct"] else "through the page cache"
     memory = "pinned" if moves["host_is_pinned"] else "not pinned"
-    heading = (
-        f"{moves['num_blocks']} blocks of {moves['block_bytes'] / 1024:.0f} KiB; host memory {memory}; disk: {how}"
-    )
+    blocks = f"{moves['num_blocks']} blocks of {moves['block_bytes'] / 1024:.0f} KiB"
+    heading = f"{blocks}; host memory {memory}; disk: {disk_mode}"
     rates = [[way, f"{rate:.2f}"] for way, rate in moves["gb_per_s"].items()]
     sums = [[name, f"{rate:.2f}"] for name, rate in report["checksums_gb_per_s"].items()]
     return "\n\n".join(

@@ -1,7 +1,7 @@
 """Perplexity of a text read through the paged KV cache, to measure what a cache format costs in quality.
 
-Owns the chunked pass over the text and the sum. Each chunk is written to blocks and attends to them as in the engine,
-so that the model sees earlier tokens only as its blocks store them.
+Each chunk of the text is written to blocks and attends to them as in the engine, so that the model reads earlier tokens
+only from their blocks.
 """
 
 from __future__ import annotations
@@ -23,10 +23,14 @@ BLOCK_SIZE = 16
 
 
 def perplexity(
-    loaded: LoadedModel, token_ids: Sequence[int], kv_cache_dtype: str, tell: Callable[[int], None] = lambda done: None
+    loaded: LoadedModel,
+    token_ids: Sequence[int],
+    kv_cache_dtype: str,
+    show_progress: Callable[[int], None] = lambda done: None,
 ) -> float:
-    """Return exp(mean of -log p(token | all before it)) over every token but the first. `tell` receives the number of
-    tokens done.
+    """Return exp(mean of -log p(token | all before it)) over every token but the first.
+
+    The progress callback gets the number of tokens done.
     """
     storage = storage_for_model(loaded, -(-len(token_ids) // BLOCK_SIZE), BLOCK_SIZE, kv_cache_dtype)
     forward, ids = Forward(loaded.module), torch.tensor(token_ids, device=loaded.device)
@@ -37,13 +41,15 @@ def perplexity(
             logits = _chunk_logits(forward, storage, ids, start, end)
             targets = ids[start + 1 : end + 1]
             total -= float(logits[: len(targets)].double().log_softmax(-1).gather(1, targets[:, None]).sum())
-            tell(end)
+            show_progress(end)
     storage.close()
     return math.exp(total / (len(ids) - 1))
 
 
 def _chunk_logits(forward: Forward, storage: KVStorage, ids: torch.Tensor, start: int, end: int) -> torch.Tensor:
-    """Return logits of shape (end - start, vocabulary). Blocks are contiguous, so a token's position is its slot."""
+    """Return logits of shape (end - start, vocabulary). Blocks are contiguous, so a token's slot equals its
+    position.
+    """
     positions = torch.arange(start, end, device=ids.device)
     prefill = PrefillBatch(
         block_tables=(torch.arange(storage.num_blocks, dtype=torch.int32, device=ids.device)[None],),

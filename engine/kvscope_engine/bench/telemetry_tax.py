@@ -27,8 +27,8 @@ while True:
 
 
 @contextmanager
-def watched() -> Iterator[Callable[[TelemetryMessage], None]]:
-    """Yield the publish function of a private endpoint, with one subscriber attached in another process."""
+def attached_subscriber() -> Iterator[Callable[[TelemetryMessage], None]]:
+    """Yield the publish function of a private endpoint, to which a subscriber in another process is attached."""
     with tempfile.TemporaryDirectory(prefix="kvscope-bench-") as folder:
         endpoint = f"ipc://{folder}/engine/telemetry"
         sockets = ServerSockets(endpoint, on_command=_ignore, heartbeat=_no_heartbeat)
@@ -42,7 +42,7 @@ def watched() -> Iterator[Callable[[TelemetryMessage], None]]:
                 sockets.close()
 
 
-class _Switched:
+class _PublishingContender:
     """Contender that runs the engine with publishing switched on or off."""
 
     def __init__(self, name: str, ours: Any, publish: Callable[[TelemetryMessage], None] | None) -> None:
@@ -56,16 +56,22 @@ class _Switched:
         self._ours.publish_to(None)
 
 
-def telemetry_ratio(ours: Any, workload: BenchWorkload, repeats: int, tell: Callable[[str], None]) -> dict[str, float]:
-    """Return the ratio of tokens per CPU-second with telemetry to those without: median, lowest and highest. The
-    publisher's thread counts as CPU time.
+def telemetry_ratio(
+    ours: Any, workload: BenchWorkload, repeats: int, show_progress: Callable[[str], None]
+) -> dict[str, float]:
+    """Return the ratio of tokens per CPU-second with telemetry to those without: median, lowest and highest.
+
+    CPU time includes that of the publisher's thread.
     """
     ratios: list[float] = []
-    with watched() as publish:
-        contenders: list[Contender] = [_Switched("on", ours, publish), _Switched("off", ours, None)]
+    with attached_subscriber() as publish:
+        contenders: list[Contender] = [
+            _PublishingContender("on", ours, publish),
+            _PublishingContender("off", ours, None),
+        ]
         for _ in range(repeats):
-            found = rates(contenders, workload, 1, tell)
-            ratios.append(found["on"][0].per_cpu_second / found["off"][0].per_cpu_second)
+            rates_of_contender = rates(contenders, workload, 1, show_progress)
+            ratios.append(rates_of_contender["on"][0].per_cpu_second / rates_of_contender["off"][0].per_cpu_second)
             contenders.reverse()  # the first to run may have colder caches or a higher clock
     return {"ratio": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)}
 

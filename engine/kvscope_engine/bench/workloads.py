@@ -15,7 +15,7 @@ SAMPLINGS: Final[dict[str, dict[str, Any]]] = {
     "greedy": {"temperature": 0.0},
     "top-p": {"temperature": 0.6, "top_p": 0.9, "top_k": 0},
 }
-"""Sampling parameters by name. top-p has the values recommended for Llama."""
+"""Sampling parameters by name. `top-p` has the values recommended for Llama."""
 
 
 def sample_text() -> str:
@@ -37,7 +37,7 @@ class BenchWorkload:
 
     @property
     def arrivals(self) -> tuple[int, ...]:
-        """Step before which each request arrives."""
+        """Number of the step before which each request arrives."""
         return tuple(index * self.steps_between for index in range(self.num_requests))
 
     @property
@@ -47,17 +47,18 @@ class BenchWorkload:
 
 def equal(num_requests: int, text_ids: list[int]) -> BenchWorkload:
     """Return `num_requests` different prompts of 64 tokens, with 64 tokens to generate each."""
-    prompts = tuple(_cut(text_ids, index * 37, EQUAL_PROMPT_TOKENS) for index in range(num_requests))
+    prompts = tuple(_cyclic_slice(text_ids, index * 37, EQUAL_PROMPT_TOKENS) for index in range(num_requests))
     return BenchWorkload(f"{num_requests} equal", prompts, (EQUAL_OUTPUT_TOKENS,) * num_requests)
 
 
 def mixed(num_requests: int, text_ids: list[int]) -> BenchWorkload:
-    """Return prompts of 16 to 400 tokens with 8 to 256 tokens to generate, both uniformly distributed and identical in
-    each run.
+    """Return prompts of 16 to 400 tokens with 8 to 256 tokens to generate.
+
+    Both are uniformly distributed, and identical in each run.
     """
     rng = random.Random(MIXED_SEED)
     lengths = [rng.randint(16, 400) for _ in range(num_requests)]
-    prompts = tuple(_cut(text_ids, rng.randrange(len(text_ids)), length) for length in lengths)
+    prompts = tuple(_cyclic_slice(text_ids, rng.randrange(len(text_ids)), length) for length in lengths)
     outputs = tuple(rng.randint(8, 256) for _ in range(num_requests))
     return BenchWorkload(f"{num_requests} mixed", prompts, outputs)
 
@@ -70,6 +71,6 @@ def staggered(num_requests: int, text_ids: list[int]) -> BenchWorkload:
     return replace(workload, name=f"{num_requests} staggered", steps_between=STEPS_BETWEEN)
 
 
-def _cut(text_ids: list[int], start: int, length: int) -> tuple[int, ...]:
-    """Return `length` ids from `start`, continuing at the beginning after the end."""
+def _cyclic_slice(text_ids: list[int], start: int, length: int) -> tuple[int, ...]:
+    """Return `length` ids from index `start` on, continuing at the beginning after the end."""
     return tuple(text_ids[(start + offset) % len(text_ids)] for offset in range(length))

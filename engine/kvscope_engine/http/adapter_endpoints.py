@@ -1,4 +1,5 @@
-"""Endpoints `POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as in vLLM; enabled by an option of the engine.
+"""Endpoints `POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as in vLLM. An option of the engine enables
+them.
 
 Any client with the API key may use them, since this process has the operator role at the engine.
 """
@@ -22,17 +23,17 @@ async def load_adapter(request: Request) -> Response:
     body = await read_body(request, LoadAdapterBody, api.settings.limits)
     if body.lora_name == api.model_name:
         raise ApiError(400, f"{body.lora_name!r:.140} is not accepted: the model is called so", param="lora_name")
-    await _done(request, LoadAdapter(name=body.lora_name, path=body.lora_path))
+    await _execute(request, LoadAdapter(name=body.lora_name, path=body.lora_path))
     return PlainTextResponse(f"Success: LoRA adapter {body.lora_name!r} added successfully.")
 
 
 async def unload_adapter(request: Request) -> Response:
     body = await read_body(request, UnloadAdapterBody, request.app.state.api.settings.limits)
-    await _done(request, UnloadAdapter(name=body.lora_name))
+    await _execute(request, UnloadAdapter(name=body.lora_name))
     return PlainTextResponse(f"Success: LoRA adapter {body.lora_name!r} removed successfully.")
 
 
-async def _done(request: Request, command: LoadAdapter | UnloadAdapter) -> None:
+async def _execute(request: Request, command: LoadAdapter | UnloadAdapter) -> None:
     """Wait until the engine has carried out `command` and its status is refreshed.
 
     Raises ApiError with the engine's reason.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvscope_engine.http.engine_client import EngineClient
 from kvscope_engine.http.schemas.api_errors import ApiError
-from kvscope_engine.http.tokenizer_threads import ApiTokenizer
+from kvscope_engine.http.tokenizer_threads import TokenizerThreads
 from kvscope_engine.server.service_limits import ServiceLimits
 from kvscope_telemetry.errors import BadInput, EngineDead
 from kvscope_telemetry.messages.commands import LoadedAdapter
@@ -23,57 +23,53 @@ class HttpLimits:
     """Limits on the connections, requests and memory that clients may use in this process."""
 
     max_connections: int = 16_384
-    """Maximum number of open connections, active or idle, lowered to the process's limit on open files.
-
-    Further connections are refused with HTTP status 503.
+    """Maximum number of open connections, active or idle. Lowered to the process's limit on open files; further
+    connections get HTTP status 503.
     """
     max_requests: int = 1024
     """Maximum number of requests in progress. Clients with few requests may use an eighth more."""
     max_choices: int = ServiceLimits().client_requests.count
-    """Maximum number of choices in progress per client (`n` for each prompt). Equals the engine's limit."""
+    """Maximum number of choices in progress per client (`n` for each prompt). Default: the engine's limit."""
     max_body_bytes: int = 16 * MIB
     max_bodies_bytes: int = 256 * MIB
-    """Maximum bytes of all bodies that are not read completely or not tokenized yet. One client may use half of it."""
+    """Maximum bytes of all bodies that are not completely read or not tokenized yet. One client may use half of it."""
     header_s: float = 15.0
-    """Maximum time in seconds to receive a request's headers, from the connection or the first byte on."""
+    """Maximum seconds to receive a request's headers, counted from the connection or the request's first byte."""
     chunk_s: float = 10.0
-    """Maximum time in seconds between two chunks of a body."""
+    """Maximum seconds between two chunks of a body."""
     body_s: float = 120.0
-    """Maximum time in seconds to receive a whole body."""
+    """Maximum seconds to receive a whole body."""
     write_s: float = 60.0
-    """Maximum time in seconds for which a client may not read while the send buffer is full."""
+    """Maximum seconds that a client may leave a full send buffer unread."""
     keep_alive_s: float = 75.0
-    """Maximum time in seconds for which a connection may be idle between two requests."""
+    """Maximum seconds for which a connection may be idle between two requests."""
     drain_s: float = 30.0
-    """Maximum time in seconds to complete the requests in progress at shutdown."""
+    """Maximum seconds to complete the requests in progress at shutdown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
-    """Settings of the HTTP server."""
-
     endpoint: str
     key: Path | None = None
     api_key: str = field(default="", repr=False)
     """Accepted keys, separated by commas; empty: no key is required."""
     trust_forwarded: bool = False
-    """Whether clients are identified by the last address of `X-Forwarded-For`.
-
-    Only safe behind a proxy that sets it.
+    """Whether clients are identified by the last address of `X-Forwarded-For`. Safe only behind a proxy that sets this
+    header.
     """
     served_name: str = ""
-    """Model name for clients; empty: the engine's name."""
+    """Model name shown to clients; empty: the engine's name."""
     tokenizer: Path | None = None
-    """Folder of the tokenizer; None: found by the model's name."""
+    """Folder of the tokenizer; None: located by the model's name."""
     tool_call_parser: str = ""
-    """Format in which the model calls tools; empty: detected from its chat template."""
+    """Format in which the model writes tool calls; empty: detected from its chat template."""
     limits: HttpLimits = HttpLimits()
     open_paths: frozenset[str] = frozenset()
     """Mounted paths that need no API key."""
 
 
 def api_keys(text: str) -> list[str]:
-    """Split `text` at commas. Raises BadInput if one of the keys is empty."""
+    """Split `text` at commas. Raises BadInput if a key is empty."""
     keys = [key.strip() for key in text.split(",")] if text else []
     if not all(keys):
         raise BadInput("an empty API key is not accepted: KEY, or KEY,KEY for several")
@@ -81,12 +77,12 @@ def api_keys(text: str) -> list[str]:
 
 
 class Api:
-    """State of the process, created on the event loop's thread."""
+    """Shared state of the process. Created on the event loop's thread."""
 
     def __init__(self, settings: HttpSettings) -> None:
         self.settings = settings
         self.engine_client = EngineClient(settings.endpoint, key=settings.key)
-        self.text = ApiTokenizer(settings.tokenizer)
+        self.tokenizer_threads = TokenizerThreads(settings.tokenizer)
         self.started_s = int(time.time())
 
     @property
@@ -103,7 +99,7 @@ class Api:
     @property
     def max_model_len(self) -> int:
         """Maximum tokens of a prompt and its output: the model's limit, or the capacity of the block pool if that is
-        less.
+        less; 0: unknown.
         """
         hello = self.hello
         return min(filter(None, (hello.model.max_model_len, hello.cache.max_request_tokens)), default=0)
@@ -114,20 +110,19 @@ class Api:
 
     @property
     def adapters(self) -> dict[str, LoadedAdapter]:
-        """LoRA adapters by name, from the engine's latest status.
-
-        An adapter named like the model cannot be addressed.
+        """LoRA adapters by name, from the engine's latest status, without one named like the model, which cannot be
+        addressed.
         """
         status = self.engine_client.status
-        found = {adapter.name: adapter for adapter in status.adapters} if status is not None else {}
-        found.pop(self.model_name, None)
-        return found
+        adapters = {adapter.name: adapter for adapter in status.adapters} if status is not None else {}
+        adapters.pop(self.model_name, None)
+        return adapters
 
     async def adapter_of(self, name: str | None) -> str:
-        """Return the LoRA adapter selected by a body's `model`; empty for the base model, or without a name.
+        """Return the LoRA adapter selected by a body's `model`; "" for the base model, or if `name` is None.
 
         If adapters can be loaded at runtime, the engine is queried before an unknown name is refused. Raises ApiError
-        with 404 for unknown names.
+        with 404 for an unknown name, and with 503 if the engine does not answer.
         """
         if name is None or name == self.model_name:
             return ""

@@ -1,8 +1,7 @@
-"""Identifies clients and limits what each may occupy in this process: requests, bodies and choices.
+"""Identifies clients, and limits the requests, bodies and choices that each may occupy in this process.
 
-Knows no endpoint. A client is identified by its API key if the server accepts several, otherwise by its address: a
-shared key distinguishes no clients, and an unchecked one could be invented for each request. The engine only gets a
-hash.
+A client is identified by its API key if the server accepts several, otherwise by its address: a shared key
+distinguishes no clients, and an unchecked key could be invented for each request. The engine receives only a hash.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from kvscope_engine.http.api_state import HttpLimits
 from kvscope_engine.http.schemas.api_errors import ApiError
 
 FEW_REQUESTS: Final = 8
-"""Clients with fewer requests than this may use the spare slots when all others are taken."""
+"""Clients with fewer requests than this may use the spare slots when all others are occupied."""
 SPARE: Final = 8
-"""Divisor of `max_requests` that gives the number of spare slots beyond the limit."""
+"""Divisor of `max_requests` that yields the number of spare slots in addition to it."""
 
 
 def client_name(key: str, address: str, forwarded: Sequence[str] = ()) -> str:
     """Return a short hash that identifies the holder of `key`, or the caller from `address` if `key` is empty.
 
-    `forwarded` are trusted `X-Forwarded-For` headers, whose last address is the one seen by the nearest proxy. An IPv6
+    `forwarded` are trusted `X-Forwarded-For` headers; their last address is the one seen by the nearest proxy. An IPv6
     network (/64) is one client, because its owner can choose addresses in it freely.
     """
     if key:
@@ -36,13 +35,13 @@ def client_name(key: str, address: str, forwarded: Sequence[str] = ()) -> str:
 
 def _network(address: str) -> str:
     try:
-        found = ipaddress.ip_address(address.partition("%")[0].strip("[]"))
+        ip = ipaddress.ip_address(address.partition("%")[0].strip("[]"))
     except ValueError:
         return ""
-    if isinstance(found, ipaddress.IPv6Address):
-        mapped = found.ipv4_mapped
-        return str(mapped or ipaddress.ip_network((int(found) >> 64 << 64, 64)))
-    return str(found)
+    if isinstance(ip, ipaddress.IPv6Address):
+        mapped = ip.ipv4_mapped
+        return str(mapped or ipaddress.ip_network((int(ip) >> 64 << 64, 64)))
+    return str(ip)
 
 
 def _hashed(text: str) -> str:
@@ -59,7 +58,7 @@ class ClientUsage:
 
 
 class ClientLimiter:
-    """Counts of requests, body bytes and choices, by client and in total. Used on the event loop only."""
+    """Counts requests, body bytes and choices by client and in total. Used only on the event loop."""
 
     def __init__(self, limits: HttpLimits) -> None:
         self.limits = limits
@@ -67,15 +66,15 @@ class ClientLimiter:
         self._by_name: dict[str, ClientUsage] = {}
 
     def slot(self, name: str) -> RequestSlot:
-        """Create a slot for a request of a client. It counts once `RequestSlot.enter` is called."""
+        """Create a slot for a request of a client. The request counts once `RequestSlot.enter` is called."""
         return RequestSlot(self, name)
 
     def usage_of(self, name: str) -> ClientUsage:
-        """Return what one client occupies. Read-only."""
+        """Return the usage of one client. The result must not be modified."""
         return self._by_name.get(name, ClientUsage())
 
     def count(self, name: str, requests: int = 0, body_bytes: int = 0, choices: int = 0) -> None:
-        """Add to, or with negative numbers subtract from, a client's and the total counts."""
+        """Add to a client's counts and to the total. Negative numbers subtract."""
         for usage in (self.all, self._by_name.setdefault(name, ClientUsage())):
             usage.requests += requests
             usage.body_bytes += body_bytes
@@ -85,7 +84,7 @@ class ClientLimiter:
 
 
 class RequestSlot:
-    """Counts of one request, from its arrival to its end."""
+    """Counts of one request, from arrival to end."""
 
     def __init__(self, clients: ClientLimiter, name: str) -> None:
         self.client = name
@@ -95,11 +94,11 @@ class RequestSlot:
 
     @property
     def body_bytes(self) -> int:
-        """Bytes of the body received so far; 0 once they are no longer needed."""
+        """Bytes of the body received so far; 0 after `release_body`."""
         return self._usage.body_bytes
 
     def enter(self) -> None:
-        """Count the request as in progress. Raises ApiError with 429 if the limit is reached."""
+        """Count the request as in progress. Raises ApiError with 429 if a limit is reached."""
         max_requests, num_requests = self._limits.max_requests, self._clients.all.requests
         is_few = self._clients.usage_of(self.client).requests < FEW_REQUESTS
         if num_requests >= max_requests + (max_requests // SPARE if is_few else 0):
@@ -107,9 +106,8 @@ class RequestSlot:
         self._count(requests=1)
 
     def count_body_bytes(self, num_bytes: int) -> None:
-        """Count received bytes of the body.
-
-        Raises ApiError if this body (413), or all bodies together (429), are too large.
+        """Count received bytes of the body. Raises ApiError if this body (413) or all bodies together (429) are too
+        large.
         """
         self._count(body_bytes=num_bytes)
         limits = self._limits
@@ -121,11 +119,13 @@ class RequestSlot:
             raise _busy("too many concurrent request bodies from this client")
 
     def release_body(self) -> None:
-        """Release the body's bytes: it was tokenized."""
+        """Stop counting the body's bytes, because the body was tokenized."""
         self._count(body_bytes=-self._usage.body_bytes)
 
     def count_choices(self, count: int, param: str = "n") -> None:
-        """Count the request's choices. Raises ApiError: 400 for more than are ever allowed, 429 for more than now."""
+        """Count the request's choices. Raises ApiError: 400 for more than are ever allowed, 429 for more than currently
+        possible.
+        """
         max_choices = self._limits.max_choices
         if count > max_choices:
             message = f"{count} choices (n for each prompt) are not accepted: at most {max_choices}"

@@ -1,6 +1,7 @@
-"""Endpoints `POST /v1/completions` and `POST /v1/chat/completions`: send prompts to the engine and return its answers.
+"""Endpoints `POST /v1/completions` and `POST /v1/chat/completions`: send prompts to the engine and return the answers,
+whole or streamed.
 
-Answers are returned whole or streamed. Requests whose client has hung up are aborted.
+Requests of clients that hung up are aborted.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class _Answer(Protocol):
 
 
 async def _response(request: Request, answer: _Answer, usage: StreamUsage) -> Response:
-    """Return `answer` whole or as a stream. Nothing is generated for a client that hung up."""
+    """Return `answer` whole or as a stream. Generation is aborted if the client hangs up."""
     if answer.is_stream:
         await cancel_on_disconnect(request, answer.generation.start_or_close())
         return EventStream(request, answer.events(usage), answer.generation.close)
@@ -92,7 +93,7 @@ async def _read_completion(request: Request) -> tuple[_CompletionAnswer, StreamU
     usage, sampling = wants_usage(body), completion_sampling(body)
     slot, given_prompts = slot_of(request), _prompts_of(body)
     slot.count_choices(len(given_prompts) * sampling.n)
-    tokenizer = await api.text.tokenizer(api.hello.model)
+    tokenizer = await api.tokenizer_threads.tokenizer(api.hello.model)
     prompts = await cancel_on_disconnect(request, text_prompts(api, owner_of(request), tokenizer, given_prompts))
     slot.release_body()
     return _CompletionAnswer(api, slot.client, body, sampling, prompts, tokenizer, adapter), usage
@@ -152,7 +153,7 @@ class _CompletionAnswer:
             return self._completion([_merged_choice(number, part) for number, part in parts.items()], generation.usage)
 
     async def events(self, usage: StreamUsage) -> Events:
-        """Yield server-sent events as tokens arrive. The engine has accepted all prompts before."""
+        """Yield server-sent events as tokens arrive. Call it once the engine has accepted all prompts."""
 
         def chunk(choice: CompletionChoice) -> CompletionResponse:
             if usage is StreamUsage.EACH:
@@ -209,7 +210,7 @@ async def _read_chat(request: Request) -> tuple[_ChatAnswer, StreamUsage]:
     usage, sampling = wants_usage(body), chat_sampling(body)
     slot, owner = slot_of(request), owner_of(request)
     slot.count_choices(sampling.n)
-    tokenizer = await api.text.tokenizer(api.hello.model)
+    tokenizer = await api.tokenizer_threads.tokenizer(api.hello.model)
     use = tool_use(body, tokenizer, api.settings.tool_call_parser)
     sampling = use.sampling(sampling)
     prompt = await cancel_on_disconnect(request, chat_prompt(api, owner, tokenizer, body, slot.body_bytes))
@@ -248,14 +249,16 @@ class _ChatAnswer:
         with self.generation as generation:
             await generation.start()
             replies = await generation.collect()
-            of_choices = [[piece for number, piece in replies if number == index] for index in range(self._num_choices)]
-            choices = [self._choice(index, pieces) for index, pieces in enumerate(of_choices)]
+            pieces_by_choice = [
+                [piece for number, piece in replies if number == index] for index in range(self._num_choices)
+            ]
+            choices = [self._choice(index, pieces) for index, pieces in enumerate(pieces_by_choice)]
             usage = generation.usage
         return ChatCompletion(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)
 
     async def events(self, usage: StreamUsage) -> Events:
-        """Yield server-sent events as tokens arrive. The engine has accepted the prompt before."""
-        begin = ChatDelta(role="assistant", content="")
+        """Yield server-sent events as tokens arrive. Call it once the engine has accepted the prompt."""
+        first_delta = ChatDelta(role="assistant", content="")
 
         def chunk(choice: ChatChunkChoice) -> ChatChunk:
             if usage is StreamUsage.EACH:
@@ -264,7 +267,7 @@ class _ChatAnswer:
 
         texts = TextEvents(lambda number, text: chunk(ChatChunkChoice(number, ChatDelta(content=text))))
         with self.generation as generation:
-            yield encoded(chunk(ChatChunkChoice(n, begin)) for n in range(self._num_choices))
+            yield encoded(chunk(ChatChunkChoice(n, first_delta)) for n in range(self._num_choices))
             while replies := await generation.next():
                 yield b"".join(
                     encoded([chunk(choice)])
@@ -299,7 +302,7 @@ class _ChatAnswer:
         return choices
 
     def _text_and_calls(self, index: int, pieces: list[Tokens | Finished]) -> tuple[str, list[CalledTool]]:
-        """Return the text that can be shown and the tool calls found so far."""
+        """Return the text that can be shown, and the tool calls completed by these pieces."""
         reader, marked = self._readers[index], self._texts[index]
         if marked is not None:
             text = "".join(map(marked.add, pieces))
@@ -309,8 +312,8 @@ class _ChatAnswer:
             return text, []
         content, calls = reader.add(text)
         if isinstance(pieces[-1], Finished):
-            rest, more = reader.flush()
-            content, calls = content + rest, calls + more
+            last_content, last_calls = reader.flush()
+            content, calls = content + last_content, calls + last_calls
         return content, calls
 
     def _reason(self, index: int, last: Tokens | Finished) -> str | None:
@@ -324,19 +327,19 @@ class _ChatAnswer:
 
 
 def _text_only(choice: ChatChunkChoice) -> str | None:
-    """Return the new text of a choice if it has nothing else; else None."""
+    """Return the new text of a choice that contains nothing else; None for other choices."""
     is_plain = choice.finish_reason is None and choice.logprobs is None and choice.delta.tool_calls is UNSET
     return choice.delta.content if is_plain and isinstance(choice.delta.content, str) else None
 
 
 class Generation:
-    """The engine requests of one HTTP request. A context manager that aborts unfinished ones at the end."""
+    """The engine requests of one HTTP request. A context manager that aborts unfinished ones on exit."""
 
     def __init__(self, client: EngineClient, submits: Sequence[Submit], *, is_stream: bool) -> None:
         self._client = client
         self._request_ids = [submit.request_id for submit in submits]
         self._submits = list(submits)
-        """Submissions to be sent; dropped with their prompts afterwards."""
+        """Submissions not sent yet. Emptied by `start`, so that their prompts are freed."""
         self._inbox = ReplyInbox(is_stream=is_stream)
         self._early_replies: ChoiceReplies = []
         self._choices_per_prompt = submits[0].sampling.n
@@ -345,10 +348,7 @@ class Generation:
         self._num_prompt_tokens = self._num_new_tokens = 0
 
     async def start(self) -> None:
-        """Submit all prompts and wait until the engine has accepted them.
-
-        Raises ApiError for the first that it refuses.
-        """
+        """Submit all prompts and wait until the engine has accepted them. Raises ApiError if it refuses one."""
         try:
             submits, self._submits = self._submits, []
             for number, submit in enumerate(submits):
@@ -371,7 +371,7 @@ class Generation:
             self._check()
 
     async def start_or_close(self) -> None:
-        """Call `start`, and abort everything if it raises. For callers that enter the context later."""
+        """Call `start`, and abort all requests if it raises. For callers that enter the context later."""
         try:
             await self.start()
         except BaseException:
@@ -379,7 +379,9 @@ class Generation:
             raise
 
     async def next(self) -> ChoiceReplies:
-        """Wait for and return new replies; empty once all have ended. Raises ApiError if the engine failed."""
+        """Wait for new replies and return them; empty once all completions have ended. Raises ApiError if the engine
+        fails.
+        """
         early, self._early_replies = self._early_replies, []
         if early or not self._num_left:
             return early
@@ -407,7 +409,7 @@ class Generation:
 
     @property
     def usage_so_far(self) -> UsageInfo:
-        """Usage up to now, without cached tokens, which are known at the end."""
+        """Current usage, without cached tokens, which are known only at the end."""
         prompt, new = self._num_prompt_tokens, self._num_new_tokens
         return UsageInfo(prompt, new, prompt + new)
 

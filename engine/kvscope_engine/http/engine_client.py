@@ -1,7 +1,7 @@
-"""Client of the engine: a thread on the command socket, and the routing of replies on the event loop.
+"""Client of the engine: a thread for the command socket, and the routing of replies on the event loop.
 
-Owns the connection across restarts of the engine, and every unfinished request. If the engine goes away, its requests
-end with an error, and the client waits for it to return. Knows nothing of HTTP.
+Owns the connection across restarts of the engine, and every unfinished request. If the engine disappears, its requests
+end with an error, and the client waits for it to return. Independent of HTTP.
 """
 
 from __future__ import annotations
@@ -43,26 +43,25 @@ from kvscope_telemetry.transport.connections import key_for
 EngineReply: TypeAlias = Accepted | Refused | Tokens | Finished
 
 MAX_REPLIES: Final = 4_096
-"""Maximum number of replies read in one pass."""
+"""Maximum number of replies read at a time."""
 BATCHING_DELAY_S: Final = 0.001
 """Seconds to sleep before reading replies while several requests are open.
 
-The replies then are those of a whole step, and the event loop is woken once for all of them.
+The replies of a whole step then arrive together, and the event loop is woken once for all of them.
 """
 TICK_MS: Final = 250
 OWN_TAGS: Final = 2
-"""Tags below this are used by the thread itself."""
+"""Tags below this number are used by the thread itself."""
 READY_POLL_S: Final = 5.0
 STARTING_POLL_S: Final = 0.25
 RECONNECT_TIMEOUT_S: Final = 5.0
-"""Seconds for which requests outlive a broken tcp connection.
-
-An ipc connection breaks only with the engine's process.
+"""Seconds for which requests outlive a broken tcp connection. An ipc connection breaks only when the engine's process
+ends.
 """
 CONNECTION_LOST: Final = f"{NO_ENGINE}: its connection is lost"
 LOST_TOKENS: Final = "the connection broke, and a part of the answer was not kept"
 MAX_STREAM_BYTES: Final = 4 << 20
-"""Maximum bytes queued for a client that reads too slowly; beyond it, the request ends."""
+"""Maximum bytes queued for a client that reads slowly; beyond it, the request ends."""
 MAX_WHOLE_BYTES: Final = 64 << 20
 """Maximum bytes of an answer that is not streamed."""
 REPLY_OVERHEAD_BYTES: Final = 200
@@ -70,24 +69,22 @@ REPLY_OVERHEAD_BYTES: Final = 200
 
 @dataclass(slots=True)
 class _OpenRequest:
-    """A request that has not ended."""
-
     inbox: ReplyInbox
     prompt: int
     num_left: int
     abort: Abort
-    """Command to send if the request is no longer wanted."""
+    """Command to send if the request is abandoned."""
 
 
 class EngineClient:
-    """Connection to the engine at `endpoint`. Raises BadInput as `key_for` does.
+    """Connection to the engine at `endpoint`.
 
-    All methods but `close` are called on the event loop.
+    All methods but `close` are called on the event loop. Raises BadInput as `key_for` does.
     """
 
     def __init__(self, endpoint: str, *, key: Path | None = None) -> None:
         self.status: Status | None = None
-        """Latest status of the engine; None while there is no engine."""
+        """Latest status of the engine; None while disconnected."""
         self.status_received_s = 0.0
         """Monotonic time at which `status` was received."""
         self.refusal = ""
@@ -127,9 +124,8 @@ class EngineClient:
         return len(self._open)
 
     def submit(self, submit: Submit, inbox: ReplyInbox, prompt: int) -> None:
-        """Send a submission.
-
-        Its replies are put into `inbox` under the index `prompt`. Raises BadInput or EngineDead.
+        """Send a submission. Its replies are pushed to `inbox` with the index `prompt`. Raises BadInput or
+        EngineDead.
         """
         if self.status is None:
             raise EngineDead(NO_ENGINE)
@@ -139,9 +135,8 @@ class EngineClient:
         self._sockets.wake()
 
     async def ask(self, command: LoadAdapter | UnloadAdapter) -> Done | Failed:
-        """Send a command and return the engine's reply, after refreshing `status`.
-
-        Raises EngineDead if there is no engine.
+        """Send a command and return the engine's reply, after refreshing `status`. Raises EngineDead if there is no
+        engine.
         """
         if self.status is None:
             raise EngineDead(NO_ENGINE)
@@ -151,7 +146,7 @@ class EngineClient:
         return reply
 
     async def refresh(self) -> None:
-        """Query the engine and update `status`. Raises EngineDead."""
+        """Query the engine and update `status`. Raises EngineDead if there is no engine."""
         await self._query(GetStatus())
 
     async def _query(self, command: LoadAdapter | UnloadAdapter | GetStatus) -> Reply:
@@ -209,7 +204,7 @@ class EngineClient:
         request.inbox.push(request.prompt, reply, num_bytes)
 
     def _fail_all(self, refusal: str) -> None:
-        """End all requests with an error: the engine is gone."""
+        """End all requests with an error, because the engine is gone."""
         self.status, self.refusal = None, refusal
         lost, self._open = self._open, {}
         for request_id, request in lost.items():
@@ -256,7 +251,7 @@ class EngineClient:
                 self._loop.call_soon_threadsafe(self._deliver, replies)
 
     def _maintain(self, now_s: float) -> None:
-        """Maintain the connection: introduce the session, poll the status, send queued commands."""
+        """Maintain the connection: introduce the session, poll the status, and send queued commands."""
         if not self._sockets.is_connected:
             self._check_disconnected(now_s)
             return
@@ -269,7 +264,7 @@ class EngineClient:
         self._outgoing.send_all(self._sockets.send, self._awaited.sent)
 
     def _check_disconnected(self, now_s: float) -> None:
-        """End the session and its requests once the connection has been missing for too long."""
+        """End the session and its requests if the connection has been missing for too long."""
         if self._disconnected_s is None:
             self._disconnected_s = now_s
         timeout_s = 0.0 if self._sockets.is_ipc else RECONNECT_TIMEOUT_S
@@ -280,7 +275,9 @@ class EngineClient:
                 self._loop.call_soon_threadsafe(self._fail_all, self._sockets.refusal)
 
     def _introduce(self, now_s: float) -> bool:
-        """Send the session and the awaited requests, first on each connection. Returns whether that was done."""
+        """Send the session and the awaited requests, as the first message of each connection. Returns whether it was
+        sent.
+        """
         number = self._sockets.num_connections
         self._session = self._session or secrets.token_hex(16)
         if not self._sockets.send(encode(GetStatus(tag=1, session=self._session, awaited=self._awaited.all()))):
@@ -302,19 +299,19 @@ class EngineClient:
 
 
 def _error_reply(request_id: str, why: str) -> Finished:
-    """Return the last message of a request that the engine does not answer any more."""
+    """Return the last message of a request that the engine will not answer."""
     return Finished(request_id=request_id, finish_reason="error", usage=Usage(), timing=RequestTiming(), error=why)
 
 
 class ReplyInbox:
     """Bounded queue of the replies to one HTTP request's prompts, read by one task on the event loop.
 
-    `is_stream`: wake the reader for every token, otherwise only when a prompt is accepted or refused or ends.
+    `is_stream`: wake the reader for every token, not only when a prompt is accepted or refused or ends.
     """
 
     def __init__(self, *, is_stream: bool) -> None:
         self.overflowed = False
-        """Whether the bound was exceeded; further replies are dropped."""
+        """Whether the bound was exceeded, so that further replies are dropped."""
         self._wakes_on_tokens = is_stream
         self._max_bytes = MAX_STREAM_BYTES if is_stream else MAX_WHOLE_BYTES
         self._waiting: deque[tuple[int, EngineReply]] = deque()

@@ -1,8 +1,8 @@
 """Runs the OpenAI API as a child of an engine's process, bound before the model loads.
 
-Owns the child's life and the listening socket. A child that dies is restarted on the same socket, where new connections
-wait in the meantime. If it keeps dying, the engine is stopped, because a server without its API is useless. Imports no
-server code.
+Owns the child process and the listening socket. A child that dies is restarted on the same socket, where new
+connections wait meanwhile. If it keeps dying, the engine is stopped, because a server without its API is useless.
+Imports no server code.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from kvscope_engine.http.http_command import API_KEY_VARIABLE
 from kvscope_engine.http.listen_address import is_loopback, listen, url
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
-GRACE_S: Final = 5.0
+KILL_DELAY_S: Final = 5.0
 """Seconds from SIGTERM to SIGKILL. The engine has ended its requests before."""
 MAX_RESTARTS: Final = 5
-"""Maximum number of consecutive restarts. The pause doubles with each, from `FIRST_PAUSE_S`."""
+"""Maximum number of consecutive restarts. The pause before a restart doubles each time, from `FIRST_PAUSE_S`."""
 FIRST_PAUSE_S: Final = 0.5
 RESET_UPTIME_S: Final = 60.0
-"""Uptime in seconds after which a child's restarts are counted from zero again."""
+"""Seconds of uptime after which a child's restarts are counted from zero again."""
 _BAD_INPUT: Final = BadInput.exit_code
 """Exit status of a child that refused its options, which a restart would not change."""
 
 
 class HttpChild:
-    """Listening socket, bound on construction, and the child process that serves on it.
+    """Listening socket, bound on construction, and the child process that serves it.
 
     Raises BadInput for a bad address or a missing API key, KvscopeError if the address cannot be bound.
     """
@@ -68,9 +68,9 @@ class HttpChild:
 
     @contextmanager
     def running(self, endpoint: str, key: Path) -> Iterator[None]:
-        """Serve the API while inside. `endpoint` is the engine's, and `key` the file of an operator's key for it.
+        """Serve the API inside the context. `endpoint` is the engine's; `key` is the file of an operator's key for it.
 
-        Raises KvscopeError at the end if the API did not stay up.
+        Raises KvscopeError on exit if the API kept dying.
         """
         with self._listener:
             self._child = self._start(endpoint, key)
@@ -105,13 +105,15 @@ class HttpChild:
             if self._is_ending.is_set():
                 return
             num_restarts = 1 if time.monotonic() - started_s >= RESET_UPTIME_S else num_restarts + 1
-            how = f"the OpenAI API on {self.url} " + (f"was killed by signal {-code}" if code < 0 else f"ended: {code}")
+            outcome = f"the OpenAI API on {self.url} " + (
+                f"was killed by signal {-code}" if code < 0 else f"ended: {code}"
+            )
             if code == _BAD_INPUT or num_restarts > MAX_RESTARTS:
-                self._failure = f"{how}; it was restarted {num_restarts - 1} times"
+                self._failure = f"{outcome}; it was restarted {num_restarts - 1} times"
                 self._stop_engine()
                 return
             pause_s = FIRST_PAUSE_S * 2 ** (num_restarts - 1)
-            self._report(f"{how}; restarting it in {pause_s:g} s")
+            self._report(f"{outcome}; restarting it in {pause_s:g} s")
             if self._is_ending.wait(pause_s):
                 return
             with self._lock:
@@ -123,7 +125,7 @@ class HttpChild:
 def _terminate(child: subprocess.Popen[bytes]) -> None:
     child.terminate()
     try:
-        child.wait(GRACE_S)
+        child.wait(KILL_DELAY_S)
     except subprocess.TimeoutExpired:
         with contextlib.suppress(ProcessLookupError):
             child.kill()
@@ -131,8 +133,8 @@ def _terminate(child: subprocess.Popen[bytes]) -> None:
 
 
 def connectable(endpoint: str) -> str:
-    """Return the endpoint at which a process on this machine reaches an engine that listens on `endpoint`."""
-    for anywhere, here in (("tcp://0.0.0.0:", "tcp://127.0.0.1:"), ("tcp://*:", "tcp://127.0.0.1:")):
-        if endpoint.startswith(anywhere):
-            return here + endpoint.removeprefix(anywhere)
+    """Return the address at which a process on this machine reaches an engine that listens on `endpoint`."""
+    for wildcard, loopback in (("tcp://0.0.0.0:", "tcp://127.0.0.1:"), ("tcp://*:", "tcp://127.0.0.1:")):
+        if endpoint.startswith(wildcard):
+            return loopback + endpoint.removeprefix(wildcard)
     return endpoint.replace("tcp://[::]:", "tcp://[::1]:", 1)

@@ -82,7 +82,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 
 def add_api_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that `serve --http` shares."""
+    """Add the options that `serve --http` has as well."""
     parser.add_argument(
         "--api-key",
         metavar="KEY[,KEY]",
@@ -113,9 +113,8 @@ def add_api_options(parser: argparse.ArgumentParser) -> None:
 
 
 def api_key(args: argparse.Namespace) -> str:
-    """Return the API keys for clients, separated by commas; empty for none.
-
-    Raises BadInput for what cannot be a header.
+    """Return the API keys for clients, separated by commas; "" for none. Raises BadInput for text that cannot be sent
+    in a header.
     """
     key: str = os.environ.get(API_KEY_VARIABLE, "") if args.api_key is None else args.api_key
     if args.api_key == "" or len(key) > MAX_API_KEY or not (key.isascii() and key.isprintable()) or key != key.strip():
@@ -124,7 +123,7 @@ def api_key(args: argparse.Namespace) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal."""
+    """Serve the API until a signal ends the process."""
     if args.max_requests < 1 or args.max_connections < 1 or args.drain_seconds < 0:
         names = "--max-requests, --max-connections and --drain-seconds"
         raise BadInput(f"{names} must be whole numbers above 0 (the last: 0 or more)")
@@ -164,7 +163,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _pages(args: argparse.Namespace, settings: HttpSettings) -> Iterator[list[BaseRoute]]:
-    """Yield the mounted routes of other packages (metrics) and close them at the end."""
+    """Yield the mounted routes of other packages (metrics), and close them on exit."""
     if args.no_metrics:
         yield []
         return

@@ -1,7 +1,7 @@
 """One HTTP/1.1 connection: uvicorn's protocol with timeouts for heads and unread output, and server-sent events.
 
-Owns the limit on connections. Malformed HTTP also gets an error in OpenAI's format. A head that a proxy could interpret
-differently, as to where it or its body ends, is refused before h11 parses it, and the connection is closed, which
+Enforces the limit on connections. Malformed HTTP also gets an error in OpenAI's format. A head whose end, or whose
+body's end, a proxy could interpret differently is refused before h11 parses it, and the connection is closed; this
 prevents request smuggling. Streams are not buffered: a client that reads slowly blocks only its own task, and its
 replies wait in its inbox.
 """
@@ -27,30 +27,29 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
 HEAD_END: Final = re.compile(rb"\n\r?\n")
-"""End of a head, as h11 finds it."""
+"""End of a head, as h11 recognizes it."""
 VERSION: Final = re.compile(rb" HTTP/([0-9]+(?:\.[0-9]+)?)$")
 MAX_HEAD_BYTES: Final = 32 << 10
 """Maximum bytes of a request's first line and headers."""
 SLICE_BYTES: Final = 4 << 10
-"""Most bytes of one connection that are parsed before other connections get their turn."""
+"""Maximum bytes of one connection that are parsed before other connections get their turn."""
 FREE_CHUNKS: Final = 2048
-"""Chunks of a body that may have any size; beyond them, chunks must average `MIN_CHUNK_BYTES`."""
+"""Number of a body's chunks that may have any size. If there are more, chunks must average `MIN_CHUNK_BYTES`."""
 MIN_CHUNK_BYTES: Final = 256
-CONNECTION: Final = "kvscope.connection"
-"""Key of a request's scope: the `HttpConnection` on which the request arrived."""
+CONNECTION_KEY: Final = "kvscope.connection"
+"""Key in a request's scope of the `HttpConnection` on which the request arrived."""
 DONE: Final = b"data: [DONE]\n\n"
 TEXT_PLACEHOLDER: Final = "\0the text\0"
 STOPPING: Final = "the server is stopping"
-HEADERS: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+STREAM_HEADERS: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 Events = AsyncGenerator[bytes, None]
 _Result = TypeVar("_Result")
 _ENCODER: Final = msgspec.json.Encoder()
 
 
 class HttpConnection(H11Protocol):
-    """Protocol of one connection, created by uvicorn.
-
-    `limits` and `max_connections` are set on a subclass (`bounded`).
+    """Protocol of one connection, created by uvicorn. `bounded` returns a subclass with its `limits` and
+    `max_connections` set.
     """
 
     limits = HttpLimits()
@@ -75,7 +74,7 @@ class HttpConnection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse `data` in slices with a turn of the event loop between them.
+        """Parse `data` in slices, and let the event loop run between them.
 
         h11 takes about 20 us per chunk, so that 256 kB of one-byte chunks would block all clients for a second.
         """
@@ -108,12 +107,12 @@ class HttpConnection(H11Protocol):
     def handle_events(self) -> None:
         super().handle_events()
         if self.scope is not None:
-            self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
+            self.scope[CONNECTION_KEY] = self  # type: ignore[typeddict-unknown-key]
 
     async def write_piece(self, data: bytes) -> None:
-        """Write more of a response of unknown length that has begun, at half the cost of the ASGI `send`.
+        """Write a further piece of a response of unknown length, at half the cost of ASGI's `send`.
 
-        Waits while the client does not read. Data after a disconnect is dropped.
+        Waits while the client does not read. Data written after a disconnect is dropped.
         """
         if self.flow.write_paused:
             await self.flow.drain()
@@ -138,14 +137,14 @@ class HttpConnection(H11Protocol):
         self._answer(*(refusal or (400, "not an HTTP/1.1 request, or its head is too large")))
 
     def _expect_head(self) -> None:
-        self._head_timer = self.loop.call_later(self.limits.header_s, self._too_late)
+        self._head_timer = self.loop.call_later(self.limits.header_s, self._refuse_late_head)
 
-    def _too_late(self) -> None:
+    def _refuse_late_head(self) -> None:
         self._head_timer = None
         self._answer(408, "the request did not arrive in time: closing the connection")
 
     def _answer(self, status: int, message: str) -> None:
-        """Send an error, unless a response has been sent, and close the connection."""
+        """Send an error, unless a response was already sent, and close the connection."""
         if self.transport.is_closing():
             return
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -201,9 +200,9 @@ class _StrictConnection(h11.Connection):
 
 
 def head_refusal(head: bytes) -> tuple[int, str] | None:
-    """Return status and message for a head that could be read in several ways; None if it is accepted.
+    """Return HTTP status and message if the head could be interpreted in several ways; None if it is accepted.
 
-    Checks RFC 9112, sections 2.2, 2.3, 5.2, 6.1 and 6.3. What is not a head at all is left to h11.
+    Checks RFC 9112, sections 2.2, 2.3, 5.2, 6.1 and 6.3. Data that is not a head at all is left to h11.
     """
     first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
     if any(b"\r" in line or b"\n" in line for line in (first, *lines)):
@@ -239,23 +238,22 @@ class TextEvents:
 
     def __init__(self, chunk: Callable[[int, str], msgspec.Struct]) -> None:
         self._chunk = chunk
-        self._around: dict[int, tuple[bytes, bytes]] = {}
+        self._event_parts: dict[int, tuple[bytes, bytes]] = {}
 
     def event(self, number: int, text: str) -> bytes:
-        """Return the event with `text` for the choice `number`."""
-        around = self._around.get(number)
-        if around is None:
+        parts = self._event_parts.get(number)
+        if parts is None:
             before, _, after = encoded([self._chunk(number, TEXT_PLACEHOLDER)]).partition(
                 _ENCODER.encode(TEXT_PLACEHOLDER)
             )
-            around = self._around[number] = (before, after)
-        return around[0] + _ENCODER.encode(text) + around[1]
+            parts = self._event_parts[number] = (before, after)
+        return parts[0] + _ENCODER.encode(text) + parts[1]
 
 
 async def cancel_on_disconnect(request: Request, work: Awaitable[_Result]) -> _Result:
-    """Return the result of `work`, or cancel it and raise ClientDisconnected if the client hangs up first.
+    """Return the result of `work`. If the client hangs up first, cancel `work` and raise ClientDisconnected.
 
-    The request's body must have been read.
+    The request's body must have been read before.
     """
     work_task, disconnect_task = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
     try:
@@ -276,10 +274,10 @@ async def _disconnected(request: Request) -> None:
 
 
 class EventStream(Response):
-    """Response that streams `events`. An error is sent as the last event; `close` is called at the end in any case."""
+    """Response that streams `events`. An error is sent as the last event; `close` is always called at the end."""
 
     def __init__(self, request: Request, events: Events, close: Callable[[], None]) -> None:
-        super().__init__(headers=HEADERS, media_type="text/event-stream")
+        super().__init__(headers=STREAM_HEADERS, media_type="text/event-stream")
         del self.headers["content-length"]
         self._request = request
         self._events = events
@@ -288,8 +286,8 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            connection = scope.get(CONNECTION)
-            write = connection.write_piece if isinstance(connection, HttpConnection) else _through(send)
+            connection = scope.get(CONNECTION_KEY)
+            write = connection.write_piece if isinstance(connection, HttpConnection) else _asgi_writer(send)
             await cancel_on_disconnect(self._request, self._pump(send, write))
         except ClientDisconnected:
             pass
@@ -311,7 +309,7 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
-def _through(send: Send) -> Callable[[bytes], Awaitable[None]]:
+def _asgi_writer(send: Send) -> Callable[[bytes], Awaitable[None]]:
     async def write(data: bytes) -> None:
         await send({"type": "http.response.body", "body": data, "more_body": True})
 

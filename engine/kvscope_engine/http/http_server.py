@@ -1,6 +1,6 @@
-"""The server process: a listening socket, uvicorn, and an orderly shutdown.
+"""The HTTP server's process: a listening socket, uvicorn, and an orderly shutdown.
 
-SIGTERM, SIGINT and SIGHUP let running requests finish for a while and refuse new ones; a second Ctrl-C ends
+SIGTERM, SIGINT and SIGHUP let running requests finish for a while and refuse new ones; a second Ctrl-C ends the process
 immediately.
 """
 
@@ -39,7 +39,7 @@ from kvscope_telemetry.transport.file_limit import raise_file_limit
 
 BACKLOG: Final = 4096
 OWN_FILES: Final = 256
-"""File descriptors reserved for other uses than clients' connections."""
+"""File descriptors reserved for purposes other than clients' connections."""
 
 
 class HttpServer:
@@ -73,11 +73,11 @@ class HttpServer:
         )
 
     def run(self) -> None:
-        """Serve until `stop`, or until a signal if this is the main thread."""
+        """Serve until `stop` is called, or, on the main thread, until a signal."""
         asyncio.run(self._server.serve(sockets=[self._listener]))
 
     def stop(self) -> None:
-        """Request the end, from any thread."""
+        """Request an orderly end, from any thread."""
         self._server.should_exit = True
 
 
@@ -99,7 +99,7 @@ class _Server(uvicorn.Server):
 
 
 def metrics_route(page: MetricsPage) -> Route:
-    """Return the route of the metrics page. Starlette runs the endpoint in a thread because it is not a coroutine."""
+    """Return the route of the metrics page. Starlette runs its endpoint in a thread, because it is not a coroutine."""
 
     def answer(request: Request) -> Response:
         body, content_type = page.render(",".join(request.headers.getlist("accept")))
@@ -117,13 +117,13 @@ def make_app(settings: HttpSettings, mounts: Sequence[BaseRoute] = ()) -> Starle
     api = Api(settings)
 
     @asynccontextmanager
-    async def life(app: Starlette) -> AsyncIterator[None]:
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
         api.engine_client.start()
         try:
             yield
         finally:
             api.engine_client.close()
-            api.text.close()
+            api.tokenizer_threads.close()
 
     routes = [
         Route("/v1/completions", completions, methods=["POST"]),
@@ -150,8 +150,8 @@ def make_app(settings: HttpSettings, mounts: Sequence[BaseRoute] = ()) -> Starle
                 trust_forwarded=settings.trust_forwarded,
             )
         ],
-        exception_handlers={ApiError: _error_answer, HTTPException: _no_such_page, Exception: _broken},
-        lifespan=life,
+        exception_handlers={ApiError: _error_answer, HTTPException: _http_error, Exception: _internal_error},
+        lifespan=lifespan,
     )
     app.router.redirect_slashes = False
     app.state.api = api
@@ -160,18 +160,18 @@ def make_app(settings: HttpSettings, mounts: Sequence[BaseRoute] = ()) -> Starle
 
 async def _error_answer(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError), "registered for these"
-    closes = {"Connection": "close"} if error.status in (408, 413, 415, 499) else {}  # the rest of a body is not read
-    return error_response(error, closes)
+    headers = {"Connection": "close"} if error.status in (408, 413, 415, 499) else {}  # the rest of a body is not read
+    return error_response(error, headers)
 
 
-async def _no_such_page(request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "registered for these"
     path = f"{request.method} {request.url.path}"
     message = f"{path:.200} is not served" if error.status_code in (404, 405) else error.detail
     return error_response(ApiError(error.status_code, message), dict(error.headers or {}))
 
 
-async def _broken(request: Request, error: Exception) -> Response:
-    """Handle an unexpected exception: print the traceback to standard error and send one line to the client."""
+async def _internal_error(request: Request, error: Exception) -> Response:
+    """Print the traceback of an unexpected exception to standard error, and send one line to the client."""
     traceback.print_exception(error, file=sys.stderr)
     return error_response(ApiError(500, f"the server failed on this request: {type(error).__name__}"))

@@ -22,14 +22,14 @@ from kvscope_telemetry.program_version import program_version
 from kvscope_telemetry.transport.client_sockets import NO_ENGINE
 
 SILENT_S: Final = 30.0
-"""Seconds without a reply to the status query after which the engine counts as stuck.
+"""Seconds since the last status after which the engine counts as stuck.
 
-The query is sent every five seconds, and the engine answers it on its I/O thread, independently of steps.
+The status is queried every five seconds, and the engine answers on its I/O thread, independently of steps.
 """
 STUCK_S: Final = 60.0
-"""Duration of a step in seconds from which the engine counts as stuck."""
+"""Duration of a step in seconds after which the engine counts as stuck."""
 PAUSED_S: Final = 60.0
-"""Duration of a pause in seconds from which the engine counts as not serving."""
+"""Duration of a pause in seconds after which the engine counts as not serving."""
 
 
 def json_response(answer: msgspec.Struct) -> Response:
@@ -50,26 +50,26 @@ async def model(request: Request) -> Response:
 async def health(request: Request) -> Response:
     """Handle `GET /health`: 200 while the engine serves, else 503 with the reason.
 
-    The reply names no model, because no API key is required.
+    The reply does not name the model, because no API key is required.
     """
-    line = request.app.state.api.engine_client
-    status = line.status
+    client = request.app.state.api.engine_client
+    status = client.status
     if status is None:
-        raise ApiError(503, line.refusal or NO_ENGINE, code="engine_away")
-    if reason := why_not_served(status, time.monotonic() - line.status_received_s):
+        raise ApiError(503, client.refusal or NO_ENGINE, code="engine_away")
+    if reason := why_not_served(status, time.monotonic() - client.status_received_s):
         raise ApiError(503, reason, code="engine_away")
     return json_response(Health("paused" if status.paused else "ready"))
 
 
 def why_not_served(status: Status, silent_s: float) -> str:
-    """Return why the engine does not serve properly; empty if it does.
+    """Return why the engine does not serve properly; "" if it does.
 
     `silent_s`: seconds since its last status was received.
     """
     if status.phase == "loading":
         progress = status.progress
-        how_far = f" ({progress.done / progress.total:.0%})" if progress is not None and progress.total else ""
-        return f"the engine is loading: {progress.stage}{how_far}" if progress is not None else "the engine is loading"
+        percent = f" ({progress.done / progress.total:.0%})" if progress is not None and progress.total else ""
+        return f"the engine is loading: {progress.stage}{percent}" if progress is not None else "the engine is loading"
     if status.phase != "ready":
         return "the engine has ended"
     if silent_s > SILENT_S:
@@ -98,12 +98,12 @@ async def tokenize(request: Request) -> Response:
     slot = slot_of(request)
     owner = owner_of(request)
     ids = await cancel_on_disconnect(
-        request, api.text.run(owner, slot.body_bytes, lambda: _ids(tokenizer, body, max_len))
+        request, api.tokenizer_threads.run(owner, slot.body_bytes, lambda: _ids(tokenizer, body, max_len))
     )
     slot.release_body()
     texts: list[str] | None = None
     if body.return_token_strs:
-        texts = await api.text.run(owner, 8 * len(ids), lambda: list(map(tokenizer.token_text, ids)))
+        texts = await api.tokenizer_threads.run(owner, 8 * len(ids), lambda: list(map(tokenizer.token_text, ids)))
     return json_response(Tokenized(count=len(ids), max_model_len=api.max_model_len, tokens=ids, token_strs=texts))
 
 
@@ -121,13 +121,13 @@ async def detokenize(request: Request) -> Response:
 
 
 async def _text_of(api: Api, request: Request, tokenizer: Tokenizer, tokens: list[int]) -> str:
-    return await api.text.run(owner_of(request), 8 * len(tokens), lambda: tokenizer.decode(tokens))
+    return await api.tokenizer_threads.run(owner_of(request), 8 * len(tokens), lambda: tokenizer.decode(tokens))
 
 
 async def _tokenizer(api: Api) -> Tokenizer:
-    tokenizer = await api.text.tokenizer(api.hello.model)
+    tokenizer = await api.tokenizer_threads.tokenizer(api.hello.model)
     if tokenizer is None:
-        raise ApiError(400, f"text is not accepted: {api.text.reason}")
+        raise ApiError(400, f"text is not accepted: {api.tokenizer_threads.reason}")
     return tokenizer
 
 

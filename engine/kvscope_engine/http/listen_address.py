@@ -1,4 +1,4 @@
-"""Listening address of the API: parses `HOST:PORT` and binds it before any process or model is started.
+"""Listening address of the API: parses `HOST:PORT`, and binds it before any process or model is started.
 
 Imports no server code.
 """
@@ -12,7 +12,7 @@ from kvscope_telemetry.errors import BadInput, KvscopeError
 
 
 def parse_listen(text: str) -> tuple[str, int]:
-    """Parse `HOST:PORT`, `:PORT` or `PORT` (loopback). Raises BadInput."""
+    """Parse `HOST:PORT`, or `:PORT` or `PORT` for loopback. Raises BadInput."""
     host, _, port = text.rpartition(":")
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535):
         raise BadInput(f"{text!r:.80} is not accepted: HOST:PORT with a port from 0 to 65535, such as 127.0.0.1:8000")
@@ -20,9 +20,8 @@ def parse_listen(text: str) -> tuple[str, int]:
 
 
 def listen(text: str) -> socket.socket:
-    """Return a socket listening on `HOST:PORT`.
-
-    Raises BadInput for a bad address, KvscopeError if it cannot be bound.
+    """Return a socket that listens on `HOST:PORT`. Raises BadInput for a bad address, KvscopeError if it cannot be
+    bound.
     """
     host, port = parse_listen(text)
     try:
@@ -45,6 +44,6 @@ def is_loopback(listener: socket.socket) -> bool:
 
 
 def url(listener: socket.socket) -> str:
-    """Return the URL for clients on this machine."""
+    """Return the URL at which clients on this machine reach `listener`."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

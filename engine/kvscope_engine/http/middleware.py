@@ -1,7 +1,4 @@
-"""ASGI middleware and body parsing that run before every endpoint: access checks and limits.
-
-Of the endpoints it knows only those that need no API key.
-"""
+"""ASGI middleware and body parsing that run before every endpoint: access checks and limits."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ _Body = TypeVar("_Body")
 
 
 class AccessMiddleware:
-    """Checks API key or host and gives each request a `RequestSlot`.
+    """Checks the API key or the Host header, and gives each request a `RequestSlot`.
 
     Without API keys, only addresses and localhost are accepted as Host, which defeats DNS rebinding.
     """
@@ -68,15 +65,15 @@ class AccessMiddleware:
                 slot.leave()
 
     def _check(self, path: str, headers: Headers) -> str:
-        """Return the key that was sent; empty without one. Raises ApiError if access is denied."""
+        """Return the API key that was sent; "" if there was none. Raises ApiError if access is denied."""
         if not self._keys:
             _check_host(headers.get("host", ""))
             return ""
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = token.strip().encode("utf-8", "surrogateescape")
-        found = [key for key in self._keys if hmac.compare_digest(given, key)]
-        if scheme.lower() == "bearer" and found:
-            return found[0].decode()
+        sent_key = token.strip().encode("utf-8", "surrogateescape")
+        matching = [key for key in self._keys if hmac.compare_digest(sent_key, key)]
+        if scheme.lower() == "bearer" and matching:
+            return matching[0].decode()
         if path not in self._open_paths:
             raise ApiError(401, "missing or invalid API key (Authorization: Bearer KEY)", code="invalid_api_key")
         return ""
@@ -100,7 +97,7 @@ async def read_body(request: Request, kind: type[_Body], limits: HttpLimits) -> 
     slot = slot_of(request)
     try:
         async with asyncio.timeout(limits.body_s):
-            data = await _all_of(request, slot, limits.chunk_s)
+            data = await _read_all(request, slot, limits.chunk_s)
     except TimeoutError:
         raise ApiError(408, "the body did not arrive in time: closing the connection") from None
     except ClientDisconnect:
@@ -110,17 +107,16 @@ async def read_body(request: Request, kind: type[_Body], limits: HttpLimits) -> 
 
 
 def slot_of(request: Request) -> RequestSlot:
-    """Return the slot that the middleware gave the request."""
     slot: RequestSlot = request.scope[SLOT]
     return slot
 
 
 def owner_of(request: Request) -> WorkOwner:
-    """Return the fair-queue key for the request's work: its client, and within that the request itself."""
+    """Return the key of the request's work in fair queues: the client, and the request as a batch of that client."""
     return WorkOwner(slot_of(request).client, str(id(request.scope)))
 
 
-async def _all_of(request: Request, slot: RequestSlot, chunk_s: float) -> bytes:
+async def _read_all(request: Request, slot: RequestSlot, chunk_s: float) -> bytes:
     chunks: list[bytes] = []
     stream = request.stream()
     while True:
@@ -144,16 +140,16 @@ def _decoded(data: bytes, kind: type[_Body]) -> _Body:
 
 
 def _field(message: str) -> str | None:
-    """Return the field that a msgspec error message names: "... - at `$.messages[0].role`", "... unknown field `x`"."""
-    _, found, path = message.rpartition("`$.")
-    if found:
+    """Return the field named by a msgspec error message: "... - at `$.messages[0].role`", "... unknown field `x`"."""
+    _, separator, path = message.rpartition("`$.")
+    if separator:
         return path.rstrip("`")[:100]
-    before, found, name = message.partition("field `")
-    return name.rstrip("`")[:100] if found and before.endswith(("unknown ", "required ")) else None
+    before, separator, name = message.partition("field `")
+    return name.rstrip("`")[:100] if separator and before.endswith(("unknown ", "required ")) else None
 
 
 def _check_size(scope: Scope) -> None:
-    """Refuse an oversized head. One that arrived in a single read was not measured by h11."""
+    """Refuse an oversized head. h11 does not measure a head that arrived in a single read."""
     num_bytes = len(scope["raw_path"]) + len(scope["query_string"])
     num_bytes += sum(len(name) + len(value) for name, value in scope["headers"])
     if num_bytes > MAX_HEAD_BYTES:
@@ -161,7 +157,7 @@ def _check_size(scope: Scope) -> None:
 
 
 def _check_host(host: str) -> None:
-    """Raise ApiError for a host name that a web page could have made resolve to this machine (DNS rebinding)."""
+    """Raise ApiError for a host name that a web page could make resolve to this machine (DNS rebinding)."""
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
     if not name or name == "localhost" or name.endswith(".localhost"):
         return

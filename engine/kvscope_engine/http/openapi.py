@@ -1,4 +1,4 @@
-"""Endpoint `GET /openapi.json`: the API's document, generated from the structs of request and response bodies."""
+"""Endpoint `GET /openapi.json`: the API's specification, generated from the structs of request and response bodies."""
 
 from __future__ import annotations
 

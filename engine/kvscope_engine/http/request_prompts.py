@@ -1,4 +1,4 @@
-"""Converts a body's prompts to what the engine gets: token ids, or text if no tokenizer is available here."""
+"""Converts a body's prompts for the engine: to token ids, or to text if no tokenizer is available in this process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvscope_telemetry.messages.commands import ChatMessage
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Fields of a `Submit` that hold the prompt."""
+    """Fields of a `Submit` that contain the prompt."""
 
     fields: dict[str, Any]
 
@@ -33,12 +33,12 @@ async def text_prompts(
         if isinstance(prompt, list) and 0 < max_len <= len(prompt):
             raise refused(f"the prompt has {len(prompt)} tokens: send at most {max_len - 1}")
     if tokenizer is None or all(isinstance(prompt, list) for prompt in prompts_in):
-        return [_as_given(prompt) for prompt in prompts_in]
+        return [_untokenized(prompt) for prompt in prompts_in]
     prompts: list[Prompt] = []
     for batch in _batches(prompts_in):
         num_bytes = sum(map(_text_bytes, batch))
         work = partial(_tokenized_all, batch, tokenizer, max_len)
-        prompts += await api.text.run(owner, num_bytes, work)
+        prompts += await api.tokenizer_threads.run(owner, num_bytes, work)
     return prompts
 
 
@@ -53,7 +53,7 @@ async def chat_prompt(
     effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
     extra = effort | (body.chat_template_kwargs or {})
     work = partial(chat_ids, tokenizer, body.messages, tools, extra, max_len=max_len)
-    return Prompt({"prompt_token_ids": tuple(await api.text.run(owner, num_bytes, work))})
+    return Prompt({"prompt_token_ids": tuple(await api.tokenizer_threads.run(owner, num_bytes, work))})
 
 
 def chat_ids(
@@ -104,7 +104,7 @@ def _tokenized(prompt: str | list[int], tokenizer: Tokenizer, max_len: int) -> P
     return Prompt({"prompt_token_ids": tuple(ids)})
 
 
-def _as_given(prompt: str | list[int]) -> Prompt:
+def _untokenized(prompt: str | list[int]) -> Prompt:
     if isinstance(prompt, list):
         return Prompt({"prompt_token_ids": tuple(prompt)})
     return Prompt({"prompt": prompt})
@@ -115,7 +115,7 @@ def _as_messages(api: Api, body: ChatBody, tools: Sequence[Tool]) -> Prompt:
     roles = {message.role for message in body.messages}
     if tools or body.chat_template_kwargs or body.reasoning_effort or roles - {"system", "user", "assistant"}:
         names = "tools, chat_template_kwargs and reasoning_effort"
-        raise ApiError(400, f"{names} are not accepted: {api.text.reason}", param="messages")
+        raise ApiError(400, f"{names} are not accepted: {api.tokenizer_threads.reason}", param="messages")
     turns = tuple(
         ChatMessage(role=m.role, content=message_text(m))
         for m in body.messages

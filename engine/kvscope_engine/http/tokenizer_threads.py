@@ -1,10 +1,10 @@
-"""The model's tokenizer in this process, found by the model's name, and threads for work on text.
+"""The model's tokenizer in this process, located by the model's name, and threads for work on text.
 
-Work on text cannot be interrupted, so it is done in pieces: one prompt, or small ones of a request together. Clients
-are served round-robin, and requests round-robin within a client; one of the two threads takes only small pieces, which
-never wait behind a very long text. The number of waiting pieces is bounded by the limit on requests, and their bytes by
-that on bodies. Without a tokenizer here, the engine tokenizes, and endpoints that need text of tokens refuse with the
-reason.
+Work on text cannot be interrupted, so it is done in pieces: one prompt, or several small prompts of a request. Clients
+are served round-robin, and requests round-robin within a client. One of the two threads does only small pieces, which
+therefore never wait behind a very long text. The number of waiting pieces is bounded by the limit on requests, and
+their bytes by the limit on bodies. If there is no tokenizer in this process, the engine tokenizes, and endpoints that
+need the text of tokens refuse with the reason.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.telemetry import ModelInfo
 
 SMALL_BYTES: Final = 64 << 10
-"""Size of a text up to which tokenizing takes only milliseconds."""
+"""Maximum size of a text for which tokenizing takes only milliseconds."""
 _Result = TypeVar("_Result")
 
 
 class WorkOwner(NamedTuple):
-    """Fair-queue key of work: a client, and which of its requests."""
+    """Fair-queue key of work: a client, and one of its requests."""
 
     client: str = ""
     batch: str = ""
@@ -46,14 +46,14 @@ class _WorkItem:
     done: Future[Any] = field(default_factory=Future)
 
 
-class ApiTokenizer:
+class TokenizerThreads:
     """Tokenizer of the engine's current model, or of `folder`, and two threads for work on text."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.reason = ""
-        """Why there is no tokenizer; empty if there is one or none was needed yet."""
+        """Why there is no tokenizer; empty if there is one, or if none was needed yet."""
         self._folder = folder
-        self._turns: FairQueue[_WorkItem] = FairQueue()
+        self._queue: FairQueue[_WorkItem] = FairQueue()
         self._changed = threading.Condition()
         self._is_closed = False
         for kind in ("any", "small"):
@@ -62,20 +62,20 @@ class ApiTokenizer:
         self._loading: asyncio.Task[Tokenizer | None] | None = None
 
     async def tokenizer(self, model: ModelInfo) -> Tokenizer | None:
-        """Return the model's tokenizer, loaded once; None with `reason` set if there is none."""
+        """Return the model's tokenizer, loaded once; None, with `reason` set, if it cannot be loaded."""
         if self._loading is None or self._model != model:
             self._model = model
             self._loading = asyncio.create_task(self.run(WorkOwner(), 0, lambda: self._load(model)))
         return await asyncio.shield(self._loading)
 
     async def run(self, owner: WorkOwner, num_bytes: int, work: Callable[[], _Result]) -> _Result:
-        """Run `work`, which processes `num_bytes` of text, on a thread in the asker's turn and return its result.
+        """Run `work`, which processes `num_bytes` of text, on a thread in the owner's turn, and return its result.
 
-        BadInput becomes an ApiError for the client.
+        BadInput is converted to an ApiError for the client.
         """
         item = _WorkItem(work, num_bytes <= SMALL_BYTES)
         with self._changed:
-            self._turns.append(*owner, item)
+            self._queue.append(*owner, item)
             self._changed.notify_all()
         try:
             result: _Result = await asyncio.wrap_future(item.done)
@@ -84,14 +84,14 @@ class ApiTokenizer:
             raise refused(str(error)) from error
         except asyncio.CancelledError:
             with self._changed:
-                self._turns.remove_if(lambda other: other is item)  # frees the text of a disconnected client
+                self._queue.remove_if(lambda other: other is item)  # frees the text of a disconnected client
             raise
 
     def close(self) -> None:
         """End the threads. Queued work is dropped; work in progress is abandoned."""
         with self._changed:
             self._is_closed = True
-            for item in self._turns.remove_if(lambda item: True):
+            for item in self._queue.remove_if(lambda item: True):
                 item.done.cancel()
             self._changed.notify_all()
 
@@ -110,9 +110,9 @@ class ApiTokenizer:
     def _next(self, small_only: bool) -> _WorkItem | None:
         with self._changed:
             while not self._is_closed:
-                found = self._turns.pop(lambda client, item: item.is_small or not small_only)
-                if found is not None:
-                    return found[1]
+                popped = self._queue.pop(lambda client, item: item.is_small or not small_only)
+                if popped is not None:
+                    return popped[1]
                 self._changed.wait()
             return None
 
@@ -120,13 +120,13 @@ class ApiTokenizer:
         self.reason = ""
         try:
             folder = self._folder or tokenizer_folder(model)
-            found = load_tokenizer(folder)
+            tokenizer = load_tokenizer(folder)
         except (KvscopeError, OSError, ValueError) as error:
             self.reason = f"the tokenizer of model {model.name!r} is not on this machine: {error}"
             return None
-        if found is None:
+        if tokenizer is None:
             self.reason = f"model {model.name!r} has no tokenizer"
-        return found
+        return tokenizer
 
 
 def tokenizer_folder(model: ModelInfo) -> Path:
@@ -142,7 +142,7 @@ def tokenizer_folder(model: ModelInfo) -> Path:
 
 
 def _hub_folder(repository: str) -> Path:
-    """Return the folder in the Hugging Face cache that the engine downloaded. Downloads nothing."""
+    """Return the folder in the Hugging Face cache to which the engine downloaded the model. Downloads nothing."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 

@@ -46,9 +46,9 @@ def _serving(plan: InferenceAnswer) -> list[str]:
 
 
 def _in_host_memory(plan: InferenceAnswer) -> str:
-    kept = [f"{plan.num_host_blocks:,} blocks"] if plan.num_host_blocks else []
-    kept += [f"{plan.num_host_states:,} states ({gib(plan.host_state_bytes)})"] if plan.num_host_states else []
-    return f"; {' and '.join(kept)} in host memory" if kept else ""
+    parts = [f"{plan.num_host_blocks:,} blocks"] if plan.num_host_blocks else []
+    parts += [f"{plan.num_host_states:,} states ({gib(plan.host_state_bytes)})"] if plan.num_host_states else []
+    return f"; {' and '.join(parts)} in host memory" if parts else ""
 
 
 def _verdict(plan: InferenceAnswer) -> str:
@@ -83,16 +83,20 @@ def _changes(changes: Sequence[Change], title: str) -> list[str]:
         for change in changes
     ]
     if not any(change.num_tokens for change in changes):
-        return [table((title, "", ""), [(row[0], row[3], row[4]) for row in rows], words=(0, 1, 2))]
+        return [table((title, "", ""), [(row[0], row[3], row[4]) for row in rows], left_aligned=(0, 1, 2))]
     return [
-        table((title, "tokens", "longest at once", "what it costs"), [(*row[:3], row[4]) for row in rows], words=(0, 3))
+        table(
+            (title, "tokens", "longest at once", "what it costs"),
+            [(*row[:3], row[4]) for row in rows],
+            left_aligned=(0, 3),
+        )
     ]
 
 
 def _parts(title: str, parts: Sequence[PlanPart], gpu_bytes: int) -> str:
     whole = whole_of(parts, gpu_bytes)
     rows = [(part.name, gib(part.num_bytes), f"{100 * part.num_bytes / whole:.0f} %", part.how) for part in parts]
-    return table((title, "size", f"of {gib(whole)}", "how it is computed"), rows, words=(0, 3))
+    return table((title, "size", f"of {gib(whole)}", "how it is computed"), rows, left_aligned=(0, 3))
 
 
 def _number(count: int) -> str:

@@ -1,4 +1,4 @@
-"""Requests, block pool, prefix index and scheduler: they decide which request gets which block and which requests run.
+"""Requests, block pool, prefix index and scheduler: decide which request gets which block, and which requests run.
 
-No tensors.
+Imports no torch, so that the simulator can run the same code.
 """

@@ -1,4 +1,4 @@
-"""Identifies the LoRA adapter that a request is computed with. A value: knows neither weights nor their location."""
+"""The LoRA adapter of a request, as a value. It contains neither weights nor their location."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ NO_UPDATING: Final = (
 
 
 class Adapter(msgspec.Struct, frozen=True, gc=False):
-    """A loaded adapter. KV that was computed with one cannot be used with another."""
+    """A loaded LoRA adapter. KV computed with one adapter cannot be used with another."""
 
     name: str
     key: bytes
-    """32 bytes derived from name, scale and weights: another adapter loaded under the same name has another key."""
+    """32 bytes derived from name, scale and weights. Another adapter loaded under the same name has a different key."""

@@ -1,4 +1,4 @@
-"""Computes how many blocks tokens need, and whether a request can be served at all."""
+"""Computes how many blocks a request needs, and whether it can be served at all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ class BlockNeeds:
         self._max_chunk = max_chunk
 
     def max_blocks(self, num_tokens: int) -> int:
-        """Return the maximum number of blocks that a request of `num_tokens` tokens holds."""
         return sum(rule.max_held_blocks(num_tokens, self._max_chunk, self._block_size) for rule in self._groups)
 
     def max_blocks_of_request(self, request: Request) -> int:
@@ -34,8 +33,8 @@ class BlockNeeds:
         return self.max_blocks(_max_length(request))
 
     def max_tokens(self, num_blocks: int, max_tokens: int) -> int:
-        """Return the largest number of tokens, up to `max_tokens`, of a request that never holds more than
-        `num_blocks`.
+        """Return the length, at most `max_tokens`, of the longest request that never holds more than `num_blocks`
+        blocks.
         """
         low, high = 0, max_tokens
         while low < high:
@@ -44,7 +43,7 @@ class BlockNeeds:
         return low
 
     def check_fits(self, request: Request, num_blocks: int, max_model_len: int) -> None:
-        """Raise BadInput with the numbers if the request could not run even alone in the engine.
+        """Raise BadInput if the request could not run even alone in the engine.
 
         A request that passes can always run alone, so a scheduler that falls back to one request always makes progress.
         """
@@ -66,7 +65,9 @@ class BlockNeeds:
 
 
 def describe_length(request: Request) -> str:
-    """Return the prompt tokens and the new tokens of `request` as text for a refusal."""
+    """Return the prompt tokens and the new tokens of `request` as text for a refusal, such as "5 prompt tokens and 3
+    new ones".
+    """
     return f"{counted(request.num_prompt_tokens, 'prompt token')} and {counted(request.max_tokens, 'new one')}"
 
 

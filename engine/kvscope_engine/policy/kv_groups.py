@@ -1,7 +1,7 @@
 """KV groups: sets of layers that read the same earlier tokens, and therefore need the same part of a request's KV.
 
 A request has a block table in each group, all of the same length. In a group whose layers have a limited window, blocks
-that no later token reads are freed: their entries in the table become `NULL_BLOCK`. Knows neither layers nor tensors.
+that no later token reads are freed: their entries in the table become `NULL_BLOCK`. Independent of layers and tensors.
 See docs/internals/decisions/0020-kv-groups-share-one-pool.md.
 """
 
@@ -19,26 +19,26 @@ NULL_BLOCK: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class GroupRule:
-    """Rule for the earlier tokens that the layers of a group read."""
+    """Which earlier tokens the layers of a KV group read."""
 
     window: int = 0
-    """Maximum number of tokens that a query reads, itself included; 0: all before it."""
+    """Maximum number of tokens that a query reads, itself included; 0: all tokens up to itself."""
     is_chunked: bool = False
-    """Whether the text is cut into chunks of `window` tokens, and a query reads none before its own chunk (Llama 4)."""
+    """Whether the text is cut into chunks of `window` tokens, and a query reads only its own chunk (Llama 4)."""
 
     def first_read(self, position: int) -> int:
-        """Return the first position that the token at `position` reads. No later token reads an earlier one."""
+        """Return the first position that the token at `position` reads. No later token reads an earlier position."""
         if not self.window:
             return 0
         return position // self.window * self.window if self.is_chunked else max(0, position - self.window + 1)
 
     def num_unread(self, num_tokens: int, block_size: int) -> int:
-        """Return the number of leading blocks that no token after the first `num_tokens` reads."""
+        """Return the number of leading blocks that no token after the first `num_tokens` tokens reads."""
         return self.first_read(num_tokens) // block_size
 
     def max_held_blocks(self, num_tokens: int, max_chunk: int, block_size: int) -> int:
-        """Return the maximum number of blocks that a request of `num_tokens` tokens holds, computed in chunks of
-        `max_chunk`.
+        """Return the maximum number of blocks that a request of `num_tokens` tokens holds if it is computed in chunks
+        of `max_chunk` tokens.
         """
         return pins.max_held_blocks(num_tokens, window=self.window, max_chunk=max_chunk, block_size=block_size)
 
@@ -48,33 +48,34 @@ ONE_GROUP: Final = (GroupRule(),)
 
 
 def group_digest(digest: bytes, group: int) -> bytes:
-    """Return the key under which a prefix is found in a group: each group caches and evicts blocks of a text
-    independently.
+    """Return the key of a prefix in a KV group.
+
+    Keys differ between groups, because each group caches and evicts the blocks of a text independently.
     """
     return digest + bytes((group,)) if group else digest
 
 
 class PrefixMatch(NamedTuple):
-    """Longest cached prefix of a text for which all groups have the blocks that the next token reads."""
+    """Longest cached prefix of a text for which all KV groups have the blocks that the next token reads."""
 
     num_blocks: int
     tables: tuple[list[int], ...] = ()
-    """Block at each index, one list per group; `NULL_BLOCK` where the next token does not read."""
+    """Blocks of the prefix, one list per group; `NULL_BLOCK` at indices that the next token does not read."""
     num_null_blocks: tuple[int, ...] = ()
     """Number of leading entries of each group's table that are not needed."""
 
 
-NOTHING: Final = PrefixMatch(0)
+NO_PREFIX: Final = PrefixMatch(0)
 
 
 def find_prefix(
     groups: Sequence[GroupRule], digests: Sequence[bytes], block_size: int, get: Callable[[bytes], int | None]
 ) -> PrefixMatch:
-    """Return the longest prefix of a text, whose full blocks have `digests`, after which its computation can continue.
+    """Return the longest cached prefix after which the computation of a text can continue.
 
-    `get` returns the block of a group by its `group_digest`, or None.
+    `digests` are those of the text's full blocks. `get` returns the block of a group by its `group_digest`, or None.
     """
-    found: list[list[int]] = []
+    group_blocks: list[list[int]] = []
     num_blocks = len(digests)
     for group, rule in enumerate(groups):
         blocks: list[int] = []
@@ -85,20 +86,22 @@ def find_prefix(
                     break
                 blocks.append(block)
             num_blocks = len(blocks)
-        found.append(blocks)
+        group_blocks.append(blocks)
     windows = [(group, rule) for group, rule in enumerate(groups) if rule.window]
-    before = -1
-    while windows and num_blocks != before:  # a prefix shortened for one group may then be incomplete in another
-        before = num_blocks
+    previous_num_blocks = -1
+    while (
+        windows and num_blocks != previous_num_blocks
+    ):  # a prefix shortened for one group may then be incomplete in another
+        previous_num_blocks = num_blocks
         for group, rule in windows:
             num_blocks = _longest_end(rule, group, digests[:num_blocks], block_size, get)
     if not num_blocks:
-        return NOTHING
+        return NO_PREFIX
     num_null = tuple(rule.num_unread(num_blocks * block_size, block_size) for rule in groups)
     for group, _ in windows:
         needed = [get(group_digest(digest, group)) for digest in digests[num_null[group] : num_blocks]]
-        found[group] = [NULL_BLOCK] * num_null[group] + [block for block in needed if block is not None]
-    return PrefixMatch(num_blocks, tuple(blocks[:num_blocks] for blocks in found), num_null)
+        group_blocks[group] = [NULL_BLOCK] * num_null[group] + [block for block in needed if block is not None]
+    return PrefixMatch(num_blocks, tuple(blocks[:num_blocks] for blocks in group_blocks), num_null)
 
 
 def _longest_end(

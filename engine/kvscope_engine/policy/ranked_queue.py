@@ -14,7 +14,7 @@ def rank(request: Request) -> tuple[int, int, int]:
 
 
 class RankedQueue:
-    """Requests in scheduling order. A lookup is O(log n); inserting and removing move pointers (memmove)."""
+    """Requests sorted by `rank`. A lookup is O(log n); inserting and removing move pointers (memmove)."""
 
     __slots__ = ("_requests",)
 
@@ -25,12 +25,12 @@ class RankedQueue:
         return len(self._requests)
 
     def __iter__(self) -> Iterator[Request]:
-        """Iterate from first to last. The queue must not change meanwhile."""
+        """Iterate from first to last. The queue must not change during the iteration."""
         return iter(self._requests)
 
     @property
     def first(self) -> Request:
-        """Next request to be served. The queue must not be empty."""
+        """Request with the highest rank. The queue must not be empty."""
         return self._requests[0]
 
     def add(self, request: Request) -> None:
@@ -38,10 +38,9 @@ class RankedQueue:
 
     def remove(self, request: Request) -> None:
         """Remove a request, which must be in the queue."""
-        place = bisect_left(self._requests, rank(request), key=rank)
-        assert self._requests[place] is request, f"request {request.number} is not where its rank puts it"
-        del self._requests[place]
+        index = bisect_left(self._requests, rank(request), key=rank)
+        assert self._requests[index] is request, f"request {request.number} is not where its rank puts it"
+        del self._requests[index]
 
     def pop_first(self) -> Request:
-        """Remove and return the next request to be served."""
         return self._requests.pop(0)

@@ -18,7 +18,7 @@ class SchedulerTotals:
     recomputed_tokens: int = 0
     preemptions: int = 0
     admitted: int = 0
-    """First admissions; a request that returns after a preemption is not counted again."""
+    """First admissions; admissions after a preemption are not counted."""
     finished: int = 0
     aborted: int = 0
     refused: int = 0
@@ -31,6 +31,6 @@ class SchedulerTotals:
     accepted_tokens: int = 0
 
     def count_admission(self, num_prompt_tokens: int, num_cached_tokens: int) -> None:
-        """Count a first admission, with the prompt tokens found in the prefix cache and those left to compute."""
+        """Count the prompt tokens of a first admission, as cached or as to be computed."""
         self.cached_tokens += num_cached_tokens
         self.prompt_tokens += max(0, num_prompt_tokens - num_cached_tokens)

@@ -5,10 +5,9 @@ where a state was kept: a *checkpoint*, found by the digest of the prefix's last
 resumes from there. Slots in host memory hold the states of swapped-out requests, and checkpoints evicted from the
 device.
 
-Owns the owner of each slot, the checkpoints, and the order in which they are evicted (least recently used first). Knows
-no tensors: copies are part of the step's plan, and count as complete when they are requested, since they are made in
-that order before the step. Each slot has a row in the ledger of the block pool, after all others, in a separate KV
-group.
+Owns the assignment of slots, the checkpoints, and their eviction order (least recently used first). Imports no torch:
+copies are part of the step's plan, and count as complete when they are requested, since they are made in that order
+before the step. Each slot has a row in the ledger of the block pool, after all others, in a separate KV group.
 """
 
 from __future__ import annotations
@@ -28,35 +27,35 @@ from kvscope_telemetry.messages.validity import MAX_BLOCK_SIZE
 
 
 def max_recorded_tokens(max_model_len: int) -> int:
-    """Return the maximum number of tokens that the ledger can record for a state."""
+    """Return the maximum number of tokens that the ledger records for a recurrent state."""
     return min(max_model_len, MAX_BLOCK_SIZE)
 
 
 class StatePool:
-    """Allocates the rows of `pool` that hold states: first those on the device, then those in host memory.
+    """Allocates the rows of `pool` for recurrent states: first those on the device, then those in host memory.
 
     With `keeps_checkpoints`, checkpoints are kept at block boundaries:
 
     - at the last block boundary before the end of a prompt, where the same prompt and the next turn of a conversation
       resume;
-    - where the text of a prompt diverged from an earlier one, since a third is likely to diverge there, too;
+    - where the text of a prompt diverged from an earlier one, since a third prompt is likely to diverge there, too;
     - every `interval` tokens, rounded up to whole blocks.
 
     Each checkpoint costs the copy of one state, and its slot until it is evicted. A row records the number of tokens
-    that its state covers, at most `max_tokens`. `copy_seconds`: time of a copy to host memory or back.
+    that its state covers, at most `max_tokens`. `copy_seconds`: time to copy one state to host memory or back.
     """
 
     def __init__(
         self, pool: BlockPool, interval: int, max_tokens: int, *, keeps_checkpoints: bool, copy_seconds: float = 0.0
     ) -> None:
         self.num_slots = pool.num_states
-        """Number of slots on the device; slots with this number or a greater one are in host memory."""
+        """Number of slots on the device. Slots with this number or a greater one are in host memory."""
         self.num_host_slots = pool.num_host_states
         self.copy_seconds = copy_seconds
         self.block_size = pool.block_size
         self.interval = -(-interval // self.block_size) * self.block_size
         self.group = len(pool.groups)
-        """KV group of the pool's rows."""
+        """KV group of the states' rows in the ledger."""
         self._pool = pool
         self._max_tokens = max_tokens
         self._keeps_checkpoints = keeps_checkpoints
@@ -66,19 +65,20 @@ class StatePool:
         self._free_host = list(range(num_all - 1, self.num_slots - 1, -1))
         self._checkpoints: OrderedDict[bytes, int] = OrderedDict()
         self._host_checkpoints: OrderedDict[bytes, int] = OrderedDict()
-        """Checkpoints in host memory. A prefix may have one on the device as well."""
+        """Checkpoints in host memory. The same prefix may have another one on the device."""
         self._copies: list[tuple[int, int]] = []
-        self._saving: dict[int, StateSave] = {}
+        self._pending_saves: dict[int, StateSave] = {}
         self.num_kept = 0
         self.num_restored = 0
         self.num_evicted = 0
         self.num_offloaded = 0
-        """Checkpoints moved to host memory since the start. Like all of these counters of checkpoints, it is a total
-        since the start; offloaded ones are included in `num_evicted`."""
+        """Checkpoints moved from the device to host memory, a part of `num_evicted`. Like all these counters, a total
+        since the start.
+        """
         self.num_swapped = 0
-        """States of preempted requests moved to host memory since the start."""
+        """States of preempted requests moved to host memory."""
         self.num_loaded = 0
-        """States of requests and checkpoints loaded from host memory since the start."""
+        """States of requests and checkpoints loaded from host memory."""
         self._evicted_for: list[int] = []
 
     @property
@@ -87,7 +87,6 @@ class StatePool:
 
     @property
     def num_host_checkpoints(self) -> int:
-        """Number of checkpoints in host memory."""
         return len(self._host_checkpoints)
 
     @property
@@ -96,53 +95,53 @@ class StatePool:
 
     @property
     def num_free_host(self) -> int:
-        """Number of free slots in host memory."""
         return len(self._free_host)
 
     @property
     def num_available(self) -> int:
-        """Number of slots that could be allocated to requests now, free or by eviction of a checkpoint."""
+        """Number of slots on the device that could be allocated to requests now, free or by eviction of a
+        checkpoint.
+        """
         return len(self._free) + len(self._checkpoints)
 
     @property
     def can_swap_out(self) -> bool:
-        """Whether a request's state could be swapped out now."""
         return bool(self._free_host or self._host_checkpoints)
 
     def checkpoints(self, digests: Sequence[bytes], *, include_host: bool) -> Iterator[int]:
         """Return the numbers of leading blocks after which a text can resume, largest first.
 
-        `include_host`: include host memory.
+        `include_host`: include checkpoints in host memory.
         """
         counts = range(len(digests), 0, -1)
-        return (count for count in counts if self._is_kept(digests[count - 1], include_host=include_host))
+        return (count for count in counts if self._has_checkpoint(digests[count - 1], include_host=include_host))
 
     def load_seconds(self, digest: bytes) -> float:
-        """Return the time to load the checkpoint of `digest` to the device; 0 if it is there."""
+        """Return the time to load the checkpoint of `digest` to the device, in seconds; 0 if it is on the device."""
         return 0.0 if digest in self._checkpoints else self.copy_seconds
 
     def allocate(self, request: Request, digest: bytes | None) -> bool:
-        """Allocate a slot for a request that starts to run, empty or with a copy of the checkpoint of `digest`.
+        """Allocate a slot for a request that starts to run: empty (None), or with a copy of the checkpoint of `digest`.
 
-        Returns whether the checkpoint is in host memory. A slot must be available (`num_available`); if there is no
-        other, the request takes over the checkpoint's own slot.
+        Returns whether the checkpoint was loaded from host memory. A slot must be available (`num_available`); if there
+        is no other, the request takes over the checkpoint's own slot.
         """
         assert request.state_slot < 0, f"request {request.number} has a state"
         if digest is None:
             self._assign(request, self._allocate_slot(request))
             return False
-        is_here = digest in self._checkpoints
-        kept = self._checkpoints if is_here else self._host_checkpoints
-        source = kept.pop(digest)  # so that its slot is not allocated below
+        is_on_device = digest in self._checkpoints
+        checkpoints = self._checkpoints if is_on_device else self._host_checkpoints
+        source = checkpoints.pop(digest)  # so that its slot is not allocated below
         self.num_restored += 1
-        if is_here and not self.num_available:
+        if is_on_device and not self.num_available:
             self._evict(digest, source, request)
             self._assign(request, source)
             return False
         self._copy(source, request)
-        kept[digest] = source
+        checkpoints[digest] = source
         self._record_hit(source)
-        return not is_here
+        return not is_on_device
 
     def fork(self, parent: Request, child: Request) -> None:
         assert child.state_slot < 0, f"request {child.number} has a state"
@@ -161,20 +160,18 @@ class StatePool:
 
     def swap_in(self, request: Request) -> None:
         """Load the state of a swapped-out request to the device, where a slot must be available (`num_available`)."""
-        saved, request.saved_state_slot = request.saved_state_slot, -1
-        self._copy(saved, request)
-        self._clear(saved)
+        host_slot, request.saved_state_slot = request.saved_state_slot, -1
+        self._copy(host_slot, request)
+        self._clear(host_slot)
 
     def row(self, slot: int) -> int:
         return self._pool.first_state + slot
 
     def prefix(self, row: int) -> Prefix | None:
-        """Return the prefix of the last block before a checkpoint, while the pool caches it; None for every
-        other row.
-        """
+        """Return the prefix of the last block before a checkpoint, while the pool caches it; None for any other row."""
         slot, pool = row - self._pool.first_state, self._pool
-        kept = self._checkpoints if slot < self.num_slots else self._host_checkpoints
-        digest = next((digest for digest, at in kept.items() if at == slot), b"")
+        checkpoints = self._checkpoints if slot < self.num_slots else self._host_checkpoints
+        digest = next((digest for digest, checkpoint_slot in checkpoints.items() if checkpoint_slot == slot), b"")
         block = pool.index.get(digest) if pool.index is not None else None
         return None if block is None else pool.prefix(block)
 
@@ -187,15 +184,13 @@ class StatePool:
         request.state_slot = request.saved_state_slot = -1
 
     def plan(self, scheduled: Iterable[Scheduled]) -> tuple[tuple[tuple[int, int], ...], tuple[StateSave, ...]]:
-        """Return the state copies (from, to) before the planned step, and the states to keep during it."""
+        """Return the state copies (from, to) before the planned step, and the checkpoints to save during it."""
         saves = tuple(self._saves(scheduled)) if self._keeps_checkpoints else ()
         copies, self._copies = tuple(self._copies), []
         return copies, saves
 
     def commit(self, scheduled: Iterable[Scheduled], saves: Iterable[StateSave]) -> None:
-        """Record that the step ran and its blocks are sealed: the checkpoints that it kept can be found from
-        then on.
-        """
+        """Record that the step ran and its blocks are sealed: from then on, its checkpoints can be found."""
         running = [item.request for item in scheduled if item.request.state_slot >= 0]
         rows = np.array([self.row(request.state_slot) for request in running], np.int64)
         counts = [min(request.num_computed_tokens, self._max_tokens) for request in running]
@@ -205,7 +200,7 @@ class StatePool:
         for save in saves:
             request, slot = save.request, save.slot
             digest = self._digest(request, save.num_tokens)
-            del self._saving[slot]
+            del self._pending_saves[slot]
             if digest is None or digest in self._checkpoints:
                 self._free.append(slot)
             else:
@@ -213,19 +208,19 @@ class StatePool:
                 self.num_kept += 1
                 before = self._digest(request, save.num_tokens - self.block_size) or b""
                 self._write(slot, BlockState.CACHED, request.number, save.num_tokens, digest, before)
-                self._pool.moves.copied([self.row(slot)])
+                self._pool.moves.record_copied([self.row(slot)])
 
     def drain_evicted(self) -> list[int]:
-        """Return and clear, for each checkpoint evicted from the device, the number of the request that got
-        its slot.
+        """Return and clear, for each checkpoint evicted from the device, the number of the request that got its
+        slot.
         """
         evicted, self._evicted_for = self._evicted_for, []
         return evicted
 
     def drop_uncommitted(self) -> None:
-        """Free the slots of checkpoints that a step which was never committed would have kept."""
-        self._free += self._saving
-        self._saving.clear()
+        """Free the slots reserved for checkpoints of a step that was never committed."""
+        self._free += self._pending_saves
+        self._pending_saves.clear()
 
     def reset(self) -> None:
         for slot in (*self._checkpoints.values(), *self._host_checkpoints.values()):
@@ -235,17 +230,22 @@ class StatePool:
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Raise AssertionError unless each slot is exactly one of: free, a request's, a checkpoint, being saved."""
-        told = {
+        slot_of_request = {
             request: slot for request in requests if (slot := max(request.state_slot, request.saved_state_slot)) >= 0
         }
-        assert all(min(request.state_slot, request.saved_state_slot) < 0 for request in told), (
+        assert all(min(request.state_slot, request.saved_state_slot) < 0 for request in slot_of_request), (
             "a state is in two places"
         )
-        assert all(request.state_slot < self.num_slots for request in told), "a request runs on a state in host memory"
-        held, kept = list(told.values()), [*self._checkpoints.items(), *self._host_checkpoints.items()]
+        assert all(request.state_slot < self.num_slots for request in slot_of_request), (
+            "a request runs on a state in host memory"
+        )
+        held, checkpoints = (
+            list(slot_of_request.values()),
+            [*self._checkpoints.items(), *self._host_checkpoints.items()],
+        )
         assert all(slot < self.num_slots for slot in self._checkpoints.values()), "a checkpoint is not on the device"
-        cached = [slot for _, slot in kept]
-        slots = [*self._free, *self._free_host, *held, *cached, *self._saving]
+        cached = [slot for _, slot in checkpoints]
+        slots = [*self._free, *self._free_host, *held, *cached, *self._pending_saves]
         num_all = self.num_slots + self.num_host_slots
         assert sorted(slots) == list(range(num_all)), f"slots of states do not add up: {sorted(slots)}"
         assert all(slot >= self.num_slots for slot in (*self._free_host, *self._host_checkpoints.values())), (
@@ -256,19 +256,19 @@ class StatePool:
         expected[held], expected[cached] = BlockState.ACTIVE, BlockState.CACHED
         assert (ledger.state == expected).all(), f"rows of states disagree: {ledger.state.tolist()} {expected.tolist()}"
         assert (ledger.ref_count == (expected == BlockState.ACTIVE)).all(), "a state is held otherwise than once"
-        assert ledger.owner[held].tolist() == [request.number for request in told], "a state is another's"
+        assert ledger.owner[held].tolist() == [request.number for request in slot_of_request], "a state is another's"
         assert (ledger.group == self.group).all(), "a state is of another KV group"
         assert (expected != BlockState.FREE)[ledger.filled > 0].all(), "a free slot has tokens"
-        hashes = {slot: published_hash(group_digest(digest, self.group)) for digest, slot in kept}
+        hashes = {slot: published_hash(group_digest(digest, self.group)) for digest, slot in checkpoints}
         assert hashes == {int(slot): int(ledger.hash[slot]) for slot in np.flatnonzero(ledger.hash)}, "hashes disagree"
-        for request, slot in told.items():
+        for request, slot in slot_of_request.items():
             assert request.state_tables == ([self.row(slot)],), "a table has another state"
             is_swapped = request.saved_state_slot >= 0
             assert is_swapped == bool(request.saved_tables), "blocks or the state alone are swapped out"
             tokens = request.num_saved_tokens if is_swapped else request.num_computed_tokens
             assert ledger.filled[slot] == min(tokens, self._max_tokens), "a state is of other tokens"
 
-    def _is_kept(self, digest: bytes, *, include_host: bool) -> bool:
+    def _has_checkpoint(self, digest: bytes, *, include_host: bool) -> bool:
         return digest in self._checkpoints or (include_host and digest in self._host_checkpoints)
 
     def _saves(self, scheduled: Iterable[Scheduled]) -> Iterator[StateSave]:
@@ -277,31 +277,31 @@ class StatePool:
             if self._digest(request, position) in self._checkpoints or not self.num_available:
                 continue
             save = StateSave(request, position, self._allocate_slot(request, highest=True))
-            self._saving[save.slot] = save
+            self._pending_saves[save.slot] = save
             yield save
 
     def _checkpoint_positions(self, item: Scheduled) -> list[int]:
         """Return the token counts after which to keep the state, the most useful first."""
         request, size, start = item.request, self.block_size, item.start
         end = start + item.num_tokens
-        turn = (request.num_prompt_tokens - 1) // size * size
-        every = range(start // self.interval * self.interval + self.interval, end + 1, self.interval)
-        wanted = dict.fromkeys((turn, request.diverged_at, *reversed(every)))
+        prompt_end = (request.num_prompt_tokens - 1) // size * size
+        at_intervals = range(start // self.interval * self.interval + self.interval, end + 1, self.interval)
+        wanted = dict.fromkeys((prompt_end, request.diverged_at, *reversed(at_intervals)))
         return [position for position in wanted if start < position <= end and position % size == 0]
 
     def _digest(self, request: Request, position: int) -> bytes | None:
-        number = position // self.block_size - 1
-        return request.block_digests[number] if 0 <= number < len(request.block_digests) else None
+        index = position // self.block_size - 1
+        return request.block_digests[index] if 0 <= index < len(request.block_digests) else None
 
     def _copy(self, source: int, request: Request) -> None:
-        """Give the request a new slot with a copy of `source`."""
+        """Assign a new slot with a copy of the state in `source` to the request."""
         slot = self._allocate_slot(request)
         self._copies.append((source, slot))
         self._assign(request, slot)
         if source < self.num_slots:
-            self._pool.moves.copied([self.row(slot)])
+            self._pool.moves.record_copied([self.row(slot)])
         else:
-            self._pool.moves.loaded([self.row(slot)])
+            self._pool.moves.record_loaded([self.row(slot)])
             self.num_loaded += 1
 
     def _assign(self, request: Request, slot: int) -> None:
@@ -309,7 +309,7 @@ class StatePool:
         self._write(slot, BlockState.ACTIVE, request.number, request.num_computed_tokens)
 
     def _allocate_slot(self, request: Request, *, highest: bool = False) -> int:
-        """Allocate the lowest slot that is free, or with `highest` the highest; without a free one, evict a checkpoint.
+        """Allocate the lowest free slot, or with `highest` the highest; if none is free, evict a checkpoint.
 
         Slots of running requests are thus mostly contiguous and separate from checkpoints, which lets decodes run in
         place.
@@ -325,40 +325,40 @@ class StatePool:
     def _evict(self, digest: bytes, slot: int, request: Request) -> None:
         """Evict a checkpoint, already removed from the index, for a request.
 
-        It is offloaded if host memory has space.
+        The checkpoint is offloaded if host memory has space.
         """
         self.num_evicted += 1
         self._evicted_for.append(request.number)
         self._offload(digest, slot)
         self._write(slot, BlockState.FREE, NO_OWNER, 0)
-        self._pool.moves.evicted([self.row(slot)])
+        self._pool.moves.record_evicted([self.row(slot)])
 
     def _offload(self, digest: bytes, slot: int) -> None:
         if digest in self._host_checkpoints:
             self._host_checkpoints.move_to_end(digest)
         elif (target := self._allocate_host_slot()) is not None:
-            ledger, row, include_host = self._pool.ledger, self.row(slot), self.row(target)
+            ledger, row, host_row = self._pool.ledger, self.row(slot), self.row(target)
             self._write(target, BlockState.CACHED, int(ledger.owner[row]), int(ledger.filled[row]))
             for column in (ledger.hash, ledger.parent, ledger.prefix_hits, ledger.last_used_step):
-                column[include_host] = column[row]
+                column[host_row] = column[row]
             self._copy_to_host(slot, target)
             self._host_checkpoints[digest] = target
             self.num_offloaded += 1
 
     def _allocate_host_slot(self) -> int | None:
-        """Allocate a slot in host memory, dropping a checkpoint if needed. None if requests hold all of them."""
+        """Allocate a slot in host memory, dropping a checkpoint if needed. Returns None if requests use all of them."""
         if self._free_host:
             return self._free_host.pop()
         if not self._host_checkpoints:
             return None
         _, slot = self._host_checkpoints.popitem(last=False)
         self._write(slot, BlockState.FREE, NO_OWNER, 0)
-        self._pool.moves.evicted([self.row(slot)])
+        self._pool.moves.record_evicted([self.row(slot)])
         return slot
 
     def _copy_to_host(self, source: int, target: int) -> None:
         self._copies.append((source, target))
-        self._pool.moves.saved([self.row(target)])
+        self._pool.moves.record_saved([self.row(target)])
 
     def _record_hit(self, slot: int) -> None:
         ledger, row = self._pool.ledger, self.row(slot)
@@ -374,7 +374,10 @@ class StatePool:
     def _write(
         self, slot: int, state: BlockState, owner: int, num_tokens: int, digest: bytes = b"", before: bytes = b""
     ) -> None:
-        """Write a slot's row of the ledger; `digest` and `before` are those of the first KV group."""
+        """Write a slot's row of the ledger.
+
+        `digest` and `before`, of the checkpoint's last block and the block before it, are those of the first KV group.
+        """
         ledger, row = self._pool.ledger, self.row(slot)
         ledger.state[row], ledger.ref_count[row] = state, state is BlockState.ACTIVE
         ledger.owner[row], ledger.filled[row] = owner, min(num_tokens, self._max_tokens)

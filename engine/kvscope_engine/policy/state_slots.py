@@ -1,4 +1,4 @@
-"""Divides KV memory between states of recurrent layers and blocks. Knows only sizes."""
+"""Divides KV memory between states of recurrent layers and blocks. Computes with sizes only."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ def slots_and_blocks(
     """Return the number of state slots and of blocks in a KV memory of `num_bytes` bytes; no blocks if it is too small.
 
     There are slots for the states of `num_wanted` requests and prefixes, plus one to copy from while another request
-    starts, within half of the memory, in addition to `num_pads` padding slots that belong to no request. If no layer
-    has keys and values (`one_block` is 0), states may take all of the memory: blocks then are only positions of texts
-    in the prefix cache, take no memory, and there are `blocks_per_slot` per slot (the blocks of a request of maximum
-    length).
+    starts, within half of the memory. `num_pads` padding slots, which belong to no request, come in addition. If no
+    layer has keys and values, states may take all of the memory. Blocks are then only positions of texts in the prefix
+    cache and take no memory; there are `blocks_per_slot` per slot.
 
     Args:
         num_bytes: KV memory in bytes.
@@ -39,9 +38,10 @@ def slots_and_blocks(
 
 
 def host_slots(host_bytes: int, one_block: int, one_state: int, num_wanted: int) -> int:
-    """Return the number of state slots in `host_bytes` of host memory: at most `num_wanted`.
+    """Return the number of state slots, at most `num_wanted`, in `host_bytes` of host memory.
 
-    They take at most half of it and leave space for a block. If no layer has keys and values, they may take all of it.
+    They take at most half of the memory and leave space for a block. If no layer has keys and values, they may take
+    all.
     """
     share = STATES_SHARE if one_block else 1.0
     return min(num_wanted, max(0, min(int(share * host_bytes), host_bytes - one_block)) // one_state)

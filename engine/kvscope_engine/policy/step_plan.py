@@ -1,4 +1,4 @@
-"""The scheduler's plan for one step, and the runner's result of it. Values without behaviour."""
+"""The scheduler's plan for one step, and the runner's result. Values, and functions that select parts of them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from kvscope_telemetry.messages.commands import TokenLogprobs
 
 
 class Scheduled(NamedTuple):
-    """A request and how many of its tokens run in this step. (A tuple: a frozen dataclass takes 4 times as long to
-    create.)
+    """A request and the tokens of it that run in this step, at positions `start` to `start + num_tokens`.
 
-    The tokens are positions `start` to `start + num_tokens`; the request's table has blocks for them.
+    The request's table has blocks for them. A tuple, because a frozen dataclass takes 4 times as long to create.
     """
 
     request: Request
@@ -26,12 +25,13 @@ class Scheduled(NamedTuple):
     samples: bool
     """Whether the last of these tokens is the last known one, so that a new token is sampled after it."""
     drafts: tuple[int, ...] = ()
-    """Draft tokens after the last known token, counted in `num_tokens`; a token is sampled after each. After the step,
-    `num_tokens` counts only the accepted ones."""
+    """Draft tokens after the last known token, counted in `num_tokens`; a token is sampled after each of them. After
+    the step, `num_tokens` counts only the accepted ones.
+    """
 
 
 class StateSave(NamedTuple):
-    """Copy of a request's recurrent state after its first `num_tokens` tokens, kept in a separate slot."""
+    """Copy of a request's recurrent state after its first `num_tokens` tokens to a separate slot."""
 
     request: Request
     num_tokens: int
@@ -46,11 +46,11 @@ class StepPlan:
     num_single_token: int
     """Number of leading entries of `scheduled` that compute exactly one token."""
     copies: tuple[tuple[int, int], ...] = ()
-    """Copy-on-write block copies, (from, to), made before anything is written."""
+    """Copy-on-write block copies, (from, to), made before the step writes anything."""
     state_copies: tuple[tuple[int, int], ...] = ()
     """Copies between slots of recurrent states, (from, to), made in this order before the step."""
     state_saves: tuple[StateSave, ...] = ()
-    """Recurrent states to keep during the step, each after tokens that run in it."""
+    """Recurrent states to save during the step."""
 
     @property
     def num_tokens(self) -> int:
@@ -71,37 +71,41 @@ class StepResult:
     """Result of a step, one entry for each of `StepPlan.scheduled`."""
 
     token_ids: tuple[tuple[int, ...], ...]
-    """New tokens of each entry in order; none if its prefill continues. With drafts: the accepted drafts and one more
-    token."""
+    """New tokens of each entry in order; empty if its prefill continues. With drafts: the accepted drafts and one more
+    token.
+    """
     logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()
     """Logprobs of each of these tokens where they were requested; empty if no request asked for any."""
     forward_ns: int = 0
     block_shares: NDArray[np.float32] | None = None
-    """Shape (groups, num_single_token, blocks): share of each decode's attention on each of its blocks, over the layers
-    of each KV group. None if it was not measured."""
+    """Shape (groups, num_single_token, blocks): share of each decode's attention on each of its blocks, averaged over
+    the layers of each KV group. None if it was not measured.
+    """
     graph_size: int = 0
-    """Number of requests that the CUDA graph of the step was captured for; 0: no graph was used."""
+    """Batch size for which the step's CUDA graph was captured, in requests; 0 if no graph was used."""
     wait_ns: int = 0
-    """Time that the host was blocked, waiting for the result."""
+    """Time for which the host was blocked waiting for the result, in nanoseconds."""
     block_skips: NDArray[np.float32] | None = None
     """Shape (num_single_token, blocks): for each block of each decode, the share of the sparse layers' KV heads that
-    skipped it. None if it was not counted."""
+    skipped it. None if it was not counted.
+    """
     launches: int = 0
-    """Number of launches that the forward pass took; 0: not counted."""
+    """Number of kernel or graph launches of the forward pass; 0 if not counted."""
     graph_tokens: int = 0
-    """Number of tokens that the piecewise CUDA graphs (between attention) were captured for; 0: none were used."""
+    """Number of tokens for which the piecewise CUDA graphs (between attention) were captured; 0 if none were used."""
     logit_sums: tuple[tuple[int, ...], ...] = ()
     """Sums of the bits of the logits, one per new token of each entry; empty if not requested."""
 
 
 def without_ended(plan: StepPlan, result: StepResult) -> tuple[StepPlan, StepResult]:
-    """Return plan and result without the requests that ended while they ran."""
+    """Return plan and result without the requests that ended while the step ran."""
     return keep_items(plan, result, [not item.request.is_finished for item in plan.scheduled])
 
 
 def to_run_again(plan: StepPlan) -> StepPlan:
-    """Return a plan that waited without the requests that ended meanwhile, and without those whose next allowed tokens
-    are not known yet, which skip the step.
+    """Return a plan that waited, without the requests that must not run now.
+
+    These are requests that ended in the meantime, and requests whose mask of allowed next tokens is not ready.
     """
     is_kept = [
         not item.request.is_finished and not (item.samples and item.request.awaits_grammar_mask)
@@ -112,7 +116,7 @@ def to_run_again(plan: StepPlan) -> StepPlan:
 
 def keep_items(plan: StepPlan, result: StepResult, is_kept: Sequence[bool]) -> tuple[StepPlan, StepResult]:
     """Return plan and result with only the entries marked in `is_kept`, as if the others had not run."""
-    kept = [index for index, keeps in enumerate(is_kept) if keeps]
+    kept = [index for index, is_item_kept in enumerate(is_kept) if is_item_kept]
     if len(kept) == len(plan.scheduled):
         return plan, result
     num_single_token = sum(index < plan.num_single_token for index in kept)
@@ -121,7 +125,7 @@ def keep_items(plan: StepPlan, result: StepResult, is_kept: Sequence[bool]) -> t
     shares = None if result.block_shares is None else result.block_shares[:, decodes]
     skips = None if result.block_skips is None else result.block_skips[decodes]
     sums = tuple(result.logit_sums[index] for index in kept) if result.logit_sums else ()
-    how = (result.graph_size, result.wait_ns, skips, result.launches, result.graph_tokens, sums)
+    step_fields = (result.graph_size, result.wait_ns, skips, result.launches, result.graph_tokens, sums)
     requests = {plan.scheduled[index].request for index in kept}
     return (
         replace(
@@ -130,25 +134,25 @@ def keep_items(plan: StepPlan, result: StepResult, is_kept: Sequence[bool]) -> t
             num_single_token=num_single_token,
             state_saves=tuple(save for save in plan.state_saves if save.request in requests),
         ),
-        StepResult(tuple(result.token_ids[index] for index in kept), logprobs, result.forward_ns, shares, *how),
+        StepResult(tuple(result.token_ids[index] for index in kept), logprobs, result.forward_ns, shares, *step_fields),
     )
 
 
 def keep_emitted(plan: StepPlan, result: StepResult, num_emitted: Sequence[int]) -> tuple[StepPlan, StepResult]:
     """Return plan and result cut to the first `num_emitted` tokens of each entry.
 
-    Wrong drafts, and drafts after the end of the output, count as not run.
+    Rejected drafts, and drafts after the end of the output, count as not run.
     """
     scheduled = tuple(
-        item._replace(num_tokens=said) if item.drafts else item
-        for item, said in zip(plan.scheduled, num_emitted, strict=True)
+        item._replace(num_tokens=count) if item.drafts else item
+        for item, count in zip(plan.scheduled, num_emitted, strict=True)
     )
-    token_ids = tuple(ids[:said] for ids, said in zip(result.token_ids, num_emitted, strict=True))
+    token_ids = tuple(ids[:count] for ids, count in zip(result.token_ids, num_emitted, strict=True))
     return replace(plan, scheduled=scheduled), replace(result, token_ids=token_ids)
 
 
 def without_drafts(plan: StepPlan) -> StepPlan:
-    """Return a plan of only the decodes of `plan`, with one token each."""
+    """Return a plan with only the decodes of `plan`, one token each."""
     drafted = [item._replace(num_tokens=1, drafts=()) for item in plan.scheduled if item.drafts]
     singles = (*plan.scheduled[: plan.num_single_token], *drafted)
     return replace(plan, scheduled=singles, num_single_token=len(singles))

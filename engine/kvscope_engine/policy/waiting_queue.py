@@ -1,13 +1,14 @@
 """Waiting requests in scheduling order: by priority, then fairly by client and batch, then by arrival.
 
-Among requests of one priority, the client whose running requests hold the fewest tokens is next; among that client's
+Among requests of one priority, the client whose running requests hold the fewest tokens is next. Among that client's
 batches (requests that it sent together: several prompts, or several completions of one), the batch whose running
-requests hold the fewest; within a batch, and if these are equal, the request that came first. So a client or batch with
-thousands of requests delays another client's single request by no more than one of its own requests. For one client
-with batches of one request each, this is the order of arrival. A request counts with its tokens at its admission.
+requests hold the fewest tokens is next. Within a batch, and if these are equal, the request that arrived first is next.
+So a client or batch with thousands of requests delays another client's single request by no more than one of its own
+requests. For one client with batches of one request each, this is the order of arrival. A running request counts with
+its number of tokens at its admission.
 
-Owns the totals of what each client and batch runs. Adding, removing and finding the next request are O(log n) in the
-number of waiting requests.
+Owns the totals of the running requests of each client and batch. Adding, removing and finding the next request are
+O(log n) in the number of waiting requests.
 """
 
 from __future__ import annotations
@@ -37,8 +38,7 @@ class RunningUsage:
 
 
 class WaitingQueue:
-    """Queue of waiting requests, ordered by priority, then by the client and batch whose running requests hold the
-    fewest tokens, then by arrival.
+    """Queue of waiting requests, ordered by priority, then by the running tokens of client and batch, then by arrival.
 
     `record_start` and `record_stop` update the totals of running requests.
     """
@@ -51,8 +51,8 @@ class WaitingQueue:
         self._usage: dict[str | _Batch, RunningUsage] = {}
         self.num_preemptible_clients = 0
         """Number of clients with at least two running requests."""
-        self._charged: dict[int, int] = {}
-        """Tokens of each running request at its admission, by request number."""
+        self._tokens_at_admission: dict[int, int] = {}
+        """Number of tokens of each running request at its admission, by request number."""
 
     def __len__(self) -> int:
         return self._num_waiting
@@ -63,7 +63,7 @@ class WaitingQueue:
         return self._requests[self._batches[self._clients.first].first].first
 
     def add_request(self, request: Request) -> None:
-        """Enqueue a request. The request must not be queued already."""
+        """Enqueue a request, which must not be queued already."""
         batch = batch_of(request)
         waiting = self._requests.setdefault(batch, _Ranking())
         assert request not in waiting, f"request {request.number} waits already"
@@ -82,12 +82,11 @@ class WaitingQueue:
 
     def record_start(self, request: Request) -> None:
         """Record that a request runs. Its tokens count towards its client and batch until `record_stop`."""
-        self._charged[request.number] = request.num_tokens
-        self._charge(batch_of(request), 1, request.num_tokens)
+        self._tokens_at_admission[request.number] = request.num_tokens
+        self._add_usage(batch_of(request), 1, request.num_tokens)
 
     def record_stop(self, request: Request) -> None:
-        """Record that a request no longer runs."""
-        self._charge(batch_of(request), -1, -self._charged.pop(request.number))
+        self._add_usage(batch_of(request), -1, -self._tokens_at_admission.pop(request.number))
 
     def client_usage(self, request: Request) -> RunningUsage:
         """Return the totals of the running requests of `request`'s client. Callers must not modify them."""
@@ -97,15 +96,15 @@ class WaitingQueue:
         """Return the totals of the running requests of `request`'s batch. Callers must not modify them."""
         return self._usage.get(batch_of(request), RunningUsage())
 
-    def _charge(self, batch: _Batch, num_requests: int, num_tokens: int) -> None:
-        of_client, of_batch = (self._usage.setdefault(holder, RunningUsage()) for holder in (batch[0], batch))
-        self.num_preemptible_clients -= of_client.num_requests > 1
-        of_client.num_preemptible_batches -= of_batch.num_requests > 1
-        for usage in (of_client, of_batch):
+    def _add_usage(self, batch: _Batch, num_requests: int, num_tokens: int) -> None:
+        client_usage, batch_usage = (self._usage.setdefault(holder, RunningUsage()) for holder in (batch[0], batch))
+        self.num_preemptible_clients -= client_usage.num_requests > 1
+        client_usage.num_preemptible_batches -= batch_usage.num_requests > 1
+        for usage in (client_usage, batch_usage):
             usage.num_requests += num_requests
             usage.num_tokens += num_tokens
-        of_client.num_preemptible_batches += of_batch.num_requests > 1
-        self.num_preemptible_clients += of_client.num_requests > 1
+        client_usage.num_preemptible_batches += batch_usage.num_requests > 1
+        self.num_preemptible_clients += client_usage.num_requests > 1
         for holder in (batch[0], batch):
             if not self._usage[holder].num_requests:
                 del self._usage[holder]
@@ -131,12 +130,14 @@ class WaitingQueue:
 
     def _key(self, holder: str | _Batch, first: Request) -> tuple[int, int, int, int]:
         usage = self._usage.get(holder)
-        below, arrival_ns, number = rank(first)
-        return below, 0 if usage is None else usage.num_tokens, arrival_ns, number
+        negative_priority, arrival_ns, number = rank(first)
+        return negative_priority, 0 if usage is None else usage.num_tokens, arrival_ns, number
 
 
 def batch_of(request: Request) -> _Batch:
-    """Return the client and batch of a request. Without a batch, the completions of one prompt form one."""
+    """Return the client and batch of a request. Without a batch identifier, the completions of one prompt form a
+    batch.
+    """
     return request.client, request.batch or request.request_id
 
 
@@ -176,9 +177,7 @@ class _Ranking(Generic[_Item]):
             self._compact()
 
     def _compact(self) -> None:
-        """Restore the invariant that the first entry of the heap is not stale; compact the heap if it has too many
-        stale ones.
-        """
+        """Remove stale entries from the top of the heap, or all of them if there are too many."""
         if len(self._heap) > 2 * len(self._entries) + 16:
             self._heap = list(self._entries.values())
             heapify(self._heap)

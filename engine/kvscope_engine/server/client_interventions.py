@@ -1,8 +1,7 @@
 """Clients' interventions in a running engine: pauses, single steps, pins, evictions, preemptions and limits.
 
-Owns the set of clients that paused the engine, the number of single steps still to run, the pins of each client, and
-the facts that heartbeats publish about them. Imports no sockets. Not thread-safe: used on the engine's thread, except
-where stated.
+Owns the clients that paused the engine, the single steps still to run, the pins of each client, and the data that
+heartbeats publish about them. Imports no sockets. Not thread-safe: used on the engine's thread, except where stated.
 """
 
 from __future__ import annotations
@@ -33,22 +32,22 @@ from kvscope_telemetry.messages.commands import (
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatFacts:
-    """Facts that heartbeats (`Heartbeat`) and replies to status queries contain."""
+    """Data on pins, limits and adapters that `Heartbeat` and `Status` contain."""
 
     pinned: bytes = b""
     pinned_by: str = ""
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0
     adapters: tuple[LoadedAdapter, ...] = ()
-    """Loaded LoRA adapters. Published in `Status` only, not in heartbeats; the same holds for `takes_adapters`."""
+    """Loaded LoRA adapters. Published only in `Status`, not in heartbeats; the same holds for `takes_adapters`."""
     takes_adapters: bool = False
 
 
 class ClientInterventions:
-    """Carries out the interventions of clients on one engine.
+    """Carries out the interventions of clients in one engine.
 
-    `publish_facts` receives the facts for heartbeats, `reply` sends delayed replies, and `name_of` returns the display
-    name of a client.
+    `publish_facts` receives the data for heartbeats, `reply` sends delayed replies, and `name_of` returns a client's
+    display name.
     """
 
     def __init__(
@@ -72,15 +71,15 @@ class ClientInterventions:
         """Clients whose pins end when they disconnect."""
         return self._pins.clients
 
-    def do(self, client: bytes, command: Intervention) -> Reply:
-        """Carry out `command` and return what was done. Raises BadInput with the reason if it is impossible."""
-        what = self._do(client, command)
+    def execute(self, client: bytes, command: Intervention) -> Reply:
+        """Carry out `command` and return what was done. Raises BadInput, with the reason, if that is impossible."""
+        what = self._carry_out(client, command)
         self._publish()
         return Done(tag=command.tag, what=what)
 
     def step(self, client: bytes, command: Control) -> Reply | None:
-        """Queue single steps of a paused engine. Returns None if the reply follows once they ran."""
-        if not self._pauses.any:
+        """Queue single steps of a paused engine. Returns None if the reply follows after the steps."""
+        if not self._pauses.is_paused:
             return refuse(command, "the engine is not paused")
         if not self._engine.num_unfinished:
             return refuse(command, "no unfinished request: there is no step to run")
@@ -89,11 +88,11 @@ class ClientInterventions:
 
     @property
     def requested_by(self) -> str:
-        """Display name of the client whose single step runs next; empty if there is none."""
+        """Display name of the client whose single step runs next; empty if none is queued."""
         return "" if self.steps.first is None else self._name_of(self.steps.first)
 
     def step_completed(self) -> None:
-        if not self.steps.any:
+        if not self.steps.has_pending:
             return
         self.steps.record_step(self._engine.step_count)
         if not self._engine.num_unfinished:
@@ -101,11 +100,11 @@ class ClientInterventions:
 
     def end_steps_if_resumed(self) -> None:
         """End pending single steps if the engine is no longer paused."""
-        if not self._pauses.any and self.steps.any:
+        if not self._pauses.is_paused and self.steps.has_pending:
             self.steps.cancel_all(self._engine.step_count, "engine resumed")
 
     def reset(self) -> None:
-        """Forget all pins: the prefix cache was emptied."""
+        """Forget all pins, after the prefix cache was emptied."""
         self._pins.clear()
         self._publish()
 
@@ -118,7 +117,7 @@ class ClientInterventions:
         self._publish()
         self.end_steps_if_resumed()
 
-    def _do(self, client: bytes, command: Intervention) -> str:
+    def _carry_out(self, client: bytes, command: Intervention) -> str:
         interventions, by = self._engine.interventions, self._name_of(client)
         if isinstance(command, Preempt):
             return interventions.preempt(command.number, command.how, by)
@@ -139,16 +138,16 @@ class ClientInterventions:
         return interventions.set_limits(command.max_num_seqs, command.max_num_batched_tokens, by)
 
     def _unpin(self, client: bytes, command: Unpin) -> str:
-        total = 0
+        num_unpinned = 0
         for owner in self._pins.clients if command.anyones else [client]:
             name = self._pins.name(owner)
             count, blocks = self._pins.remove(owner, command.blocks)
             self._engine.interventions.unpin(blocks, name)
-            total += count
+            num_unpinned += count
         num_left = len(set(command.blocks) & set(self._engine.interventions.pinned))
         others = f"; {_blocks(num_left)} pinned by {self._pins.names}" if num_left else ""
         nothing = "none of these was pinned" + ("" if command.anyones else " by you")
-        return (f"{_blocks(total)} unpinned" if total else nothing) + others
+        return (f"{_blocks(num_unpinned)} unpinned" if num_unpinned else nothing) + others
 
     def _publish(self) -> None:
         interventions = self._engine.interventions
@@ -188,18 +187,18 @@ class ClientPins:
         self._names[client] = name
 
     def remove(self, client: bytes, blocks: Iterable[int] = ()) -> tuple[int, list[int]]:
-        """Remove the client's pins on `blocks`, or all its pins if none are given.
+        """Remove the client's pins on `blocks`, or all its pins if `blocks` is empty.
 
-        Returns the number of pins removed, and the blocks that no other client pins.
+        Returns the number of pins removed, and the blocks that no client pins any longer.
         """
-        held = self._blocks.get(client, set())
-        ended = held & set(blocks) if blocks else set(held)
-        held -= ended
-        if not held:
+        pinned = self._blocks.get(client, set())
+        removed = pinned & set(blocks) if blocks else set(pinned)
+        pinned -= removed
+        if not pinned:
             self._blocks.pop(client, None)
             self._names.pop(client, None)
         others = set().union(*self._blocks.values()) if self._blocks else set()
-        return len(ended), sorted(ended - others)
+        return len(removed), sorted(removed - others)
 
     def clear(self) -> None:
         self._blocks.clear()
@@ -215,9 +214,9 @@ class _StepRequest:
 
 
 class SingleSteps:
-    """Queue of single steps that clients requested while the engine is paused.
+    """Queue of the single steps that clients requested while the engine is paused.
 
-    `reply` answers each client once its steps ran, or none can follow.
+    `reply` answers a client once its steps have run or were cancelled.
     """
 
     def __init__(self, reply: Callable[[bytes, Reply], None]) -> None:
@@ -225,7 +224,7 @@ class SingleSteps:
         self._requests: deque[_StepRequest] = deque()
 
     @property
-    def any(self) -> bool:
+    def has_pending(self) -> bool:
         return bool(self._requests)
 
     @property
@@ -234,11 +233,11 @@ class SingleSteps:
         return self._requests[0].client if self._requests else None
 
     def request(self, client: bytes, tag: int, num_steps: int) -> None:
-        """Queue `num_steps` steps behind those requested before."""
+        """Queue `num_steps` steps behind those of earlier requests."""
         self._requests.append(_StepRequest(client, tag, num_steps))
 
     def record_step(self, step: int) -> None:
-        """Count step number `step`; does nothing if none was requested."""
+        """Count step number `step`; no effect if no single step was requested."""
         if self._requests:
             first = self._requests[0]
             first.num_run += 1
@@ -247,7 +246,7 @@ class SingleSteps:
                 self._answer(first, step)
 
     def cancel_all(self, step: int, why: str) -> None:
-        """Reply to all clients that no further step will run; `step` was the last."""
+        """Tell all queued clients that no further step will run; `step` is the number of the last step."""
         while self._requests:
             self._answer(self._requests.popleft(), step, why)
 
@@ -266,14 +265,14 @@ class SingleSteps:
 class _Pause:
     name: str
     lease_ns: int
-    """Nanoseconds without a message from the client after which the pause ends; 0: it ends with the connection."""
+    """The pause ends if the client sends no message for this long; 0: it ends with the connection."""
     last_message_ns: int
 
 
 class Pauses:
-    """Clients that paused the engine, which is paused while there are any.
+    """Clients that paused the engine. It is paused while there is at least one.
 
-    `renew` is called on the I/O thread. `names` and `paused_s` can be read from any thread.
+    `renew` is called on the I/O thread; `names` and `paused_s` can be read on any thread.
     """
 
     def __init__(self) -> None:
@@ -281,10 +280,10 @@ class Pauses:
         """Display names of all clients that paused the engine, separated by commas; empty if there are none."""
         self._pauses: dict[bytes, _Pause] = {}
         self._since_ns = 0
-        """Monotonic time since which the engine has been paused without a break; 0 if it is not."""
+        """Monotonic time at which the current pause began; 0 if the engine is not paused."""
 
     @property
-    def any(self) -> bool:
+    def is_paused(self) -> bool:
         return bool(self._pauses)
 
     @property
@@ -302,7 +301,7 @@ class Pauses:
         self._update_names()
 
     def renew(self, client: bytes) -> None:
-        """Renew a client's lease: it sent a message."""
+        """Restart the lease of a client, which sent a message."""
         pause = self._pauses.get(client)
         if pause is not None:
             pause.last_message_ns = time.monotonic_ns()

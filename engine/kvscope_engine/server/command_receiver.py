@@ -1,11 +1,11 @@
-"""Receives commands: answers some immediately on the I/O thread and queues the others for the engine's thread.
+"""Receives commands: answers some immediately on the I/O thread, and queues the others for the engine's thread.
 
-Owns the engine's phase and the queue of tasks for the engine's thread. Commands that need the engine are queued; while
-there is no engine they are refused with the reason.
+Owns the engine's phase and the queue of tasks for the engine's thread. While there is no engine, commands that need it
+are refused with the reason.
 
 The queue is bounded in number and bytes. Clients are served round-robin, so a client that sends thousands of commands
-delays only itself; each client's commands keep their order. A client that acts for several others, as the HTTP API
-does, names them (`OnBehalfOf`): they are served round-robin within its turn, and each has its own bounds.
+delays only itself; each client's commands keep their order. A client that acts for several others, such as the HTTP
+API, names them (`OnBehalfOf`): they are served round-robin within its turn, and each has its own bounds.
 """
 
 from __future__ import annotations
@@ -49,17 +49,19 @@ from kvscope_telemetry.messages.telemetry import Hello, Progress
 from kvscope_telemetry.transport.server_sockets import ServerSockets
 
 SMALL_JOIN_BYTES: Final = 64 << 10
-"""Maximum size of an introduction (`ClientJoined`) that is queued regardless of the bounds, if its client has
-nothing queued.
+"""Maximum size of an introduction (`ClientJoined`) that is queued regardless of the bounds, if its client has no other
+task.
 """
 SLICE_BLOCKS: Final = 32
-"""Blocks whose contents are read per turn, so that a query for thousands of blocks does not delay other clients."""
+"""Blocks whose contents are read per task, so that a query for thousands of blocks does not delay other clients."""
 
 _Task = TypeVar("_Task")
 
 
 class OnBehalfOf(NamedTuple):
-    """On whose behalf a command is sent, and the batch that it belongs to. Both are empty for the client's own."""
+    """Client for which a command is sent, and the batch of the command. Both are empty if the sender acts for
+    itself.
+    """
 
     client: str = ""
     batch: str = ""
@@ -71,7 +73,7 @@ CLIENT_ITSELF: Final = OnBehalfOf()
 class CommandReceiver:
     """Receives commands in every phase of the engine.
 
-    `stop` is called when a client requests a shutdown while the model loads.
+    `stop` is called when a client requests a shutdown before the engine is ready.
     """
 
     def __init__(self, stop: Callable[[], None], limits: ServiceLimits | None = None) -> None:
@@ -80,17 +82,17 @@ class CommandReceiver:
         self.telemetry_endpoint = ""
         self.pauses = Pauses()
         self.facts = HeartbeatFacts()
-        """Replaced by the engine's thread; may be read from any thread."""
+        """Data for heartbeats. Replaced by the engine's thread; may be read on any thread."""
         self.wants_ticks = False
-        """Whether the engine's thread needs a `Tick` with the next heartbeat although it has no other task."""
+        """Whether the engine's thread needs a `Tick` with the next heartbeat even if it has no other task."""
         self.busy_since_ns = 0
         """Monotonic time at which the engine's thread began its current task or step; 0 while it waits."""
         self.phase: Literal["loading", "ready", "failed"] = "loading"
         self.progress: Progress | None = None
         self.hello: Hello | None = None
         self.reason = ""
-        self.was_asked = False
-        """Whether any client ever sent a command."""
+        self.has_received_commands = False
+        """Whether any client has sent a command."""
         self._stop = stop
         self._sockets: ServerSockets | None = None
         self._has_sockets = threading.Event()
@@ -104,7 +106,7 @@ class CommandReceiver:
     # Called on the I/O thread.
 
     def receive(self, client: bytes, command: Command) -> None:
-        """Handle a command that its client is authorized to give."""
+        """Handle a command that its client is authorized to send."""
         self._has_sockets.wait()
         sockets = self._sockets
         assert sockets is not None, "set before the event"
@@ -122,8 +124,8 @@ class CommandReceiver:
                 sockets.reply(client, refusal)
 
     def answer(self, client: bytes, command: Command) -> Reply | None:
-        """Return the immediate answer, or None if the engine's thread answers."""
-        self.was_asked = True
+        """Return the immediate answer; None if the engine's thread answers later."""
+        self.has_received_commands = True
         self.pauses.renew(client)
         if isinstance(command, GetStatus):
             return self.status(command.tag)
@@ -136,7 +138,9 @@ class CommandReceiver:
         return refuse(command, refusal_text(reason)) if reason else None
 
     def enqueue_join(self, client: bytes, command: GetStatus, owner: str) -> Reply | None:
-        """Queue an introduction in the order of the client's commands. Returns a refusal if the queue is full."""
+        """Queue an introduction in order with the client's commands. Returns a refusal if the queue is full, else
+        None.
+        """
         num_bytes = command_bytes(command)
         if num_bytes <= SMALL_JOIN_BYTES and not self.tasks.has(client):
             num_bytes = 0
@@ -144,7 +148,7 @@ class CommandReceiver:
         return refuse(command, refusal_text(reason)) if reason else None
 
     def report_lost(self, client: bytes) -> None:
-        """Report a client that is gone or does not read. Handled before the client's other tasks."""
+        """Report a client that disconnected or does not read. Handled before the client's other tasks."""
         self.tasks.prepend(client, ClientLost())
 
     def tick(self) -> None:
@@ -153,7 +157,7 @@ class CommandReceiver:
     # Called on the engine's thread.
 
     def refuse_lost(self, client: bytes, *, may_return: bool) -> list[Reply]:
-        """Drop the queued commands of a lost client, or only its queries if it may return. Returns their refusals."""
+        """Drop the queued commands of a lost client, but only its queries if it may return. Returns their refusals."""
 
         def is_dropped(task: Task) -> bool:
             return is_query(task) if may_return else command_of(task) is not None
@@ -161,21 +165,21 @@ class CommandReceiver:
         dropped = (command_of(task) for task in self.tasks.remove_if(client, is_dropped))
         return [refuse(command, "the client does not read its answers") for command in dropped if command is not None]
 
-    def move(self, before: bytes, client: bytes) -> None:
-        """Move the tasks of a client's previous connection to its new one, before those of the new one."""
-        self.tasks.remove_if(before, lambda task: isinstance(task, ClientLost))  # it concerns the previous connection
-        self.tasks.move(before, client)
+    def move(self, previous: bytes, client: bytes) -> None:
+        """Move the tasks of a client's previous connection to its new one, ahead of the new one's tasks."""
+        self.tasks.remove_if(previous, lambda task: isinstance(task, ClientLost))  # it concerns the previous connection
+        self.tasks.move(previous, client)
 
     def submits_of(self, client: bytes) -> set[str]:
         return {task.request_id for task in self.tasks.tasks_of(client) if isinstance(task, Submit)}
 
-    def withdraw(self, client: bytes, request_id: str) -> list[Submit]:
-        """Remove and return the client's queued submissions with this id, whose abort overtook them."""
-        taken = self.tasks.remove_if(client, lambda task: isinstance(task, Submit) and task.request_id == request_id)
-        return [task for task in taken if isinstance(task, Submit)]
+    def remove_submits(self, client: bytes, request_id: str) -> list[Submit]:
+        """Remove and return the client's queued submissions with this id. For an abort that overtakes them."""
+        removed = self.tasks.remove_if(client, lambda task: isinstance(task, Submit) and task.request_id == request_id)
+        return [task for task in removed if isinstance(task, Submit)]
 
     def refuse_waiting(self) -> list[tuple[bytes, Reply]]:
-        """Remove all queued tasks and return refusals for their commands, for when there is no engine to serve them."""
+        """Remove all queued tasks. Returns refusals of their commands, by client."""
         replies: list[tuple[bytes, Reply]] = []
         while (waiting := self.tasks.next(wait=False)) is not None:
             client, task = waiting
@@ -189,7 +193,7 @@ class CommandReceiver:
         self.phase = "ready"
 
     def fail(self, reason: str) -> None:
-        """Enter the phase "failed": there is no engine, or no longer one."""
+        """Enter the phase "failed": the engine could not be loaded, or has ended."""
         self.reason = reason
         self.phase = "failed"
 
@@ -199,7 +203,7 @@ class CommandReceiver:
         self.tasks.append(client, prepared, on_behalf_of=OnBehalfOf(prepared.submit.client, prepared.submit.batch))
 
     def name_of(self, client: bytes) -> str:
-        """Return the display name of a client."""
+        """Return the client's display name; "somebody" if unknown."""
         caller = self._sockets.caller(client) if self._sockets is not None else None
         return caller.name if caller is not None else "somebody"
 
@@ -210,7 +214,7 @@ class CommandReceiver:
             progress=self.progress,
             hello=self.hello,
             reason=self.reason,
-            paused=self.pauses.any,
+            paused=self.pauses.is_paused,
             paused_by=self.pauses.names,
             paused_s=self.pauses.paused_s,
             tag=tag,
@@ -231,7 +235,7 @@ class CommandReceiver:
 
 
 class ClientLost:
-    """Task: a client is gone or does not read."""
+    """Task: a client disconnected or does not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +254,7 @@ class Tick:
 class BlockTextQuery:
     """Task: a query for the contents of blocks, with the contents read so far.
 
-    The blocks are read in slices, between which steps may change them.
+    The blocks are read in slices; steps that run in between may change them.
     """
 
     def __init__(self, command: GetBlockText) -> None:
@@ -258,7 +262,7 @@ class BlockTextQuery:
         self._contents: list[BlockContent] = []
 
     def advance(self, engine: ServedEngine) -> BlockText | None:
-        """Read the next slice. Returns the reply after the last one."""
+        """Read the next slice. Returns the reply after the last slice, else None."""
         start = len(self._contents)
         self._contents += engine.block_text(self.command.blocks[start : start + SLICE_BLOCKS])
         if len(self._contents) < len(self.command.blocks):
@@ -267,27 +271,24 @@ class BlockTextQuery:
 
 
 Task: TypeAlias = Command | Prepared | BlockTextQuery | ClientLost | ClientJoined | Tick
-"""Unit of work for the engine's thread: a command, the rest of a command that was served in part, or an event."""
+"""Unit of work for the engine's thread: a command, the rest of a partly served command, or an event."""
 
 
 def command_of(task: Task) -> Command | None:
-    """Return the unanswered command of a task; None if there is none."""
+    """Return the unanswered command of a task; None for events and submissions that are being prepared."""
     if isinstance(task, BlockTextQuery):
         return task.command
     return None if isinstance(task, Prepared | ClientLost | ClientJoined | Tick) else task
 
 
 def is_query(task: Task) -> bool:
-    """Whether the task only queries: its reply matters only on the same connection, and it changes nothing."""
+    """Whether the task only reads. Its reply is useless on another connection."""
     return isinstance(task, GetSnapshot | GetBlockText | GetAllocatorMap | BlockTextQuery)
 
 
 @dataclass(slots=True)
 class _Waiting(Generic[_Task]):
-    """Queued tasks of one client: (task, on whose behalf, bytes).
-
-    The client's own precede those on behalf of others.
-    """
+    """Queued tasks of one client as (task, on behalf of, bytes). The client's own precede those on behalf of others."""
 
     own: deque[tuple[_Task, str, int]] = field(default_factory=deque)
     others: FairQueue[tuple[_Task, str, int]] = field(default_factory=FairQueue)
@@ -301,24 +302,28 @@ class _Waiting(Generic[_Task]):
     def pop(self) -> tuple[_Task, str, int]:
         if self.own:
             return self.own.popleft()
-        found = self.others.pop()
-        assert found is not None, "a client of whom nothing waits is forgotten"
-        return found[1]
+        popped = self.others.pop()
+        assert popped is not None, "a client of whom nothing waits is forgotten"
+        return popped[1]
 
 
 class CommandQueue(Generic[_Task]):
-    """Fair queue of tasks by client. Any thread appends, one thread pops; `stop` ends all waiting."""
+    """Fair queue of tasks by client. Any thread may append, one thread pops; `stop` ends all waiting."""
 
     def __init__(self, limits: ServiceLimits) -> None:
         self.is_stopped = False
         self._allowance = Allowance("commands wait", limits.client_commands, limits.all_commands)
         self._clients: OrderedDict[bytes, _Waiting[_Task]] = OrderedDict()
         self._lock = threading.Lock()
-        self._bell: SimpleQueue[None] = SimpleQueue()
-        """Wakes the popping thread. Unlike a condition, it may be used by a signal handler that runs on that thread."""
+        self._wakeups: SimpleQueue[None] = SimpleQueue()
+        """Wakes the popping thread. Unlike a condition, a SimpleQueue may be used in a signal handler on that
+        thread.
+        """
 
     def append(self, client: bytes, task: _Task, num_bytes: int = 0, on_behalf_of: OnBehalfOf = CLIENT_ITSELF) -> str:
-        """Append to the client's queue. Returns the reason if a bound is exceeded. Tasks of 0 bytes are not bounded."""
+        """Append to the client's queue. Returns the reason if a bound would be exceeded, else "". Tasks of 0 bytes are
+        not bounded.
+        """
         with self._lock:
             reason = self._allowance.acquire((client, on_behalf_of.client), num_bytes) if num_bytes else ""
             if reason:
@@ -331,36 +336,36 @@ class CommandQueue(Generic[_Task]):
             else:
                 waiting.others.append(on_behalf_of.client, on_behalf_of.batch, entry)
         if was_empty:
-            self._bell.put(None)
+            self._wakeups.put(None)
         return ""
 
     def prepend(self, client: bytes, task: _Task) -> None:
-        """Prepend to the client's own tasks, without a bound. Thread-safe."""
+        """Insert before the client's own tasks, without a bound. Thread-safe."""
         with self._lock:
             was_empty = not self._clients
             self._clients.setdefault(client, _Waiting()).own.appendleft((task, "", 0))
         if was_empty:
-            self._bell.put(None)
+            self._wakeups.put(None)
 
     def requeue(self, client: bytes, task: _Task) -> None:
-        """Prepend the rest of a task to the client's own tasks, for its next turn.
+        """Insert the rest of a task before the client's own tasks, for its next turn.
 
-        Does not wake the thread, which is the caller.
+        Called by the popping thread, which is therefore not woken.
         """
         with self._lock:
             self._clients.setdefault(client, _Waiting()).own.appendleft((task, "", 0))
 
     def next(self, *, wait: bool) -> tuple[bytes, _Task] | None:
-        """Pop the oldest task of the next client. With `wait`, sleep until there is one or `stop` is called."""
+        """Pop the oldest task of the next client. With `wait`, block until there is one or `stop` is called."""
         while True:
-            while not self._bell.empty():
-                self._bell.get()
+            while not self._wakeups.empty():
+                self._wakeups.get()
             with self._lock:
                 if self._clients:
                     return self._pop_first()
             if not wait or self.is_stopped:
                 return None
-            self._bell.get()
+            self._wakeups.get()
 
     @property
     def has_any(self) -> bool:
@@ -372,34 +377,36 @@ class CommandQueue(Generic[_Task]):
             return client in self._clients
 
     def tasks_of(self, client: bytes) -> list[_Task]:
-        """Return the client's tasks: its own first, then those on behalf of others, each in order."""
+        """Return the client's tasks in order: its own, then those on behalf of others."""
         with self._lock:
             waiting = self._clients.get(client)
             return [] if waiting is None else [task for task, _, _ in waiting.all()]
 
     def remove_if(self, client: bytes, is_wanted: Callable[[_Task], bool]) -> list[_Task]:
-        """Remove and return the client's tasks that match, in the order of `of`. The others keep their position."""
+        """Remove and return the client's tasks that match, in the order of `tasks_of`. The others keep their
+        position.
+        """
         with self._lock:
             waiting = self._clients.get(client)
             if waiting is None:
                 return []
-            taken = [entry for entry in waiting.own if is_wanted(entry[0])]
+            removed = [entry for entry in waiting.own if is_wanted(entry[0])]
             waiting.own = deque(entry for entry in waiting.own if not is_wanted(entry[0]))
-            taken += waiting.others.remove_if(lambda entry: is_wanted(entry[0]))
-            for _, on_behalf_of, num_bytes in taken:
+            removed += waiting.others.remove_if(lambda entry: is_wanted(entry[0]))
+            for _, on_behalf_of, num_bytes in removed:
                 self._release(client, on_behalf_of, num_bytes)
             if not waiting:
                 del self._clients[client]
-            return [task for task, _, _ in taken]
+            return [task for task, _, _ in removed]
 
-    def move(self, before: bytes, client: bytes) -> None:
-        """Move all tasks of `before` to `client`, before its own, with what counts against the bounds."""
+    def move(self, previous: bytes, client: bytes) -> None:
+        """Move all tasks of `previous` to `client`, ahead of its own, together with their usage of the bounds."""
         with self._lock:
-            earlier = self._clients.pop(before, None)
+            earlier = self._clients.pop(previous, None)
             if earlier is None:
                 return
             for on_behalf_of in ("", *earlier.others.clients):
-                self._allowance.move((before, on_behalf_of), (client, on_behalf_of))
+                self._allowance.move((previous, on_behalf_of), (client, on_behalf_of))
             later = self._clients.pop(client, None)
             if later is not None:
                 earlier.own += later.own
@@ -407,9 +414,9 @@ class CommandQueue(Generic[_Task]):
             self._clients[client] = earlier
 
     def stop(self) -> None:
-        """End all waiting, now and later."""
+        """End all current and future waiting."""
         self.is_stopped = True
-        self._bell.put(None)
+        self._wakeups.put(None)
 
     def _pop_first(self) -> tuple[bytes, _Task]:
         client, waiting = self._clients.popitem(last=False)

@@ -1,7 +1,7 @@
-"""Publishes samples of a machine's devices on an engine's sockets, next to an engine that does not (vLLM, SGLang).
+"""Publishes samples of a machine's devices on engine sockets, for machines whose engine does not (vLLM, SGLang).
 
-Owns the sampling thread. Its hello declares neither blocks nor requests, and it refuses all commands but status and
-snapshot queries. Imports no torch.
+Owns the sampling thread. The hello declares neither blocks nor requests, and all commands but status and snapshot
+queries are refused. Imports no torch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from kvscope_telemetry.program_version import program_version
 from kvscope_telemetry.transport.host_id import host_id
 from kvscope_telemetry.transport.server_sockets import ServerSockets
 
-DEVICES_ALONE: Final = Capabilities(
+DEVICES_ONLY: Final = Capabilities(
     engine="devices",
     commands=False,
     completions=False,
@@ -58,7 +58,7 @@ NO_ENGINE: Final = "this address reports devices only: there is no engine"
 
 
 class DevicePublisher:
-    """Serves from construction to `close`; also a context manager.
+    """Publishes device samples from construction to `close`; also a context manager.
 
     Raises BadInput and EndpointInUse as `ServerSockets` does.
     """
@@ -92,7 +92,7 @@ class DevicePublisher:
         return self._sockets.telemetry_endpoint
 
     def close(self) -> None:
-        """Publish a goodbye and stop. A sampling thread that hangs in a driver is abandoned after a second."""
+        """Publish a goodbye and stop. A sampling thread that hangs in a driver call is abandoned after a second."""
         self._closing.set()
         self._thread.join(timeout=1.0)
         self._sockets.publish(Goodbye(epoch=self.hello.epoch))
@@ -110,8 +110,8 @@ class DevicePublisher:
 
     def _publish_sample(self, devices: Devices) -> None:
         self._sockets.publish(devices)
-        spoken_of = msgspec.structs.replace(devices, used_gpus=tuple(gpu.index for gpu in devices.gpus[:1]))
-        self._sockets.publish(device_sample(spoken_of, self.hello))
+        with_used_gpu = msgspec.structs.replace(devices, used_gpus=tuple(gpu.index for gpu in devices.gpus[:1]))
+        self._sockets.publish(device_sample(with_used_gpu, self.hello))
 
     # Called on the I/O thread.
 
@@ -140,14 +140,14 @@ class DevicePublisher:
 
 
 def _hello(devices: Devices) -> Hello:
-    """Describe the devices.
+    """Return the hello for these devices.
 
-    The pool has one row, the minimum that a hello allows, although there is no block.
+    The pool has one row, the minimum that a hello allows, although there are no blocks.
     """
     gpu = devices.gpus[0] if devices.gpus else None
     host = devices.host
     name = gpu.name if gpu is not None else host.name if host is not None else ""
-    total = gpu.memory_total_bytes if gpu is not None else host.memory_total_bytes if host is not None else None
+    total_bytes = gpu.memory_total_bytes if gpu is not None else host.memory_total_bytes if host is not None else None
     return Hello(
         epoch=devices.epoch,
         time_ns=time.monotonic_ns(),
@@ -157,11 +157,11 @@ def _hello(devices: Devices) -> Hello:
         device=DeviceInfo(
             kind="cuda" if gpu is not None else "cpu",
             name=name if len(devices.gpus) < 2 else f"{len(devices.gpus)} × {name}",
-            total_bytes=total or 0,
+            total_bytes=total_bytes or 0,
             num_threads=os.cpu_count() or 0,
         ),
         engine_version=program_version(),
         pid=os.getpid(),
         host=host_id(),
-        capabilities=DEVICES_ALONE,
+        capabilities=DEVICES_ONLY,
     )

@@ -54,7 +54,7 @@ class Dispatcher:
         limits: ServiceLimits,
     ) -> None:
         self.needs_step = False
-        """Whether a step is due to publish a change, even without requests."""
+        """Whether a step must run to publish a change, even without requests."""
         self.stopping = False
         self._engine = engine
         self._receiver = receiver
@@ -68,7 +68,7 @@ class Dispatcher:
 
     @property
     def has_work(self) -> bool:
-        may_step = not self._receiver.pauses.any or self._interventions.steps.any
+        may_step = not self._receiver.pauses.is_paused or self._interventions.steps.has_pending
         return may_step and (self._engine.has_unfinished or self.needs_step)
 
     def while_idle(self) -> None:
@@ -91,22 +91,22 @@ class Dispatcher:
             self.serve(client, task)
 
     def serve(self, client: bytes, command: Command) -> None:
-        """Carry out and answer `command`. A failure concerns only this command, unless the engine cannot continue."""
-        self._attempt(client, command, lambda: self._do(client, command))
+        """Carry out and answer `command`. A failure affects only this command, unless the engine cannot continue."""
+        self._attempt(client, command, lambda: self._execute(client, command))
 
     def step(self) -> None:
         """Run one step of the engine and send its outputs to the clients."""
         self.needs_step = False
-        is_single = self._receiver.pauses.any and self._interventions.steps.any
+        is_single = self._receiver.pauses.is_paused and self._interventions.steps.has_pending
         with (
             self._engine.pauses.single_step(self._interventions.requested_by) if is_single else contextlib.nullcontext()
         ):
-            self.route(self._engine.step(ahead=not self._receiver.pauses.any))
+            self.route(self._engine.step(ahead=not self._receiver.pauses.is_paused))
         self._interventions.step_completed()
         self._snapshots.tick()
 
     def route(self, outputs: Iterable[Tokens | Finished]) -> None:
-        """Send each output to its request's client. Outputs of lost clients are dropped."""
+        """Send each output to the client of its request. Outputs for lost clients are dropped."""
         for output in outputs:
             client = self._open_requests.client_of(output)
             if client is not None:
@@ -117,22 +117,22 @@ class Dispatcher:
     def connect(self, client: bytes, joined: ClientJoined) -> None:
         """Register a client's session.
 
-        If the session was open on another connection, move its requests here. Replies that the client missed are
-        resent.
+        If the session was open on another connection, move its requests to this one. Resend the replies that the client
+        missed.
         """
-        before = self._sessions.connect(client, joined.session, joined.owner)
-        if before is not None and before != client:
-            self._move(before, client)
-        under_way = self._receiver.submits_of(client) | set(self._pending.ids_of(client))
-        unanswered = (one for one in joined.awaited if one.request_id not in under_way)
-        for said in self._sessions.missed_replies(client, unanswered):
-            self._reply(client, said)
+        previous = self._sessions.connect(client, joined.session, joined.owner)
+        if previous is not None and previous != client:
+            self._move(previous, client)
+        in_progress = self._receiver.submits_of(client) | set(self._pending.ids_of(client))
+        unanswered = (awaited for awaited in joined.awaited if awaited.request_id not in in_progress)
+        for reply in self._sessions.missed_replies(client, unanswered):
+            self._reply(client, reply)
         self._receiver.wants_ticks = self._wants_ticks
 
     def disconnect(self, client: bytes) -> None:
         """Handle a client that disconnected or does not read.
 
-        Its requests end now, or, if it may return to its session, after it was away for too long.
+        Its requests are aborted now or, if it may return to its session, once it was away for too long.
         """
         self._snapshots.remove_client(client)
         self._receiver.pauses.end(client)
@@ -148,7 +148,7 @@ class Dispatcher:
         self._receiver.wants_ticks = self._wants_ticks
 
     def tick(self) -> None:
-        """Expire pauses and the sessions of clients that are away."""
+        """Expire pauses, and the sessions of clients that are away."""
         self._engine.pauses.report_suspensions()
         pauses = self._receiver.pauses
         pauses.expire()
@@ -160,14 +160,14 @@ class Dispatcher:
             self._abort_requests_of(client)
         self._receiver.wants_ticks = self._wants_ticks
 
-    def _move(self, before: bytes, client: bytes) -> None:
-        """Move everything of a connection to the client's new one, with queue positions and what counts against
+    def _move(self, previous: bytes, client: bytes) -> None:
+        """Move everything of a previous connection to the client's new one, including queue positions and usage of the
         limits.
         """
-        self._snapshots.remove_client(before)
-        self._receiver.move(before, client)
-        self._pending.move(before, client)
-        self._open_requests.move(before, client)
+        self._snapshots.remove_client(previous)
+        self._receiver.move(previous, client)
+        self._pending.move(previous, client)
+        self._open_requests.move(previous, client)
 
     def _abort_requests_of(self, client: bytes) -> None:
         for request_id in (*self._pending.ids_of(client), *self._open_requests.ids_of(client)):
@@ -176,18 +176,18 @@ class Dispatcher:
     # Shutdown.
 
     def end_all(self, reason: FinishReason, error: str = "") -> None:
-        """Send the last message of every open request and refuse all that waits, without the engine."""
-        for client, last in self._open_requests.end_all(reason, error):
-            self._send_or_retain(client, last)
+        """Send the last message of every open request and refuse everything that waits, without using the engine."""
+        for client, message in self._open_requests.end_all(reason, error):
+            self._send_or_retain(client, message)
         why = f"the engine has ended: {error or 'it was stopped'}"
         for prepared in self._pending.close():
             self._send_or_retain(prepared.client, Refused(request_id=prepared.submit.request_id, reason=why))
         self._snapshots.refuse_all(why)
 
     def abort_all(self) -> bool:
-        """Abort every open request, with the engine's own last messages if it still runs.
+        """Abort every open request. Its last message comes from the engine if that still runs.
 
-        Returns whether any was open.
+        Returns whether any request was open.
         """
         open_ids = self._open_requests.ids()
         for request_id in open_ids:
@@ -199,9 +199,9 @@ class Dispatcher:
 
     # Commands.
 
-    def _attempt(self, client: bytes, command: Command, do: Callable[[], Reply | None]) -> None:
+    def _attempt(self, client: bytes, command: Command, execute: Callable[[], Reply | None]) -> None:
         try:
-            reply = do()
+            reply = execute()
         except BadInput as error:
             self.needs_step = True  # the engine recorded the refusal
             reply = refuse(command, str(error))
@@ -213,8 +213,8 @@ class Dispatcher:
         if reply is not None:
             self._send_or_retain(client, reply)
 
-    def _do(self, client: bytes, command: Command) -> Reply | None:
-        """Return the reply; None if it follows later or was sent."""
+    def _execute(self, client: bytes, command: Command) -> Reply | None:
+        """Return the reply; None if it was sent already or follows later."""
         if isinstance(command, Submit):
             return self._prepare(client, command)
         if isinstance(command, Abort):
@@ -229,7 +229,7 @@ class Dispatcher:
         if isinstance(command, Control):
             return self._control(client, command)
         if isinstance(command, Intervention):
-            reply = self._interventions.do(client, command)
+            reply = self._interventions.execute(client, command)
             self._receiver.wants_ticks = self._wants_ticks
             return reply
         return refuse(command, f"{type(command).__name__} is not available here")
@@ -241,7 +241,7 @@ class Dispatcher:
         return answer
 
     def _prepare(self, client: bytes, submit: Submit) -> Reply | None:
-        """Start tokenizing the prompt; `_submit_prepared` continues once that is done."""
+        """Start tokenizing the prompt. `_submit_prepared` continues when that is done."""
         if submit.request_id in self._open_requests or submit.request_id in self._pending:
             reason = f"request id {submit.request_id!r} is in use: ids are unique while a request lives"
             return Refused(request_id=submit.request_id, reason=reason)
@@ -260,21 +260,21 @@ class Dispatcher:
         on_behalf_of = submit.client or client.hex()  # the client for fair scheduling
         accepted = self._engine.submit(msgspec.structs.replace(submit, client=on_behalf_of), prepared.token_ids.result)
         self._open_requests.register(client, submit, accepted)
-        if self._receiver.pauses.any:
+        if self._receiver.pauses.is_paused:
             self._snapshots.is_stale = True  # no step will publish the request
         return accepted
 
     def _abort_for(self, client: bytes, command: Abort) -> Reply:
-        name = command.request_id
-        if name in self._open_requests or name in self._pending:
-            is_own = self._open_requests.belongs_to(name, client) or self._pending.belongs_to(name, client)
+        request_id = command.request_id
+        if request_id in self._open_requests or request_id in self._pending:
+            is_own = self._open_requests.belongs_to(request_id, client) or self._pending.belongs_to(request_id, client)
             if not (command.anyones or is_own):
-                return refuse(command, f"request {name!r:.140} belongs to another client")
-            self._abort(name)
+                return refuse(command, f"request {request_id!r:.140} belongs to another client")
+            self._abort(request_id)
         else:
-            for submit in self._receiver.withdraw(client, name):
+            for submit in self._receiver.remove_submits(client, request_id):
                 self._abort_prepared(Prepared(client, submit))
-        return Done(request_id=name)
+        return Done(request_id=request_id)
 
     def _abort(self, request_id: str) -> None:
         if request_id in self._pending:
@@ -282,19 +282,19 @@ class Dispatcher:
             return
         self._engine.abort(request_id)
         self.needs_step = True
-        if self._receiver.pauses.any:
+        if self._receiver.pauses.is_paused:
             self._engine.snapshot(0)  # publishes what changed without a step
-            for client, last in self._open_requests.end_one(request_id, "abort"):
-                self._send_or_retain(client, last)
+            for client, message in self._open_requests.end_one(request_id, "abort"):
+                self._send_or_retain(client, message)
 
     def _abort_prepared(self, prepared: Prepared) -> None:
-        """Abort a request before its prompt was tokenized: reply to its client and list it in telemetry."""
+        """Abort a request whose prompt is not tokenized yet: reply to its client and list it in telemetry."""
         self._engine.record_aborted(prepared.submit)
         self.needs_step = True
-        if self._receiver.pauses.any:
+        if self._receiver.pauses.is_paused:
             self._engine.snapshot(0)  # publishes what changed without a step
-        for last in prepared.abort_messages():
-            self._send_or_retain(prepared.client, last)
+        for message in prepared.abort_messages():
+            self._send_or_retain(prepared.client, message)
 
     def _control(self, client: bytes, command: Control) -> Reply | None:
         if command.action == "step":
@@ -317,8 +317,8 @@ class Dispatcher:
         return Done(tag=command.tag)
 
     def _report_resumed(self, why: str) -> None:
-        """Report that the engine is resumed, if no pause is left."""
-        if not self._receiver.pauses.any:
+        """Report to the engine that it is resumed, unless another client still pauses it."""
+        if not self._receiver.pauses.is_paused:
             self._engine.pauses.resume(why)
 
     def _publish_facts(self, facts: HeartbeatFacts) -> None:
@@ -326,21 +326,21 @@ class Dispatcher:
 
     def _send_or_retain(self, client: bytes, reply: Reply) -> None:
         """Send a reply to the client, or retain it while the client is away."""
-        is_there = True
+        is_connected = True
         if isinstance(reply, Accepted | Refused | Tokens | Finished):
-            is_there = self._sessions.retain(client, reply)
-        if is_there:
+            is_connected = self._sessions.retain(client, reply)
+        if is_connected:
             self._reply(client, reply)
 
     @property
     def _wants_ticks(self) -> bool:
-        return self._receiver.pauses.any or bool(self._interventions.clients) or self._sessions.any_away
+        return self._receiver.pauses.is_paused or bool(self._interventions.clients) or self._sessions.any_away
 
 
 class PendingSubmits:
     """Submissions whose prompts are being tokenized, by request id. Their clients may abort them.
 
-    All methods are called on the engine's thread; `on_prepared(client, prepared)` is called on another one.
+    All methods are called on the engine's thread. `on_prepared(client, prepared)` is called on another thread.
     """
 
     def __init__(
@@ -357,7 +357,7 @@ class PendingSubmits:
         return request_id in self._pending
 
     def start(self, client: bytes, submit: Submit) -> str:
-        """Start tokenizing. Returns the reason if a limit is exceeded."""
+        """Start tokenizing. Returns the reason if a limit would be exceeded, else ""."""
         prepared = Prepared(client, submit)
         reason = self._preparation.enqueue(prepared)
         if not reason:
@@ -376,13 +376,14 @@ class PendingSubmits:
         return prepared is not None and prepared.client == client
 
     def ids_of(self, client: bytes) -> list[str]:
-        """Return the ids of the client's pending submissions."""
         return [request_id for request_id, prepared in self._pending.items() if prepared.client == client]
 
-    def move(self, before: bytes, client: bytes) -> None:
-        """Move a client's submissions to its new connection, including those that are tokenized but not taken."""
-        self._preparation.move(before, client)
-        for request_id in self.ids_of(before):
+    def move(self, previous: bytes, client: bytes) -> None:
+        """Move a client's submissions to its new connection, including those that are tokenized but not submitted
+        yet.
+        """
+        self._preparation.move(previous, client)
+        for request_id in self.ids_of(previous):
             self._pending[request_id].client = client
 
     def cancel(self, request_id: str) -> Prepared:
@@ -391,7 +392,7 @@ class PendingSubmits:
         return prepared
 
     def close(self) -> list[Prepared]:
-        """Stop. Returns the pending submissions, oldest first."""
+        """Stop the threads. Returns the pending submissions, oldest first."""
         self._preparation.close()
         pending, self._pending = list(self._pending.values()), {}
         return pending

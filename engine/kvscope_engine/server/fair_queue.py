@@ -1,7 +1,6 @@
-"""Fair queue of work: clients are served round-robin, a client's batches round-robin within it, and each batch in
-order.
+"""Fair queue of work items, with clients and their batches as levels.
 
-Not thread-safe: the owner locks it or uses it on one thread. Knows nothing about the work.
+Not thread-safe: the owner locks the queue or uses it on one thread. Independent of what the work is.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ _Work = TypeVar("_Work")
 
 
 class FairQueue(Generic[_Work]):
-    """Fair queue: clients are served round-robin, and each client's batches round-robin within it."""
+    """Clients are served round-robin, each client's batches round-robin within its turns, and each batch in order."""
 
     def __init__(self) -> None:
         self._clients: OrderedDict[str, OrderedDict[str, deque[_Work]]] = OrderedDict()
@@ -24,7 +23,7 @@ class FairQueue(Generic[_Work]):
         return self._count
 
     def __iter__(self) -> Iterator[_Work]:
-        """Iterate over all queued work by client and batch, each batch in order."""
+        """Iterate over all work, grouped by client and batch. Each batch is in order."""
         for batches in self._clients.values():
             for waiting in batches.values():
                 yield from waiting
@@ -37,16 +36,16 @@ class FairQueue(Generic[_Work]):
         self._clients.setdefault(client, OrderedDict()).setdefault(batch, deque()).append(work)
         self._count += 1
 
-    def extend(self, later: FairQueue[_Work]) -> None:
-        for client, batches in later._clients.items():
+    def extend(self, other: FairQueue[_Work]) -> None:
+        for client, batches in other._clients.items():
             for batch, waiting in batches.items():
                 for work in waiting:
                     self.append(client, batch, work)
 
     def pop(self, is_ready: Callable[[str, _Work], bool] = lambda client, work: True) -> tuple[str, _Work] | None:
-        """Pop the next work that `is_ready` accepts, with its client; None if there is none.
+        """Pop the next work item that `is_ready` accepts, with its client; None if there is none.
 
-        Clients and batches whose first work is not accepted are skipped and keep their turn.
+        Clients and batches whose first item is not accepted are skipped and keep their turn.
         """
         for client, batches in self._clients.items():
             for batch, waiting in batches.items():
@@ -55,7 +54,7 @@ class FairQueue(Generic[_Work]):
         return None
 
     def remove_if(self, is_wanted: Callable[[_Work], bool]) -> list[_Work]:
-        """Remove and return all work that matches. The rest keeps its position."""
+        """Remove and return all matching work. The rest keeps its position."""
         matching = [work for work in self if is_wanted(work)]
         if matching:
             removed_ids = set(map(id, matching))

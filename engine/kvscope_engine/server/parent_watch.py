@@ -1,7 +1,7 @@
-"""Ends this process when its parent dies, so that a desktop killed with SIGKILL leaves no engine running.
+"""Ends this process when its parent ends, so that a desktop killed with SIGKILL leaves no engine running.
 
-A pidfd reports the parent's end immediately. PR_SET_PDEATHSIG is not used: it fires when the *thread* that started this
-process ends, and a desktop may start its engine from a short-lived thread.
+A pidfd reports the parent's end immediately. PR_SET_PDEATHSIG is not used, because it fires when the *thread* that
+started this process ends, and a desktop may start its engine from a short-lived thread.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import threading
 import time
 from typing import Final
 
-GRACE_S: Final = 5.0
+STOP_TIMEOUT_S: Final = 5.0
 """Seconds that an orderly stop may take before the process exits without one."""
 POLL_S: Final = 0.5
 
 
 def watch_parent(expected_pid: int | None = None) -> None:
-    """Send this process SIGTERM when its parent ends; exit without cleanup if it still runs after `GRACE_S`.
+    """Send this process SIGTERM when its parent ends, and exit without cleanup if it still runs after `STOP_TIMEOUT_S`.
 
     `expected_pid` is the parent's pid as given by the parent. Without it, a parent that died before this call cannot be
     distinguished from the process that adopted this one.
@@ -45,7 +45,7 @@ def _watch_parent(parent: int) -> None:
 
 
 def _terminate() -> None:
-    last_resort = threading.Timer(GRACE_S, os._exit, args=(1,))
+    last_resort = threading.Timer(STOP_TIMEOUT_S, os._exit, args=(1,))
     last_resort.daemon = True
     last_resort.start()
     os.kill(os.getpid(), signal.SIGTERM)

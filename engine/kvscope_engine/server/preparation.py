@@ -1,10 +1,9 @@
-"""Tokenizes prompts on threads of its own, so that a chat template or a long text never delays a step.
+"""Tokenizes prompts on separate threads, so that a chat template or a long text never delays a step.
 
-Owns six threads and the queue of submissions. Submissions of one client (or of one on whose behalf a client asks) are
-prepared in order, one at a time, and clients are served round-robin. One thread takes only small prompts, which
-therefore never wait behind a very long one. Submissions whose grammar is not compiled yet wait in a separate line per
-grammar, with four threads for all of these: a client uses at most two of them, and the client that was served least
-recently is next.
+Owns six threads and the queues of submissions. Submissions of one client (or of one for whom a client acts) are
+prepared in order, one at a time, and clients are served round-robin. One thread serves only small prompts, which
+therefore never wait behind a very long one. Submissions whose grammar is not compiled yet wait in a queue per grammar,
+served by four threads: a client uses at most two of them, and the client that was served least recently is next.
 
 Tokenizers of Hugging Face release the interpreter's lock, templates do not: after a long one, its thread sleeps.
 """
@@ -23,26 +22,26 @@ from kvscope_telemetry.messages.command_size import command_bytes
 from kvscope_telemetry.messages.commands import Finished, RequestTiming, Submit, Usage
 from kvscope_telemetry.messages.structured import Structured
 
-_Line: TypeAlias = tuple[bytes, str, Structured | None]
-"""A client, on whose behalf it asks, and the grammar of the answers."""
+_QueueKey: TypeAlias = tuple[bytes, str, Structured | None]
+"""A client, for whom it acts ("" for itself), and the grammar of the answers (None without one)."""
 TokenIdsOf: TypeAlias = Callable[[Submit, Callable[[], bool]], list[int]]
-"""Function of a submission and a predicate that returns whether its result is still wanted."""
+"""Function that tokenizes a submission. Its second argument returns whether the result is still wanted."""
 _Client: TypeAlias = tuple[bytes, str]
-_Kind: TypeAlias = Literal["any", "small", "formed"]
-"""Kind of submissions that a thread takes."""
-_THREADS: Final[tuple[_Kind, ...]] = ("any", "small", "formed", "formed", "formed", "formed")
-MAX_COMPILING_EACH: Final = 2
-"""Maximum number of grammars compiled concurrently for one client, which leaves threads for others."""
+_Kind: TypeAlias = Literal["any", "small", "grammar"]
+"""Kind of submissions that a thread serves; "grammar": those whose grammar must be compiled."""
+_THREADS: Final[tuple[_Kind, ...]] = ("any", "small", "grammar", "grammar", "grammar", "grammar")
+MAX_COMPILING_PER_CLIENT: Final = 2
+"""Maximum number of grammars compiled concurrently for one client, which leaves threads for other clients."""
 SMALL_BYTES: Final = 64 << 10
-MAX_REMEMBERED: Final = 4096
+MAX_REMEMBERED_CLIENTS: Final = 4096
 """Maximum number of clients whose last turn is remembered."""
-LONG_S: Final = 0.01
-"""Seconds of work from which a thread sleeps afterwards for as long as it worked, up to `MAX_REST_S`."""
-MAX_REST_S: Final = 1.0
+LONG_WORK_S: Final = 0.01
+"""After work of more than this many seconds, the thread sleeps for as long as the work took, up to `MAX_SLEEP_S`."""
+MAX_SLEEP_S: Final = 1.0
 
 
 class Prepared:
-    """A submission with the future token ids of its prompt, or the error."""
+    """A submission with a future for the token ids of its prompt, or the error."""
 
     def __init__(self, client: bytes, submit: Submit) -> None:
         self.client = client
@@ -51,7 +50,7 @@ class Prepared:
         self.token_ids: Future[list[int]] = Future()
         self._arrival_s = time.monotonic()
         self.is_wanted = True
-        """False once it is cancelled."""
+        """False once the submission is cancelled."""
 
     @property
     def is_small(self) -> bool:
@@ -59,22 +58,21 @@ class Prepared:
         return self.num_bytes <= SMALL_BYTES
 
     @property
-    def line(self) -> _Line:
-        """Key of the queue in which it waits."""
-        return *self.holder, self.submit.sampling.structured
+    def queue_key(self) -> _QueueKey:
+        return *self.limit_key, self.submit.sampling.structured
 
     @property
-    def holder(self) -> tuple[bytes, str]:
-        """Key against whose limits it counts: the client, and on whose behalf it asks."""
+    def limit_key(self) -> tuple[bytes, str]:
+        """Key whose limits the submission counts against: the client, and for whom it acts."""
         return self.client, self.submit.client
 
     @property
     def num_tokens(self) -> int:
-        """Number of prompt tokens, once it is done; 0 on errors."""
+        """Number of prompt tokens once tokenized; 0 if that failed."""
         return 0 if self.token_ids.exception() else len(self.token_ids.result())
 
     def abort_messages(self) -> list[Finished]:
-        """Return the last messages of its completions for an abort before the engine received it."""
+        """Return the last message of each completion, for an abort before the engine received the request."""
         request_id, count = self.submit.request_id, self.submit.sampling.n
         total_s = time.monotonic() - self._arrival_s
         return [
@@ -92,7 +90,7 @@ class Prepared:
 class Preparation:
     """Threads that tokenize submissions.
 
-    `token_ids_of`, `has_grammar` and `on_done` (once per finished submission) are called on these threads.
+    `token_ids_of`, `has_grammar` and `on_done` (called once per finished submission) run on these threads.
     """
 
     def __init__(
@@ -106,11 +104,11 @@ class Preparation:
         self._has_grammar = has_grammar
         self._on_done = on_done
         self._allowance = Allowance("prompts are being prepared", limits.client_prompts, limits.all_prompts)
-        self._waiting: OrderedDict[_Line, deque[Prepared]] = OrderedDict()
+        self._waiting: OrderedDict[_QueueKey, deque[Prepared]] = OrderedDict()
         self._busy: set[Prepared] = set()
         self._compiling: dict[Prepared, _Client] = {}
-        """Busy submissions whose grammars are being compiled, with their clients."""
-        self._compiled: OrderedDict[_Client, None] = OrderedDict()
+        """Submissions in progress whose grammars are being compiled, with their clients."""
+        self._recent_compilers: OrderedDict[_Client, None] = OrderedDict()
         """Clients whose grammars were compiled, least recent first."""
         self._changed = threading.Condition()
         self._closing = threading.Event()
@@ -121,43 +119,43 @@ class Preparation:
             thread.start()
 
     def enqueue(self, prepared: Prepared) -> str:
-        """Queue a submission. Returns the reason if a limit is exceeded."""
+        """Queue a submission. Returns the reason if a limit would be exceeded, else ""."""
         with self._changed:
-            reason = self._allowance.acquire(prepared.holder, prepared.num_bytes)
+            reason = self._allowance.acquire(prepared.limit_key, prepared.num_bytes)
             if not reason:
-                self._waiting.setdefault(prepared.line, deque()).append(prepared)
+                self._waiting.setdefault(prepared.queue_key, deque()).append(prepared)
                 self._changed.notify_all()
             return reason
 
     def cancel(self, prepared: Prepared) -> None:
-        """Cancel a submission: remove it from the queue, or abandon it if it is in progress."""
+        """Remove a submission from the queue, or abandon it if it is in progress."""
         prepared.is_wanted = False
         prepared.token_ids.cancel()
         with self._changed:
-            waiting = self._waiting.get(prepared.line, deque())
+            waiting = self._waiting.get(prepared.queue_key, deque())
             if prepared not in waiting:
                 return
             waiting.remove(prepared)
-            self._allowance.release(prepared.holder, prepared.num_bytes)
+            self._allowance.release(prepared.limit_key, prepared.num_bytes)
             if not waiting:
-                del self._waiting[prepared.line]
+                del self._waiting[prepared.queue_key]
 
-    def move(self, before: bytes, client: bytes) -> None:
-        """Move the submissions of `before`, queued or in progress, to `client`, ahead of its queued ones."""
+    def move(self, previous: bytes, client: bytes) -> None:
+        """Move the submissions of `previous`, queued or in progress, to `client`, ahead of its queued ones."""
         with self._changed:
-            asked_for = {prepared.submit.client for prepared in self._busy if prepared.client == before}
-            for line in [line for line in self._waiting if line[0] == before]:
-                asked_for.add(line[1])
-                waiting = self._waiting.pop(line)
+            origins = {prepared.submit.client for prepared in self._busy if prepared.client == previous}
+            for queue_key in [queue_key for queue_key in self._waiting if queue_key[0] == previous]:
+                origins.add(queue_key[1])
+                waiting = self._waiting.pop(queue_key)
                 for prepared in waiting:
                     prepared.client = client
-                after = (client, *line[1:])
-                self._waiting[after] = waiting + self._waiting.pop(after, deque())
+                new_key = (client, *queue_key[1:])
+                self._waiting[new_key] = waiting + self._waiting.pop(new_key, deque())
             for prepared in self._busy:
-                if prepared.client == before:
+                if prepared.client == previous:
                     prepared.client = client
-            for on_behalf_of in asked_for:
-                self._allowance.move((before, on_behalf_of), (client, on_behalf_of))
+            for on_behalf_of in origins:
+                self._allowance.move((previous, on_behalf_of), (client, on_behalf_of))
 
     def close(self) -> None:
         """End the threads. A thread in the middle of a long text is abandoned."""
@@ -171,51 +169,57 @@ class Preparation:
             started = time.monotonic()
             self._prepare(prepared)
             worked_s = time.monotonic() - started
-            if worked_s > LONG_S and kind != "formed":  # grammars are compiled in other processes
-                self._closing.wait(min(worked_s, MAX_REST_S))
+            if worked_s > LONG_WORK_S and kind != "grammar":  # grammars are compiled in other processes
+                self._closing.wait(min(worked_s, MAX_SLEEP_S))
 
     def _next(self, kind: _Kind) -> Prepared | None:
-        """Wait for and start the first submission of the next line that a thread of `kind` serves; None at the end."""
+        """Wait for the first submission of the next queue that a thread of `kind` serves, and start it; None after
+        `close`.
+        """
         with self._changed:
             while not self._closing.is_set():
-                busy = {prepared.line for prepared in self._busy}
-                free = [(line, waiting[0]) for line, waiting in self._waiting.items() if line not in busy]
-                line = self._next_new_form(free) if kind == "formed" else self._next_known(free, kind)
-                if line is not None:
-                    return self._start(line, compiles=kind == "formed")
+                busy = {prepared.queue_key for prepared in self._busy}
+                available = [
+                    (queue_key, waiting[0]) for queue_key, waiting in self._waiting.items() if queue_key not in busy
+                ]
+                queue_key = (
+                    self._next_to_compile(available) if kind == "grammar" else self._next_compiled(available, kind)
+                )
+                if queue_key is not None:
+                    return self._start(queue_key, compiles=kind == "grammar")
                 self._changed.wait()
             return None
 
-    def _next_known(self, free: list[tuple[_Line, Prepared]], kind: _Kind) -> _Line | None:
-        for line, prepared in free:
+    def _next_compiled(self, available: list[tuple[_QueueKey, Prepared]], kind: _Kind) -> _QueueKey | None:
+        for queue_key, prepared in available:
             if (kind == "any" or prepared.is_small) and self._has_grammar(prepared.submit):
-                return line
+                return queue_key
         return None
 
-    def _next_new_form(self, free: list[tuple[_Line, Prepared]]) -> _Line | None:
+    def _next_to_compile(self, available: list[tuple[_QueueKey, Prepared]]) -> _QueueKey | None:
         num_compiling = Counter(self._compiling.values())
-        turns = {client: turn for turn, client in enumerate(self._compiled)}
-        lines = [
-            line
-            for line, prepared in free
-            if num_compiling[line[:2]] < MAX_COMPILING_EACH and not self._has_grammar(prepared.submit)
+        turns = {client: turn for turn, client in enumerate(self._recent_compilers)}
+        keys = [
+            queue_key
+            for queue_key, prepared in available
+            if num_compiling[queue_key[:2]] < MAX_COMPILING_PER_CLIENT and not self._has_grammar(prepared.submit)
         ]
-        return min(lines, key=lambda line: turns.get(line[:2], -1), default=None)
+        return min(keys, key=lambda queue_key: turns.get(queue_key[:2], -1), default=None)
 
-    def _start(self, line: _Line, *, compiles: bool) -> Prepared:
-        waiting = self._waiting[line]
+    def _start(self, queue_key: _QueueKey, *, compiles: bool) -> Prepared:
+        waiting = self._waiting[queue_key]
         prepared = waiting.popleft()
         self._busy.add(prepared)
         if compiles:
-            self._compiling[prepared] = line[:2]
-            self._compiled[line[:2]] = None
-            self._compiled.move_to_end(line[:2])
-            if len(self._compiled) > MAX_REMEMBERED:
-                self._compiled.popitem(last=False)
+            self._compiling[prepared] = queue_key[:2]
+            self._recent_compilers[queue_key[:2]] = None
+            self._recent_compilers.move_to_end(queue_key[:2])
+            if len(self._recent_compilers) > MAX_REMEMBERED_CLIENTS:
+                self._recent_compilers.popitem(last=False)
         if waiting:
-            self._waiting.move_to_end(line)
+            self._waiting.move_to_end(queue_key)
         else:
-            del self._waiting[line]
+            del self._waiting[queue_key]
         return prepared
 
     def _prepare(self, prepared: Prepared) -> None:
@@ -230,7 +234,7 @@ class Preparation:
             if not self._closing.is_set():
                 self._on_done(prepared)
         with self._changed:
-            self._allowance.release(prepared.holder, prepared.num_bytes)
+            self._allowance.release(prepared.limit_key, prepared.num_bytes)
             self._busy.discard(prepared)
             self._compiling.pop(prepared, None)
             self._changed.notify_all()

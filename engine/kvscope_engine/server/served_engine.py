@@ -23,7 +23,7 @@ Publish: TypeAlias = Callable[[TelemetryMessage], None]
 
 
 class ServedInterventions(Protocol):
-    """Interventions between two steps.
+    """Interventions between two steps (`kvscope_engine.interventions`).
 
     Methods return what was done, in one line, and raise BadInput with the reason if nothing was.
     """
@@ -37,14 +37,14 @@ class ServedInterventions(Protocol):
 
     @property
     def takes_adapters(self) -> bool:
-        """Whether adapters can be loaded and unloaded while it serves."""
+        """Whether adapters can be loaded and unloaded at runtime."""
 
     @property
     def pinned(self) -> list[int]:
         """Ids of the pinned blocks, ascending."""
 
     def preempt(self, number: int, how: str, by: str) -> str:
-        """Preempt a running request by "swap" or "recompute", or "" to let the engine choose."""
+        """Preempt a running request. `how`: "swap", "recompute", or "" to let the engine choose."""
 
     def pin(self, blocks: Sequence[int], by: str, *, with_prefix: bool) -> list[int]:
         """Protect cached blocks from eviction. Returns the protected blocks, including those pinned already."""
@@ -60,7 +60,7 @@ class ServedInterventions(Protocol):
     def load_adapter(self, name: str, path: str, by: str) -> str: ...
 
     def unload_adapter(self, name: str, by: str) -> str:
-        """Unload a LoRA adapter. Unfinished requests that use it continue."""
+        """Unload a LoRA adapter. Unfinished requests that use the adapter continue."""
 
 
 class ServedPauses(Protocol):
@@ -71,25 +71,21 @@ class ServedPauses(Protocol):
     def resume(self, why: str) -> None: ...
 
     def single_step(self, by: str) -> AbstractContextManager[None]:
-        """Count time as running time inside the context, in which a step requested by `by` runs although the engine
-        is paused.
-        """
+        """Context in which a paused engine runs a step requested by `by`. Its time counts as running time."""
 
     def beat(self) -> bool:
-        """Record that the process is alive, every half second, on any thread.
-
-        Returns whether suspensions are pending.
+        """Record a heartbeat of the process. Called every half second, on any thread. Returns whether suspensions are
+        pending.
         """
 
-    def report_suspensions(self) -> None:
-        """Publish pending suspensions of the process."""
+    def report_suspensions(self) -> None: ...
 
 
 class ServedEngine(Protocol):
     """A loaded engine.
 
     All methods are called on one thread, except `prompt_token_ids`, `has_grammar`, `memory` and the attributes, which
-    are used on any.
+    are used on any thread.
     """
 
     @property
@@ -103,7 +99,7 @@ class ServedEngine(Protocol):
 
     @property
     def failure(self) -> str:
-        """Reason, in one line, why the engine cannot continue; empty if it can."""
+        """Reason why the engine cannot continue, in one line; empty if it can."""
 
     @property
     def has_unfinished(self) -> bool:
@@ -113,8 +109,7 @@ class ServedEngine(Protocol):
     def num_unfinished(self) -> int: ...
 
     @property
-    def step_count(self) -> int:
-        """Number of completed steps."""
+    def step_count(self) -> int: ...
 
     @property
     def step_started_ns(self) -> int:
@@ -125,15 +120,17 @@ class ServedEngine(Protocol):
         """Number of the last published frame."""
 
     def prompt_token_ids(self, submit: Submit, is_wanted: Callable[[], bool]) -> list[int]:
-        """Return the prompt's token ids. May be slow; may end early once `is_wanted` returns False. Raises BadInput."""
+        """Return the prompt's token ids. May be slow, and may end early once `is_wanted` returns False. Raises
+        BadInput.
+        """
 
     def has_grammar(self, submit: Submit) -> bool:
-        """Whether the grammar of the answers is compiled, or none is needed."""
+        """Whether the grammar of the answers is already compiled, or none is needed."""
 
     def submit(self, submit: Submit, token_ids: Callable[[], list[int]] | None = None) -> Accepted:
         """Queue a request. Raises BadInput, and queues nothing, if it is not accepted.
 
-        `token_ids` returns what `prompt_token_ids` returned before, or raises what it raised.
+        `token_ids` returns the earlier result of `prompt_token_ids`, or raises its error.
         """
 
     def abort(self, request_id: str) -> None:
@@ -143,25 +140,24 @@ class ServedEngine(Protocol):
         """List a request in telemetry that was aborted before its prompt was tokenized."""
 
     def step(self, *, ahead: bool = True) -> list[Tokens | Finished]:
-        """Run one step and return its outputs; empty if there is nothing to run.
+        """Run one step and return its outputs; empty if nothing can run.
 
-        With `ahead` False, no further step is launched before this one is complete.
+        If `ahead` is False, no further step is launched before this one is complete.
         """
 
     def while_idle(self) -> bool:
-        """Do deferred maintenance; called when no request is unfinished.
-
-        Returns whether to call it again after a while.
+        """Do deferred maintenance. Called only while no request is unfinished. Returns whether to call it again after a
+        while.
         """
 
     def finish_in_flight(self) -> list[Tokens | Finished]:
-        """Complete the step in flight and return its outputs."""
+        """Wait for the step in flight, if there is one, and return its outputs."""
 
     def snapshot(self, tag: int) -> Snapshot:
         """Return the whole state as of the last frame."""
 
     def drain_ended(self) -> list[RecordedText]:
-        """Return the requests that ended since the last call, with all tokens; none on the first call."""
+        """Return the requests that ended since the last call, with all tokens. The first call returns none."""
 
     def block_text(self, blocks: Sequence[int]) -> tuple[BlockContent, ...]:
         """Return the contents of the blocks. Ids outside the pool are returned as empty blocks."""
@@ -179,4 +175,4 @@ class ServedEngine(Protocol):
 
 MessagesDropped: TypeAlias = Callable[[], int]
 BuildEngine: TypeAlias = Callable[[OnProgress, Publish, MessagesDropped], ServedEngine]
-"""Loads a model and publishes its hello. Called once the sockets are bound, and imports torch only then."""
+"""Loads a model and publishes its hello. Called once the sockets are bound; imports torch only then."""

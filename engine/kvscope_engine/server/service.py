@@ -1,8 +1,7 @@
 """The engine's process: binds the sockets, loads the model, then serves commands, steps and token streams until the
 end.
 
-Owns the order of the process's life and the engine thread, which is the thread that calls `run`. Knows neither how a
-step works nor what is sent over a socket.
+Owns the phases of the process, and the engine thread, which is the thread that calls `run`.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ from kvscope_telemetry.transport.server_sockets import ServerSockets
 if TYPE_CHECKING:
     from kvscope_telemetry.recordings.engine_recorder import EngineRecorder
 
-TASKS_S: Final = (0.000_5, 0.004)
-"""Bounds in seconds of the time for commands between two steps, which is half of the last step's time.
+TASK_TIME_BOUNDS_S: Final = (0.000_5, 0.004)
+"""Minimum and maximum seconds for commands between two steps, which otherwise get half of the last step's time.
 
 This limits a flood of commands, however costly each is, to about a third of the engine's time.
 """
 FAILED_GRACE_S: Final = 1.0
-"""Seconds for which a failed engine still answers `GetStatus` with the reason, if any client ever sent a command."""
+"""Seconds for which a failed engine still answers `GetStatus` with the reason, if any client had sent a command."""
 CLOSE_DELAY_S: Final = 0.2
-"""Seconds for which connections stay open after the last messages: closing one may discard what was not read yet."""
+"""Seconds for which connections stay open after the last messages, because closing one may discard unread messages."""
 
 
 class Interrupted(BaseException):
-    """Raised on the engine's thread by a signal while a model loads.
+    """Raised by a signal on the engine's thread while a model loads.
 
     Not an Exception, so that no handler swallows it.
     """
@@ -51,7 +50,7 @@ class EngineService:
 
     Args:
         keyless: Role of clients without a key.
-        on_progress: Called with the progress of loading, as clients are.
+        on_progress: Called with the progress of loading.
         interrupt: Called when a client requests a shutdown while the model loads.
         recorder: Records all published messages.
         sample_s: Seconds between two samples of the devices.
@@ -91,7 +90,9 @@ class EngineService:
         )
         self.receiver.serve(self.sockets)
         self.is_loading = True
-        """Whether only an `Interrupted` on the engine's thread can stop the process immediately."""
+        """Whether the model is loading, so that only an `Interrupted` on the engine's thread can stop the process
+        immediately.
+        """
 
     @property
     def telemetry_endpoint(self) -> str:
@@ -101,14 +102,13 @@ class EngineService:
     def stop(self) -> None:
         """Request an orderly end, from any thread or a signal handler.
 
-        While a model loads, it takes effect after loading.
-
-        Queued commands are refused. The last messages are sent after the step or command in progress.
+        While a model loads, the request takes effect after loading. Queued commands are refused; the last messages are
+        sent after the step or command in progress.
         """
         self.receiver.tasks.stop()
 
     def run(self) -> None:
-        """Load, serve and end. Returns after an orderly stop; raises the error that ended the engine."""
+        """Load, serve and shut down. Returns after an orderly stop; raises the error that ended the engine."""
         reason = ""
         try:
             dispatcher = self._load()
@@ -145,11 +145,11 @@ class EngineService:
             step_s = 0.0
             while self._serve_tasks(dispatcher, step_s):
                 if dispatcher.has_work:
-                    started = time.monotonic()
+                    started_s = time.monotonic()
                     self.receiver.busy_since_ns = time.monotonic_ns()
                     dispatcher.step()
                     self.receiver.busy_since_ns = 0
-                    step_s = time.monotonic() - started
+                    step_s = time.monotonic() - started_s
             if engine.failure:
                 raise EngineDead(engine.failure)
             was_any_open = dispatcher.abort_all()
@@ -165,14 +165,14 @@ class EngineService:
             sampling.close()
 
     def _serve_tasks(self, dispatcher: Dispatcher, step_s: float) -> bool:
-        """Serve queued tasks; sleeps while there is no step to run. Returns False when it is time to end."""
-        deadline = time.monotonic() + min(max(step_s / 2, TASKS_S[0]), TASKS_S[1])
+        """Serve queued tasks, and sleep while no step can run. Returns False when it is time to end."""
+        deadline_s = time.monotonic() + min(max(step_s / 2, TASK_TIME_BOUNDS_S[0]), TASK_TIME_BOUNDS_S[1])
         self._record_state()
         while not self.receiver.tasks.is_stopped:
-            idle = not dispatcher.has_work
-            if idle:
+            is_idle = not dispatcher.has_work
+            if is_idle:
                 dispatcher.while_idle()
-            task = self.receiver.tasks.next(wait=idle)
+            task = self.receiver.tasks.next(wait=is_idle)
             if task is None:
                 break
             self.receiver.busy_since_ns = time.monotonic_ns()
@@ -180,7 +180,7 @@ class EngineService:
             self.receiver.busy_since_ns = 0
             if dispatcher.stopping:
                 return False
-            if not idle and time.monotonic() >= deadline:
+            if not is_idle and time.monotonic() >= deadline_s:
                 break
         return not self.receiver.tasks.is_stopped
 
@@ -202,7 +202,7 @@ class EngineService:
         engine, self._engine = self._engine, None
         self._fail(reason or "it was stopped")
         self.sockets.publish(Goodbye(epoch=engine.hello.epoch if engine is not None else 0, reason=reason))
-        if reason and self.receiver.was_asked:
+        if reason and self.receiver.has_received_commands:
             time.sleep(FAILED_GRACE_S)
         self.sockets.close()
         if engine is not None:

@@ -1,6 +1,5 @@
-"""Limits on what one client, and all clients together, may occupy in one engine, and the counts against these limits.
-
-Commands beyond the limits are refused.
+"""Limits on what one client, and all clients together, may occupy in one engine, and the counts against these
+limits.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from typing import Final
 
 MIB = 1 << 20
 PERMANENT_REFUSAL: Final = "this can never be served: "
-"""Prefix of refusals that waiting does not cure."""
+"""Prefix of refusals for which waiting does not help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Maximum number of something, and maximum bytes in total."""
+    """Maximum number of items, and maximum of their total bytes."""
 
     count: int
     num_bytes: int
@@ -24,7 +23,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """Limits of what the engine's process holds for its clients. Bytes are measured by `command_bytes`."""
+    """Limits of what the engine's process stores for its clients. Bytes are measured by `command_bytes`."""
 
     client_commands: Bound = Bound(4_096, 32 * MIB)
     """Queued commands of one client."""
@@ -33,18 +32,18 @@ class ServiceLimits:
     """Submissions of one client whose prompts are being tokenized."""
     all_prompts: Bound = Bound(8_192, 256 * MIB)
     client_requests: Bound = Bound(8_192, 256 * MIB)
-    """Waiting and running completions of one client, with their prompts' tokens."""
+    """Waiting and running completions of one client, including their prompts' tokens."""
     all_requests: Bound = Bound(32_768, 1024 * MIB)
     client_snapshots: int = 64
     """Maximum number of snapshots that one client may wait for."""
 
 
 class Allowance:
-    """Counts one kind of resource by client and refuses what would exceed a bound.
+    """Counts one kind of resource by client, and refuses whatever would exceed a bound.
 
-    Not thread-safe: its owner locks it.
+    Not thread-safe: the owner locks it.
 
-    `resource_text` completes "{count} {what} already", for example "commands wait" or "requests are open".
+    `resource_text` completes "{count} {resource_text} already", for example "commands wait" or "requests are open".
     """
 
     def __init__(self, resource_text: str, client_bound: Bound, total_bound: Bound) -> None:
@@ -55,23 +54,25 @@ class Allowance:
         self._total = (0, 0)
 
     def acquire(self, client: Hashable, num_bytes: int, count: int = 1) -> str:
-        """Count a resource. Returns the reason, and counts nothing, if that exceeds a bound; else an empty string."""
+        """Count a resource. Returns "", or the reason if a bound would be exceeded, in which case nothing is
+        counted.
+        """
         reason = self.refusal(client, num_bytes, count)
         if not reason:
             self._change_usage(client, self.usage(client), count, num_bytes)
         return reason
 
     def refusal(self, client: Hashable, num_bytes: int, count: int = 1) -> str:
-        """Return the reason why `acquire` would refuse; an empty string if it would not."""
-        reason = self._over(self.usage(client), self._client_bound, count, num_bytes, "a client")
-        return reason or self._over(self._total, self._total_bound, count, num_bytes, "all clients")
+        """Return the reason for which `acquire` would refuse; "" if it would not."""
+        reason = self._excess_text(self.usage(client), self._client_bound, count, num_bytes, "a client")
+        return reason or self._excess_text(self._total, self._total_bound, count, num_bytes, "all clients")
 
     def release(self, client: Hashable, num_bytes: int, count: int = 1) -> None:
         self._change_usage(client, self._usage[client], -count, -num_bytes)
 
-    def move(self, before: Hashable, client: Hashable) -> None:
+    def move(self, previous: Hashable, client: Hashable) -> None:
         """Move the counts of `before` to `client`, even if their sum exceeds a bound."""
-        count, num_bytes = self._usage.pop(before, (0, 0))
+        count, num_bytes = self._usage.pop(previous, (0, 0))
         self._total = (self._total[0] - count, self._total[1] - num_bytes)
         self._change_usage(client, self.usage(client), count, num_bytes)
 
@@ -85,23 +86,23 @@ class Allowance:
         return self._total
 
     def _change_usage(self, client: Hashable, usage: tuple[int, int], count: int, num_bytes: int) -> None:
-        now = (usage[0] + count, usage[1] + num_bytes)
-        assert min(now) >= 0, f"{client!r} gives back more than it took"
+        new_usage = (usage[0] + count, usage[1] + num_bytes)
+        assert min(new_usage) >= 0, f"{client!r} gives back more than it took"
         self._total = (self._total[0] + count, self._total[1] + num_bytes)
-        if now == (0, 0):
+        if new_usage == (0, 0):
             self._usage.pop(client, None)
         else:
-            self._usage[client] = now
+            self._usage[client] = new_usage
 
-    def _over(self, usage: tuple[int, int], bound: Bound, count: int, num_bytes: int, holder: str) -> str:
+    def _excess_text(self, usage: tuple[int, int], bound: Bound, count: int, num_bytes: int, holder: str) -> str:
         if count > bound.count or num_bytes > bound.num_bytes:
             return (
                 f"{PERMANENT_REFUSAL}{count} with {num_bytes} bytes at once is beyond the limit of {bound.count} with"
                 f" {bound.num_bytes} bytes for {holder}"
             )
         if usage[0] + count > bound.count:
-            now = f"{usage[0]} {self._resource_text} already"
-            return f"{now}, and {count} more is beyond the limit of {bound.count} for {holder}"
+            usage_text = f"{usage[0]} {self._resource_text} already"
+            return f"{usage_text}, and {count} more is beyond the limit of {bound.count} for {holder}"
         if usage[1] + num_bytes > bound.num_bytes:
             return (
                 f"{usage[0]} {self._resource_text} already with {usage[1]} bytes,"
@@ -111,5 +112,5 @@ class Allowance:
 
 
 def refusal_text(reason: str) -> str:
-    """Return the text of a refusal by an allowance: temporary ("the engine is behind") or permanent."""
+    """Return the text of an allowance's refusal. A temporary one is preceded by "the engine is behind"."""
     return reason if reason.startswith(PERMANENT_REFUSAL) else f"the engine is behind: {reason}"

@@ -1,8 +1,9 @@
-"""Clients' sessions and open requests: which client each request belongs to, and what a returning client has missed.
+"""Clients' sessions and open requests: which client each request belongs to, and which replies a returning client
+missed.
 
-A session is identified by a secret token of the client. While its connection is away, its requests continue for
-`AWAY_S`, and replies are retained up to a bound; when the token is presented again, the missed replies are resent.
-Knows neither engine nor sockets. Used on the engine's thread only.
+A session is identified by a secret token of the client. While the client is disconnected, its requests continue for
+`AWAY_S`, and replies are retained up to a bound. When the client presents the token again, the missed replies are
+resent. Independent of the engine and of sockets. Used only on the engine's thread.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from kvscope_telemetry.messages.commands import (
 )
 
 AWAY_S: Final = 30.0
-"""Seconds for which the requests of a client that is away continue."""
+"""Seconds for which the requests of a disconnected client continue."""
 SESSION_TTL_S: Final = 600.0
 """Seconds for which a session without a connection is remembered."""
 MAX_SESSIONS: Final = 1024
 MAX_RETAINED_BYTES: Final = 2 << 20
-"""Maximum bytes of retained replies of one session: some 10,000 tokens."""
+"""Maximum bytes of retained replies per session: some 10,000 tokens."""
 MAX_TOTAL_RETAINED_BYTES: Final = 64 << 20
 DROPPED: Final = "the connection was lost for too long: the engine dropped this request"
 NEVER_RECEIVED: Final = "the connection was lost before the engine received this request"
@@ -55,7 +56,7 @@ class _RetainedReply:
 
 @dataclass(slots=True)
 class ClientSession:
-    """One client across its connections."""
+    """State of one client across its connections."""
 
     token: str
     owner: str
@@ -64,10 +65,10 @@ class ClientSession:
     replies: deque[_RetainedReply] = field(default_factory=deque)
     num_bytes: int = 0
     counts: dict[tuple[str, int], int] = field(default_factory=dict)
-    """Number of `Tokens` replies so far of each completion (request id, index) that has not ended."""
+    """Number of `Tokens` replies so far of each unfinished completion (request id, index)."""
     away_since_s: float | None = None
     is_expired: bool = False
-    """Whether it was away for too long: its requests are being aborted."""
+    """Whether the client was away for too long, so that its requests are being aborted."""
 
 
 class ClientSessions:
@@ -80,11 +81,12 @@ class ClientSessions:
 
     @property
     def any_away(self) -> bool:
-        """Whether a session is without a connection and may still return."""
+        """Whether a disconnected client may still return."""
         return any(s.away_since_s is not None and not s.is_expired for s in self._by_client.values())
 
     def connect(self, client: bytes, token: str, owner: str) -> bytes | None:
-        """Connect `client` to the session of `token`. Returns its previous connection, or None for a new session.
+        """Connect `client` to the session of `token`. Returns the session's previous connection, or None for a new
+        session.
 
         A token presented with another key than before is not trusted and begins a new session.
         """
@@ -94,11 +96,11 @@ class ClientSessions:
             self._evict_sessions()
             self._by_token[token] = self._by_client[client] = ClientSession(token, owner, client)
             return None
-        before, session.client = session.client, client
+        previous, session.client = session.client, client
         session.away_since_s, session.is_expired = None, False
-        self._by_client.pop(before, None)
+        self._by_client.pop(previous, None)
         self._by_client[client] = session
-        return before
+        return previous
 
     def retain(self, client: bytes, reply: SessionReply) -> bool:
         """Retain a reply to a client. Returns whether the client is connected."""
@@ -117,7 +119,7 @@ class ClientSessions:
         return session.away_since_s is None
 
     def mark_away(self, client: bytes) -> bool:
-        """Report a closed connection. Returns whether its client may return."""
+        """Record that a connection was closed. Returns whether its client may return."""
         session = self._by_client.get(client)
         if session is None:
             return False
@@ -128,27 +130,31 @@ class ClientSessions:
     def expired(self) -> list[bytes]:
         """Return the connections of clients that have been away for longer than `AWAY_S`, each once."""
         now_s = time.monotonic()
-        gone = [s for s in self._by_client.values() if not s.is_expired and _away_s(s, now_s) > AWAY_S]
-        for session in gone:
+        expired = [
+            session
+            for session in self._by_client.values()
+            if not session.is_expired and _away_s(session, now_s) > AWAY_S
+        ]
+        for session in expired:
             session.is_expired = True
-        return [session.client for session in gone]
+        return [session.client for session in expired]
 
     def missed_replies(self, client: bytes, awaited: Iterable[Awaited]) -> list[SessionReply]:
-        """Return the replies about these requests that their client has not received, in order.
+        """Return the replies to these requests that their client has not received, in order.
 
-        If some are no longer retained, `num_missed` of the next `Tokens` is the number of replies missing before it. An
-        unknown request is answered with its last message.
+        If some are no longer retained, `num_missed` of the next `Tokens` is the number of replies missing before it.
+        Unknown requests are answered with their last messages.
         """
         session = self._by_client.get(client)
         wanted = {awaited_request.request_id: awaited_request for awaited_request in awaited}
         known_ids: set[str] = set()
         replies: list[SessionReply] = []
-        seen: set[tuple[str, int]] = set()
+        counted: set[tuple[str, int]] = set()
         for retained in session.replies if session is not None else ():
             awaited_request = wanted.get(retained.reply.request_id)
             if awaited_request is not None:
                 known_ids.add(awaited_request.request_id)
-                replies += _replies_if_missed(awaited_request, retained, seen)
+                replies += _replies_if_missed(awaited_request, retained, counted)
         open_ids = {request_id for request_id, _ in session.counts} if session is not None else set()
         for request_id in wanted.keys() - known_ids - open_ids:
             replies += _final_messages(wanted[request_id])
@@ -166,7 +172,7 @@ class ClientSessions:
             self._remove(session)
 
     def _drop_received(self) -> None:
-        """Drop the retained replies of sessions without open requests, which were received or are least needed."""
+        """Drop the retained replies of sessions without open requests, which were received or matter least."""
         for session in self._by_token.values():
             if not session.counts:
                 session.replies.clear()
@@ -200,7 +206,7 @@ def _retained(session: ClientSession, reply: SessionReply) -> _RetainedReply:
 
 
 def _replies_if_missed(
-    awaited_request: Awaited, retained: _RetainedReply, seen: set[tuple[str, int]]
+    awaited_request: Awaited, retained: _RetainedReply, counted: set[tuple[str, int]]
 ) -> Iterator[SessionReply]:
     reply = retained.reply
     if isinstance(reply, Accepted | Refused):
@@ -214,8 +220,8 @@ def _replies_if_missed(
         yield reply
         return
     key = (reply.request_id, reply.index)
-    missed = 0 if key in seen else max(0, retained.number - heard)
-    seen.add(key)
+    missed = 0 if key in counted else max(0, retained.number - heard)
+    counted.add(key)
     if retained.number >= heard:
         yield msgspec.structs.replace(reply, num_missed=missed) if missed else reply
 
@@ -241,18 +247,18 @@ def _away_s(session: ClientSession, now_s: float) -> float:
 
 @dataclass(slots=True)
 class OpenRequest:
-    """An accepted request with completions that have not ended."""
+    """An accepted request with unfinished completions."""
 
     client: bytes
     on_behalf_of: str
-    """On whose behalf the client asked, as in `Submit.client`."""
+    """For whom the client acts, as in `Submit.client`; "" for itself."""
     request_id: str
     num_prompt_tokens: int
     num_tokens: dict[int, int]
     """Number of tokens so far of each unfinished completion, by the completion's index."""
     num_bytes: int = 0
     count: int = 1
-    """Number of completions counted against its client's allowance."""
+    """Number of completions counted against the client's allowance."""
     arrival_ns: int = field(default_factory=time.monotonic_ns)
 
     def final_messages(self, reason: FinishReason, error: str) -> list[Finished]:
@@ -272,12 +278,12 @@ class OpenRequest:
 
 
 class OpenRequests:
-    """All open requests by id, and how many each client has. An id is free once its last completion has ended."""
+    """All open requests by id, and their counts by client. An id is free again once its last completion has ended."""
 
     def __init__(self, limits: ServiceLimits | None = None) -> None:
         limits = limits or ServiceLimits()
         self._requests: dict[str, OpenRequest] = {}
-        self._of_client: dict[bytes, dict[str, None]] = {}
+        self._ids_by_client: dict[bytes, dict[str, None]] = {}
         self._allowance = Allowance("requests are open", limits.client_requests, limits.all_requests)
 
     def __contains__(self, request_id: str) -> bool:
@@ -287,7 +293,7 @@ class OpenRequests:
         return len(self._requests)
 
     def refusal(self, client: bytes, submit: Submit, num_prompt_tokens: int) -> str:
-        """Return the reason why the client may not open this request as well; an empty string if it may."""
+        """Return the reason why the client may not open this request as well; "" if it may."""
         return self._allowance.refusal(
             (client, submit.client), _num_bytes(submit, num_prompt_tokens), submit.sampling.n
         )
@@ -306,10 +312,10 @@ class OpenRequests:
         )
         self._allowance.acquire((client, submit.client), num_bytes, submit.sampling.n)
         self._requests[submit.request_id] = request
-        self._of_client.setdefault(client, {})[submit.request_id] = None
+        self._ids_by_client.setdefault(client, {})[submit.request_id] = None
 
     def client_of(self, output: Tokens | Finished) -> bytes | None:
-        """Return the client of an output, or None if it has none. `Finished` removes its completion."""
+        """Return the client of an output; None if its request is not open. `Finished` removes its completion."""
         request = self._requests.get(output.request_id)
         if request is None or output.index not in request.num_tokens:
             return None
@@ -325,48 +331,47 @@ class OpenRequests:
         request = self._requests.get(request_id)
         return request is not None and request.client == client
 
-    def move(self, before: bytes, client: bytes) -> None:
+    def move(self, previous: bytes, client: bytes) -> None:
         """Move a client's requests to its new connection."""
-        ids = self._of_client.pop(before, {})
+        ids = self._ids_by_client.pop(previous, {})
         for request_id in ids:
             self._requests[request_id].client = client
         for on_behalf_of in {self._requests[request_id].on_behalf_of for request_id in ids}:
-            self._allowance.move((before, on_behalf_of), (client, on_behalf_of))
+            self._allowance.move((previous, on_behalf_of), (client, on_behalf_of))
         if ids:
-            self._of_client[client] = ids | self._of_client.get(client, {})
+            self._ids_by_client[client] = ids | self._ids_by_client.get(client, {})
 
     def ids_of(self, client: bytes) -> list[str]:
-        """Return the request ids of the client."""
-        return list(self._of_client.get(client, ()))
+        return list(self._ids_by_client.get(client, ()))
 
     def ids(self) -> list[str]:
         return list(self._requests)
 
     def end_one(self, request_id: str, reason: FinishReason) -> list[tuple[bytes, Finished]]:
-        """Close a request. Returns its clients and last messages; empty if it is not open."""
+        """Close a request. Returns its last messages, each with the client; empty if the request is not open."""
         request = self._requests.get(request_id)
         if request is None:
             return []
         self._remove(request)
-        return [(request.client, last) for last in request.final_messages(reason, "")]
+        return [(request.client, message) for message in request.final_messages(reason, "")]
 
     def end_all(self, reason: FinishReason, error: str = "") -> list[tuple[bytes, Finished]]:
-        """Close all requests. Returns their clients and last messages."""
+        """Close all requests. Returns their last messages, each with its client."""
         requests = list(self._requests.values())
         for request in requests:
             self._remove(request)
-        return [(r.client, last) for r in requests for last in r.final_messages(reason, error)]
+        return [(request.client, message) for request in requests for message in request.final_messages(reason, error)]
 
     def _remove(self, request: OpenRequest) -> None:
         del self._requests[request.request_id]
         self._allowance.release((request.client, request.on_behalf_of), request.num_bytes, request.count)
-        ids = self._of_client[request.client]
+        ids = self._ids_by_client[request.client]
         del ids[request.request_id]
         if not ids:
-            del self._of_client[request.client]
+            del self._ids_by_client[request.client]
 
 
 def _num_bytes(submit: Submit, num_prompt_tokens: int) -> int:
-    """Bytes held for an open request: the tokens of its prompt, its id and its sampling parameters."""
+    """Return the bytes counted for an open request: its prompt's tokens, its id and its sampling parameters."""
     other_bytes = sys.getsizeof(submit.request_id) + sampling_bytes(submit.sampling)
     return COMMAND_BYTES + NUMBER_BYTES * num_prompt_tokens + other_bytes

@@ -1,8 +1,9 @@
-"""Snapshots for all clients: one packed snapshot answers everyone who waits, and packing takes a bounded share of time.
+"""Packs snapshots for all clients: one packed snapshot answers all that wait, and packing takes a bounded share of
+time.
 
-A snapshot stays valid until the next frame: it is exact as of the frame that it names, and later changes are in the
-next one. Packing a million rows takes tens of milliseconds, so while requests run, clients that ask soon after a
-packing wait for the next one and share it. Knows no sockets; the engine packs.
+A snapshot stays valid until the next frame, which contains all later changes. Packing a million rows takes tens of
+milliseconds. While requests run, clients that ask soon after a packing therefore wait for the next one and share it.
+Independent of sockets.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class SharedSnapshots:
         is_stepping: Callable[[], bool],
     ) -> None:
         self.is_stale = False
-        """Set by callers that change what only a snapshot reports, because no step runs."""
+        """Set by callers after a change that only a snapshot reports, because no step runs."""
         self._engine = engine
         self._reply = reply
         self._max_waiting = max_waiting
@@ -42,9 +43,9 @@ class SharedSnapshots:
         self._next_packing_s = 0.0
 
     def request(self, client: bytes, tag: int) -> None:
-        """Send `client` a snapshot with `tag`, now or at a following tick."""
+        """Send `client` a snapshot with `tag`, immediately or at a later tick."""
         if self._is_fresh or self._may_pack:
-            self._send(client, self._packed(), tag)
+            self._send(client, self._current_snapshot(), tag)
             return
         tags = self._waiting.setdefault(client, [])
         if len(tags) < self._max_waiting:
@@ -54,9 +55,9 @@ class SharedSnapshots:
         self._reply(client, Failed(reason=reason, tag=tag))
 
     def tick(self) -> None:
-        """Answer the waiting clients if packing is due. Called after each step, and when no further step will run."""
+        """Answer the waiting clients if packing is due. Call it after each step, and when no further step will run."""
         if self._waiting and (self._is_fresh or self._may_pack):
-            snapshot, waiting, self._waiting = self._packed(), self._waiting, {}
+            snapshot, waiting, self._waiting = self._current_snapshot(), self._waiting, {}
             for client, tags in waiting.items():
                 for tag in tags:
                     self._send(client, snapshot, tag)
@@ -72,7 +73,7 @@ class SharedSnapshots:
                 self._reply(client, Failed(reason=reason, tag=tag))
 
     def _send(self, client: bytes, snapshot: Snapshot, tag: int) -> None:
-        """Send `snapshot` with the current time: the state holds until the next frame.
+        """Send `snapshot` with the current time, because its state holds until the next frame.
 
         An idle engine may have packed it minutes ago, and a recording begins at the time of its first snapshot.
         """
@@ -86,11 +87,11 @@ class SharedSnapshots:
     def _may_pack(self) -> bool:
         return time.monotonic() >= self._next_packing_s or not self._is_stepping()
 
-    def _packed(self) -> Snapshot:
+    def _current_snapshot(self) -> Snapshot:
         if self._latest is None or not self._is_fresh:
-            started = time.monotonic()
+            started_s = time.monotonic()
             self._latest = self._engine.snapshot(0)
             self.is_stale = False
-            ended = time.monotonic()
-            self._next_packing_s = ended + MIN_INTERVAL_FACTOR * (ended - started)
+            ended_s = time.monotonic()
+            self._next_packing_s = ended_s + MIN_INTERVAL_FACTOR * (ended_s - started_s)
         return self._latest

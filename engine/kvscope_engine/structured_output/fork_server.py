@@ -1,9 +1,7 @@
-"""The process that every grammar's process is forked from: it has XGrammar and the vocabulary, and no torch.
+"""The process that grammar processes are forked from: it has loaded XGrammar and the vocabulary, and no torch.
 
-It waits for requests of the engine and forks, and does nothing that could take long. It ends with the engine, and its
-children end with it, whatever they compute.
-
-See docs/internals/decisions/0024-grammars-run-in-their-own-processes.md.
+It only waits for requests of the engine and forks. It ends with the engine, and its children end with it, whatever they
+compute. See docs/internals/decisions/0024-grammars-run-in-their-own-processes.md.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ import msgspec
 
 from kvscope_engine.structured_output.grammar_messages import FORK, Vocabulary, receive_long
 from kvscope_engine.structured_output.grammar_worker import run_worker
-from kvscope_engine.structured_output.vocabulary import json_tokens, tokenizer_info
+from kvscope_engine.structured_output.vocabulary import json_token_mask, tokenizer_info
 
 READY: Final = b"r"
 _PR_SET_PDEATHSIG: Final = 1
@@ -34,33 +32,33 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # signals of a terminal are for the engine, with which this ends
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    line = socket.socket(fileno=int(sys.argv[1]))
-    _without_torch()
-    vocabulary = msgspec.msgpack.decode(receive_long(line), type=Vocabulary)
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    _import_xgrammar_without_torch()
+    vocabulary = msgspec.msgpack.decode(receive_long(connection), type=Vocabulary)
     info = tokenizer_info(vocabulary)
-    ends, no_controls = tuple(vocabulary.ends), json_tokens(info, len(vocabulary.tokens))
+    ends, json_mask = tuple(vocabulary.ends), json_token_mask(info, len(vocabulary.tokens))
     num_logits = len(vocabulary.tokens)
     del vocabulary
     gc.collect()
     gc.freeze()  # so that collections do not write to pages shared with the forked processes
-    line.send(READY)
+    connection.send(READY)
     server_pid = os.getpid()
-    while descriptor := _next_connection(line):
+    while descriptor := _next_connection(connection):
         if os.fork():
             os.close(descriptor)
             continue
-        line.close()
+        connection.close()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == server_pid:
-            run_worker(socket.socket(fileno=descriptor), info, num_logits, ends, no_controls)
+            run_worker(socket.socket(fileno=descriptor), info, num_logits, ends, json_mask)
         os._exit(0)
 
 
-def _next_connection(line: socket.socket) -> int:
-    """Return the descriptor of the next grammar's socket; 0 if the engine ended."""
+def _next_connection(connection: socket.socket) -> int:
+    """Return the descriptor of the next grammar's socket; 0 if the engine has ended."""
     while True:
         try:
-            data, ancillary, _, _ = line.recvmsg(len(FORK), socket.CMSG_SPACE(array.array("i").itemsize))
+            data, ancillary, _, _ = connection.recvmsg(len(FORK), socket.CMSG_SPACE(array.array("i").itemsize))
         except OSError:
             return 0
         if not data:
@@ -70,8 +68,8 @@ def _next_connection(line: socket.socket) -> int:
                 return int.from_bytes(content[:4], sys.byteorder)
 
 
-class _Nothing(type):
-    """Stand-in for any class of a library that is not loaded, and for its attributes."""
+class _StubClass(type):
+    """Metaclass of stand-ins for the classes, and their attributes, of a library that is not loaded."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -79,24 +77,24 @@ class _Nothing(type):
         return cls
 
 
-class _Absent(types.ModuleType):
+class _StubModule(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Nothing("Nothing", (), {"__init__": lambda self, *args, **kwargs: None})
+        return _StubClass("Nothing", (), {"__init__": lambda self, *args, **kwargs: None})
 
 
-def _without_torch() -> None:
-    """Replace torch and transformers by stubs before importing XGrammar.
+def _import_xgrammar_without_torch() -> None:
+    """Replace torch and transformers by stubs, and import XGrammar.
 
-    XGrammar mentions them only in signatures and in functions that are not called here; they take 200 MB and two
+    XGrammar uses them only in signatures and in functions that are not called here. Importing them takes 200 MB and two
     seconds.
     """
     os.environ["TVM_FFI_DISABLE_TORCH_C_DLPACK"] = "1"
     for name in ("torch", "transformers"):
-        absent = _Absent(name)
-        absent.__spec__ = importlib.machinery.ModuleSpec(name, None)
-        sys.modules[name] = absent
+        stub = _StubModule(name)
+        stub.__spec__ = importlib.machinery.ModuleSpec(name, None)
+        sys.modules[name] = stub
     import xgrammar  # noqa: F401
 
 

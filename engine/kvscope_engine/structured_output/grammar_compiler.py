@@ -1,6 +1,6 @@
 """Compiles a request for structured output to an XGrammar grammar, with one-line errors.
 
-Runs only in the process of a grammar: the code called here may run forever, or crash the process.
+Runs only in the process of a grammar, because XGrammar may run forever or crash the process.
 """
 
 from __future__ import annotations
@@ -19,28 +19,30 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.structured import Structured
 
 OUT_OF_MEMORY: Final = "std::bad_alloc"
-"""Text in XGrammar's exceptions when memory is exhausted."""
+"""Text in XGrammar's exceptions if memory is exhausted."""
 MAX_WHITESPACE: Final = 32
-"""Maximum number of whitespace characters between two parts of JSON, for a line break and indentation: otherwise a
-model may continue them forever."""
+"""Maximum number of whitespace characters between two parts of JSON, enough for a line break and indentation. Without a
+limit, a model may generate whitespace forever.
+"""
 _SOURCE_LOCATION: Final = re.compile(r"^\[[\d:]+\] \S+:\d+: (?:Check failed: .*? is false: )?")
 _TRAILING_JSON: Final = re.compile(r"\s*The JSON string is.*$", re.DOTALL)
 _WARNING: Final = re.compile(r"^\[[\d:]+\] \S+:\d+: Warning: (.*)$", re.MULTILINE)
 _MAX_WARNING_BYTES: Final = 1 << 20
 _IGNORED_WARNINGS: Final = ("oneOf with overlapping",)
-"""Warnings that `json_schema_check` checks more precisely."""
+"""Beginnings of warnings about cases that `json_schema_check` checks more precisely."""
 
 
 def compile_grammar(compiler: Any, spec: Structured) -> Any:
-    """Return XGrammar's compiled grammar; may take long. Raises MemoryError, and BadInput with the reason.
+    """Return XGrammar's compiled grammar; may take long. Raises BadInput with the reason, and MemoryError.
 
-    A grammar is refused if XGrammar warns on standard error, which is only used here, that it would not enforce a part.
+    A grammar is refused if XGrammar warns on standard error that it would not enforce a part. No other code writes to
+    standard error in this process.
     """
     _check(spec)
     warnings: list[str] = []
     try:
         with _capturing_warnings(warnings):
-            compiled = _compile(compiler, spec)
+            grammar = _compile(compiler, spec)
     except (RuntimeError, ValueError, TypeError) as error:
         if OUT_OF_MEMORY in str(error):
             raise MemoryError from None
@@ -48,7 +50,7 @@ def compile_grammar(compiler: Any, spec: Structured) -> Any:
     for warning in warnings:
         if not warning.startswith(_IGNORED_WARNINGS):
             raise BadInput(f"{spec.kind} is not accepted, a part would not be enforced: {warning:.300}")
-    return compiled
+    return grammar
 
 
 @contextmanager
@@ -94,13 +96,13 @@ def _check(spec: Structured) -> None:
         raise BadInput(f"{spec.kind}={spec.text!r:.60} is not accepted: it is no JSON ({error})") from None
     if spec.kind == "json_schema" and not isinstance(schema, dict | bool):
         raise BadInput(f"json_schema={spec.text!r:.60} is not accepted: an object or a boolean is one")
-    found = unenforced(schema) if spec.kind == "json_schema" else unenforced_in_tag(schema)
-    if found:
-        raise BadInput(f"{spec.kind} is not accepted: {found}")
+    fault = unenforced(schema) if spec.kind == "json_schema" else unenforced_in_tag(schema)
+    if fault:
+        raise BadInput(f"{spec.kind} is not accepted: {fault}")
 
 
 def _literal(text: str) -> str:
-    """Return a string literal of XGrammar's grammars: escapes as in JSON, with eight digits above U+FFFF."""
+    """Return a string literal of XGrammar's grammars: escaped as in JSON, with eight digits above U+FFFF."""
     plain = json.dumps(text, ensure_ascii=False)
     return "".join(c if c.isprintable() or c in '"\\' else _escaped(c) for c in plain)
 

@@ -1,4 +1,4 @@
-"""A compiled grammar, and the state of each completion in it, as reported by the grammar's process."""
+"""A compiled grammar, and the state of each completion in it, as received from the grammar's process."""
 
 from __future__ import annotations
 
@@ -16,42 +16,43 @@ from kvscope_telemetry.errors import KvscopeError
 
 
 class Grammar:
-    """A grammar that was accepted. Its process ends when the last reference to it is dropped."""
+    """An accepted grammar. Its process ends when the last reference to this object is dropped."""
 
-    def __init__(self, process: GrammarProcess, proof: TrialResult, ends: Collection[int]) -> None:
+    def __init__(self, process: GrammarProcess, trial_result: TrialResult, ends: Collection[int]) -> None:
         self.process = process
         self.ends = ends
-        self.first_mask = np.frombuffer(proof.mask, np.int32)
+        self.first_mask = np.frombuffer(trial_result.mask, np.int32)
         self.num_bytes = process.own_bytes
-        """Memory of the process when it was last measured, in bytes."""
+        """Memory of the process in bytes, when it was last measured."""
         weakref.finalize(self, process.kill)
 
     def matcher(self) -> GrammarMatcher:
-        """Return a matcher for one completion, at the beginning of the grammar."""
         return GrammarMatcher(self)
 
 
 class GrammarMatcher:
-    """A `TokenMatcher`. The mask after a token is requested by `StructuredOutputManager.request_masks`."""
+    """`TokenMatcher` of one completion. `StructuredOutputManager.request_masks` requests the mask after each token."""
 
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
         self._mask: NDArray[np.int32] | None = grammar.first_mask
-        """Mask of the allowed next tokens; None while it is computed."""
+        """Mask of the allowed next tokens; None while it is being computed."""
         self._is_stuck = False
-        """Whether no token can continue the text, so that the mask has no meaning."""
+        """Whether no token can continue the text, so that the mask is meaningless."""
         self._has_ended = False
         self._number = grammar.process.add_completion(self)
 
     @property
     def is_ready(self) -> bool:
-        """Whether `fill` need not wait. Also true if the grammar's process failed, which `accept` reports."""
+        """Whether `fill` does not have to wait. Also True if the grammar's process failed, for which `accept`
+        raises.
+        """
         return self._mask is not None or self._has_ended or bool(self._grammar.process.failure)
 
     def fill(self, words: NDArray[np.int32], row: int, *, may_end: bool) -> None:
         """Write the bit mask of the allowed next tokens to `words[row]`, after waiting for it if necessary.
 
-        Without `may_end`, end-of-sequence tokens are not allowed.
+        Without `may_end`, end-of-sequence tokens are not allowed, unless nothing else is.
         """
         mask = self._await_mask()
         if mask is None or self._is_stuck:
@@ -84,7 +85,6 @@ class GrammarMatcher:
         return self._has_ended
 
     def receive_mask(self, state: int, mask: NDArray[np.int32]) -> None:
-        """Receive the state and the mask from the grammar's process."""
         self._has_ended = state == grammar_messages.ENDED
         self._is_stuck = state != grammar_messages.CONTINUES
         self._mask = mask

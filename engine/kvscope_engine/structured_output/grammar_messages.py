@@ -1,7 +1,8 @@
-"""The protocol between an engine, the fork server, and the grammar processes. No torch, no XGrammar.
+"""The protocol between an engine, the fork server, and the grammar processes. Imports neither torch nor XGrammar.
 
-Messages are packets on socket pairs; what may exceed a packet is sent in several, after its length. Masks are in memory
-shared by the engine and a grammar's process, with a row per completion; packets only say which rows are new.
+Messages are packets on socket pairs. A message that may exceed a packet is sent in several packets, after its length.
+Masks are in memory shared by the engine and a grammar's process, with a row per completion; packets only say which rows
+are new.
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ PACKET_BYTES: Final = 64 << 10
 FORK: Final = b"f"
 """Message to the fork server, with the socket of a new process."""
 REQUEST: Final = struct.Struct("<cxHIi")
-"""Request to a grammar's process, several per packet: ACCEPT or DROP, row of the mask, number of the
-completion, token."""
+"""Request to a grammar's process, several per packet: ACCEPT or DROP, row of the mask, number of the completion, token
+id.
+"""
 MAX_REQUEST_BYTES: Final = PACKET_BYTES // REQUEST.size * REQUEST.size
 ACCEPT: Final = b"a"
 DROP: Final = b"d"
-LONGEST: Final = struct.Struct("<Q")
-"""Header of answers: the CPU time of the slowest of them, in nanoseconds."""
+ANSWERS_HEADER: Final = struct.Struct("<Q")
+"""Header of a packet of answers: the CPU time of the slowest of them, in nanoseconds."""
 ANSWER: Final = struct.Struct("<IBxxx")
-"""Number of the completion and its state, one of those below. A packet has at most MAX_ROWS of them."""
+"""Answer: number of the completion and its state, one of the constants below. A packet has at most MAX_ROWS answers."""
 CONTINUES: Final = 0
-"""State: the mask is in the completion's row."""
+"""State: the completion's row contains the mask."""
 ENDED: Final = 1
 REFUSED: Final = 2
 STUCK: Final = 3
@@ -41,27 +43,27 @@ WORD_BITS: Final = 32
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
-    """The tokens of a model as XGrammar needs them."""
+    """The tokens of a model in the form that XGrammar needs."""
 
     kind: str
-    """Encoding of the tokens: the name of one of XGrammar's `VocabType`."""
+    """Encoding of the tokens: a name in XGrammar's `VocabType`."""
     tokens: list[str]
-    """Tokens by id, as many as the width of the logits; empty for ids that are no text."""
+    """Tokens by id, as many as the width of the logits; "" for ids that have no text."""
     ends: list[int]
     """Token ids that may follow a complete text."""
 
 
 class TrialResult(msgspec.Struct, frozen=True):
-    """Result of the trial of a grammar: why it is not accepted, or its first mask."""
+    """Result of the trial of a grammar: the reason why it is refused, or its first mask (int32 words)."""
 
     reason: str = ""
     mask: bytes = b""
 
 
 def map_masks(memory: int, num_logits: int = 0) -> NDArray[np.int32]:
-    """Map the rows of masks in shared memory; with `num_logits`, set its size first.
+    """Map the rows of masks in the shared memory with descriptor `memory`; with `num_logits`, set its size first.
 
-    Returns int32 of shape (MAX_ROWS, words).
+    Returns int32 of shape (MAX_ROWS, words per row).
     """
     if num_logits:
         os.ftruncate(memory, MAX_ROWS * -(-num_logits // WORD_BITS) * np.dtype(np.int32).itemsize)
@@ -69,9 +71,9 @@ def map_masks(memory: int, num_logits: int = 0) -> NDArray[np.int32]:
 
 
 def send_long(line: socket.socket, data: bytes) -> None:
-    """Send `data`, in several packets if needed; blocks while they are not read.
+    """Send `data`, in several packets if needed. Blocks until the other side reads them.
 
-    Raises OSError if the other side closed.
+    Raises OSError if the other side closed the connection.
     """
     line.sendall(len(data).to_bytes(8, "little"))
     for start in range(0, len(data), PACKET_BYTES):
@@ -79,16 +81,16 @@ def send_long(line: socket.socket, data: bytes) -> None:
 
 
 def receive_long(line: socket.socket) -> bytes:
-    """Wait for and return what `send_long` sent. Raises EOFError if the other side closed the connection."""
-    num_bytes = int.from_bytes(_packet(line), "little")
+    """Wait for a message of `send_long` and return it. Raises EOFError if the other side closed the connection."""
+    num_bytes = int.from_bytes(_receive_packet(line), "little")
     parts: list[bytes] = []
     while num_bytes > 0:
-        parts.append(_packet(line))
+        parts.append(_receive_packet(line))
         num_bytes -= len(parts[-1])
     return b"".join(parts)
 
 
-def _packet(line: socket.socket) -> bytes:
+def _receive_packet(line: socket.socket) -> bytes:
     data = line.recv(PACKET_BYTES)
     if not data:
         raise EOFError("the other side closed the connection")

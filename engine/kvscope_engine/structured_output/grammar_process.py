@@ -1,6 +1,6 @@
 """The engine's side of the grammar processes: the fork server that they are forked from, and each of them.
 
-Owns their sockets and their termination: a process that must be killed is killed, even within C++ code.
+Owns their sockets and their termination. A process can be killed at any time, even within C++ code.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.structured import Structured
 
 START_S: Final = 120.0
-"""Timeout for the fork server to import its libraries and process the vocabulary, in seconds, on a busy machine."""
+"""Timeout for the fork server to import its libraries and process the vocabulary on a busy machine, in seconds."""
 MAX_STEP_WAIT_S: Final = 0.005
-"""A step does not wait longer than this for a grammar's mask, in seconds; its requests run in a step after it
-arrived."""
+"""Maximum time that a step waits for a grammar's mask, in seconds. Requests whose masks are late run in a later step.
+"""
 MAX_TOKEN_S: Final = 0.25
-"""Maximum CPU time for one token, in seconds: after that the process is killed, and the requests of its grammar end."""
+"""Maximum CPU time for one token, in seconds. A process that takes longer is killed, and the requests of its grammar
+end.
+"""
 MAX_SILENCE_S: Final = 60.0
-"""Maximum time without an answer of a process that does not compute either, in seconds: it was stopped, or is
-starved."""
+"""Maximum time without an answer of a process that uses no CPU time, because it was stopped or is starved, in seconds.
+"""
 LOW_PRIORITY_NICE: Final = 19
 """`nice` value for a process that is slow."""
 POLL_S: Final = 0.1
@@ -46,34 +48,34 @@ class MaskReceiver(Protocol):
     """Receiver of the masks of one completion."""
 
     def receive_mask(self, state: int, mask: NDArray[np.int32]) -> None:
-        """Receive the mask after the last token; it has no meaning unless `state` is `grammar_messages.CONTINUES`."""
+        """Receive the mask after the last token. It is meaningless unless `state` is `grammar_messages.CONTINUES`."""
 
 
 class ForkServerProcess:
-    """The process that grammar processes are forked from, started for the first grammar.
+    """The process that grammar processes are forked from. It can fork after `send_vocabulary`.
 
-    It forks once it has the vocabulary.
-
-    Raises KvscopeError with the reason if it cannot run.
+    Raises KvscopeError with the reason if it cannot be started.
     """
 
     def __init__(self) -> None:
         if importlib.util.find_spec("xgrammar") is None:
             raise KvscopeError("xgrammar is not installed here")
-        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        words = [sys.executable, "-m", "kvscope_engine.structured_output.fork_server", str(theirs.fileno())]
+        self._line, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "kvscope_engine.structured_output.fork_server", str(child_socket.fileno())]
         environment = os.environ | {"MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        with theirs:
+        with child_socket:
             try:
                 self._process = subprocess.Popen(
-                    words, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL
+                    command, pass_fds=[child_socket.fileno()], env=environment, stdin=subprocess.DEVNULL
                 )
             except OSError as error:
                 self._line.close()
                 raise KvscopeError(f"its process does not start: {error}") from error
 
     def send_vocabulary(self, vocabulary: Vocabulary) -> None:
-        """Send the vocabulary, and wait until the process is ready. Raises KvscopeError, also after `kill`."""
+        """Send the vocabulary, and wait until the process is ready. Raises KvscopeError on failure, also after
+        `kill`.
+        """
         try:
             self._line.settimeout(START_S)
             grammar_messages.send_long(self._line, msgspec.msgpack.encode(vocabulary))
@@ -86,33 +88,35 @@ class ForkServerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process runs and can fork."""
         return self._process.poll() is None
 
     def fork(self, busy: set[GrammarProcess]) -> GrammarProcess:
-        """Return a new process without a grammar. It is in `busy` while it owes an answer. Raises KvscopeError."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        """Return a new process without a grammar. Raises KvscopeError if it cannot be started.
+
+        The process is in the set `busy` while an answer is pending or dropped completions must be sent to it.
+        """
+        own_socket, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with child_socket:
             try:
-                socket.send_fds(self._line, [grammar_messages.FORK], [theirs.fileno()])
+                socket.send_fds(self._line, [grammar_messages.FORK], [child_socket.fileno()])
             except OSError as error:
-                ours.close()
+                own_socket.close()
                 raise KvscopeError(f"the fork server of grammars has ended: {error}") from error
         descriptors: list[int] = []
         try:
-            ours.settimeout(START_S)
-            data, descriptors, _, _ = socket.recv_fds(ours, 4, 2)
+            own_socket.settimeout(START_S)
+            data, descriptors, _, _ = socket.recv_fds(own_socket, 4, 2)
             if len(descriptors) != 2:
                 raise EOFError("it stopped immediately" if not data else "no file can be opened any more")
-            ours.settimeout(None)
+            own_socket.settimeout(None)
             masks = grammar_messages.map_masks(descriptors[1])
             os.close(descriptors.pop())
         except (OSError, EOFError) as error:
-            ours.close()
+            own_socket.close()
             for descriptor in descriptors:
                 os.close(descriptor)
             raise KvscopeError(f"a grammar's process does not start: {error}") from error
-        return GrammarProcess(ours, int.from_bytes(data, "little"), descriptors[0], masks, busy)
+        return GrammarProcess(own_socket, int.from_bytes(data, "little"), descriptors[0], masks, busy)
 
     def kill(self) -> None:
         """Kill the process without waiting for its end. May be called on any thread."""
@@ -126,22 +130,23 @@ class ForkServerProcess:
 
 
 class GrammarProcess:
-    """Process of one grammar. Once it has a proof, its methods must be called on the engine's thread, except `kill`."""
+    """Process of one grammar. After the trial of the grammar, methods other than `kill` are for the engine's thread
+    only.
+    """
 
     def __init__(
         self, line: socket.socket, pid: int, descriptor: int, masks: NDArray[np.int32], busy: set[GrammarProcess]
     ) -> None:
         self.failure = ""
-        """Why the process no longer answers; empty while it does."""
+        """Reason why the process no longer answers; empty while it does."""
         self._line = line
         self._pid = pid
         self._descriptor = descriptor
         self._masks = masks
         self._busy = busy
         self._rows: dict[int, int] = {}
-        """Row of `masks` by the number of the completion, from its first token on."""
+        """Row of `masks` by the number of the completion, assigned at the completion's first token."""
         self._free_rows: list[int] = []
-        """Rows that were used before and are free again."""
         self._awaiting: weakref.WeakValueDictionary[int, MaskReceiver] = weakref.WeakValueDictionary()
         self._dropped: deque[int] = deque()
         self._outgoing = bytearray()
@@ -155,12 +160,11 @@ class GrammarProcess:
     # Methods for the trial of the grammar, on any thread.
 
     def start_trial(self, spec: Structured) -> None:
-        """Send the grammar to the process."""
         with contextlib.suppress(OSError):  # then no proof arrives, which is detected
             grammar_messages.send_long(self._line, msgspec.msgpack.encode(spec))
 
     def poll_result(self) -> TrialResult | None:
-        """Return the result of the trial; None if there is none after `POLL_S`.
+        """Return the result of the trial, or None if there is none after `POLL_S` seconds.
 
         Raises EOFError if the process has ended.
         """
@@ -173,7 +177,7 @@ class GrammarProcess:
 
     @property
     def own_bytes(self) -> int:
-        """Memory of the process that it shares with no other process, in bytes."""
+        """Memory of the process that it shares with no other process, in bytes; 0 if the process has ended."""
         try:
             with open(f"/proc/{self._pid}/smaps_rollup", encoding="ascii") as file:
                 lines = [line.split() for line in file]
@@ -195,7 +199,7 @@ class GrammarProcess:
         return self._last_number
 
     def accept(self, number: int, token: int) -> None:
-        """Request the mask that follows one more token of completion `number`. The request is sent by the next `send`.
+        """Queue a request for the mask after one more token of completion `number`. The next `send` sends it.
 
         Raises KvscopeError if there are too many completions.
         """
@@ -210,7 +214,7 @@ class GrammarProcess:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether its answer is expected soon, judging by how long the last ones took."""
+        """Whether an answer is pending and expected soon, judging by the time that the last answers took."""
         return bool(self._num_unanswered) and not self._is_slow and not self.failure
 
     def fileno(self) -> int:
@@ -218,7 +222,9 @@ class GrammarProcess:
         return self._line.fileno()
 
     def receive(self) -> bool:
-        """Receive answers without waiting. Returns whether there were any. A process that takes too long is killed."""
+        """Receive answers without waiting. Returns whether there were any. Kills the process if an answer takes too
+        long.
+        """
         self.send()
         any_received = False
         while self._num_unanswered and not self.failure:
@@ -250,7 +256,6 @@ class GrammarProcess:
             self._line.close()
 
     def send(self) -> None:
-        """Send all pending requests, in one packet if they fit."""
         self._release_dropped()
         try:
             while self._outgoing:
@@ -262,10 +267,12 @@ class GrammarProcess:
             self._outgoing.clear()  # the process has ended, as the next recv will report
 
     def _handle_answers(self, data: bytes) -> None:
-        (longest_ns,) = grammar_messages.LONGEST.unpack_from(data)
+        (longest_ns,) = grammar_messages.ANSWERS_HEADER.unpack_from(data)
         self._is_slow = longest_ns > MAX_STEP_WAIT_S * 1e9
         self._since_ns, self._since_cpu_ns = time.monotonic_ns(), self._cpu_ns()
-        for number, state in grammar_messages.ANSWER.iter_unpack(memoryview(data)[grammar_messages.LONGEST.size :]):
+        for number, state in grammar_messages.ANSWER.iter_unpack(
+            memoryview(data)[grammar_messages.ANSWERS_HEADER.size :]
+        ):
             self._num_unanswered -= 1
             completion = self._awaiting.get(number)
             if completion is not None:
@@ -293,7 +300,7 @@ class GrammarProcess:
         return len(self._rows)
 
     def _check_progress(self) -> None:
-        """Check how long the answer that is due takes, and lower the priority of the process or kill it."""
+        """Check for how long the pending answer takes, and lower the priority of the process or kill it."""
         silent_s = (time.monotonic_ns() - self._since_ns) / 1e9
         if silent_s <= MAX_STEP_WAIT_S:
             return
@@ -322,7 +329,7 @@ class GrammarProcess:
 
 
 def wait_for_any(processes: list[GrammarProcess], max_s: float) -> None:
-    """Wait until one of the processes can be read, at most `max_s` seconds."""
+    """Wait until an answer of one of the processes can be read, at most `max_s` seconds."""
     poll = select.poll()
     for process in processes:
         if process.fileno() >= 0:

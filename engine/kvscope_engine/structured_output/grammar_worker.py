@@ -1,7 +1,7 @@
-"""The process of one grammar: compiles it, tries it, and then computes the allowed next tokens of its completions.
+"""The process of one grammar: compiles and tries it, and then computes the allowed next tokens of its completions.
 
-All costs of a grammar arise here: the engine kills this process if they are too high. Compiling and trying run on a
-thread with low priority; computing a token's mask does not, because the engine waits for it. The requests of a step
+All costs of a grammar arise in this process, which the engine kills if they are too high. Compiling and trying run on a
+thread with low priority. Computing a token's mask does not, because the engine waits for it. The requests of a step
 arrive in one packet and are answered in one, unless that takes long: then the masks that are ready are sent first.
 """
 
@@ -28,31 +28,29 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.structured import Structured
 
 JSON_KINDS: Final = ("json_schema", "json_object", "structural_tag")
-"""Kinds of grammars whose texts are or contain JSON."""
+"""Kinds of grammars whose texts are JSON or contain it."""
 MAX_MASK_S: Final = 0.02
-"""Maximum CPU time per token while a grammar is tried, in seconds; slower grammars are refused. On a busy machine
-single tokens may take longer, so a walk is repeated before it counts."""
+"""Maximum CPU time per token while a grammar is tried, in seconds; slower grammars are refused. On a busy machine,
+single tokens may take longer, so a slow walk is repeated before it counts.
+"""
 TOO_SLOW_FACTOR: Final = 5
-"""Factor of `MAX_MASK_S` above which a walk is not repeated, because it cannot be chance."""
+"""Factor of `MAX_MASK_S` above which a walk is not repeated, because chance cannot explain it."""
 NUM_WALKS: Final = 6
 MAX_WALK_TOKENS: Final = 24
 """Maximum number of tokens of each trial walk through a grammar."""
 MAX_TRIAL_S: Final = 0.25
 MAX_ADDED_BYTES: Final = 256 << 20
-"""Maximum address space in addition to the fork server's, in bytes."""
+"""Maximum address space in addition to that of the fork server, in bytes."""
 MAX_UNSENT_NS: Final = 1_000_000
 """CPU time after which the masks that are ready are sent, in nanoseconds."""
 LOW_PRIORITY_NICE: Final = 19
-"""`nice` value of the compiling thread."""
 MIB: Final = 1 << 20
 
 
 def run_worker(
-    line: socket.socket, info: Any, num_logits: int, ends: Collection[int], no_controls: NDArray[np.int32]
+    line: socket.socket, info: Any, num_logits: int, ends: Collection[int], json_mask: NDArray[np.int32]
 ) -> None:
-    """Serve one grammar until the engine closes `line`: first receive and try the grammar, then answer for its
-    completions.
-    """
+    """Serve one grammar until the engine closes `line`: receive and try it, then compute masks for its completions."""
     descriptors = [os.pidfd_open(os.getpid()), os.memfd_create("masks")]
     masks = grammar_messages.map_masks(descriptors[1], num_logits)
     socket.send_fds(line, [os.getpid().to_bytes(4, "little")], descriptors)
@@ -61,12 +59,12 @@ def run_worker(
     try:
         spec = msgspec.msgpack.decode(grammar_messages.receive_long(line), type=Structured)
         _limit_memory()
-        trial = _Trial(spec, info, masks, ends, no_controls)
+        trial = _Trial(spec, info, masks, ends, json_mask)
         thread = threading.Thread(target=trial.run)
         thread.start()
         thread.join()
         _release_memory()
-        grammar_messages.send_long(line, msgspec.msgpack.encode(trial.proof))
+        grammar_messages.send_long(line, msgspec.msgpack.encode(trial.trial_result))
         if trial.grammar is not None:
             _serve(line, trial.grammar)
     except (EOFError, OSError):
@@ -77,21 +75,21 @@ class _WorkerGrammar:
     def __init__(
         self, compiled: Any, masks: NDArray[np.int32], ends: Collection[int], allowed_tokens: NDArray[np.int32] | None
     ) -> None:
-        """Masks are written into the rows of `masks`; `allowed_tokens` is a mask of the only tokens ever allowed; None:
-        all."""
+        """Masks are written to the rows of `masks`. `allowed_tokens` is a mask of the tokens that are ever allowed;
+        None: all.
+        """
         self._compiled = compiled
         self._ends = ends
         self._allowed_tokens = allowed_tokens
         self._masks = masks
 
     def matcher(self) -> Any:
-        """Return an XGrammar matcher at the beginning of the grammar."""
         import xgrammar
 
         return xgrammar.GrammarMatcher(self._compiled, terminate_without_stop_token=not self._ends)
 
     def mask(self, matcher: Any, row: int = 0) -> NDArray[np.int32]:
-        """Write the mask of the allowed next tokens into the row and return it."""
+        """Write the mask of the allowed next tokens to the row and return it."""
         mask: NDArray[np.int32] = self._masks[row]
         mask.fill(-1)  # XGrammar writes nothing if all tokens are allowed
         matcher.fill_next_token_bitmask(self._masks, row)
@@ -101,7 +99,7 @@ class _WorkerGrammar:
 
 
 class _Trial:
-    """Compiles and tries a grammar. Sets `grammar`, None if it is not accepted, and `proof`."""
+    """Compiles and tries a grammar. Sets `trial_result`, and `grammar` if the grammar is accepted."""
 
     def __init__(
         self,
@@ -109,29 +107,28 @@ class _Trial:
         info: Any,
         masks: NDArray[np.int32],
         ends: Collection[int],
-        no_controls: NDArray[np.int32],
+        json_mask: NDArray[np.int32],
     ) -> None:
         self.grammar: _WorkerGrammar | None = None
-        self.proof = grammar_messages.TrialResult(reason=f"{spec.kind} is not accepted: its compiler failed")
+        self.trial_result = grammar_messages.TrialResult(reason=f"{spec.kind} is not accepted: its compiler failed")
         self._spec = spec
         self._info = info
         self._masks = masks
         self._ends = ends
-        self._allowed_tokens = no_controls if spec.kind in JSON_KINDS else None
+        self._allowed_tokens = json_mask if spec.kind in JSON_KINDS else None
 
     def run(self) -> None:
-        """Compile and try the grammar, on a separate thread with low priority."""
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY_NICE)
         kind = self._spec.kind
         try:
             self._try()
         except BadInput as error:
-            self.proof = grammar_messages.TrialResult(reason=str(error))
+            self.trial_result = grammar_messages.TrialResult(reason=str(error))
         except Exception as error:
             reason = f"{kind} is not accepted: {type(error).__name__}: {error!s:.200}"
             if isinstance(error, MemoryError) or OUT_OF_MEMORY in str(error):
                 reason = f"{kind} is too costly: it takes more than {MAX_ADDED_BYTES // MIB} MiB of memory"
-            self.proof = grammar_messages.TrialResult(reason=reason)
+            self.trial_result = grammar_messages.TrialResult(reason=reason)
 
     def _try(self) -> None:
         import xgrammar
@@ -142,7 +139,7 @@ class _Trial:
         if not first.any():
             raise BadInput(f"{self._spec.kind} is not accepted: no text of this model's tokens matches it")
         self._walk(grammar)
-        self.proof = grammar_messages.TrialResult(mask=first.tobytes())
+        self.trial_result = grammar_messages.TrialResult(mask=first.tobytes())
         self.grammar = grammar
 
     def _walk(self, grammar: _WorkerGrammar) -> None:
@@ -165,19 +162,19 @@ class _Trial:
 
 
 def _longest_token_s(grammar: _WorkerGrammar, seed: int) -> float:
-    """Return the longest CPU time of a token, in seconds, on a walk through the grammar.
+    """Return the longest CPU time for a token on a random walk through the grammar, in seconds.
 
     The walk ends if a token is too slow.
     """
-    matcher, drawn, longest_s, started_s = grammar.matcher(), random.Random(seed), 0.0, time.thread_time()
+    matcher, rng, longest_s, started_s = grammar.matcher(), random.Random(seed), 0.0, time.thread_time()
     for _ in range(MAX_WALK_TOKENS):
-        started = time.thread_time()
+        token_started_s = time.thread_time()
         allowed = np.flatnonzero(np.unpackbits(grammar.mask(matcher).view(np.uint8), bitorder="little"))
-        if not len(allowed) or not matcher.accept_token(int(allowed[drawn.randrange(len(allowed))])):
+        if not len(allowed) or not matcher.accept_token(int(allowed[rng.randrange(len(allowed))])):
             break
-        now = time.thread_time()
-        longest_s = max(longest_s, now - started)
-        if longest_s > MAX_MASK_S or now - started_s > MAX_TRIAL_S or matcher.is_terminated():
+        now_s = time.thread_time()
+        longest_s = max(longest_s, now_s - token_started_s)
+        if longest_s > MAX_MASK_S or now_s - started_s > MAX_TRIAL_S or matcher.is_terminated():
             break
     return longest_s
 
@@ -187,8 +184,8 @@ def _serve(line: socket.socket, grammar: _WorkerGrammar) -> None:
     while data := line.recv(grammar_messages.PACKET_BYTES):
         answers, longest_ns, sent_ns = bytearray(), 0, time.thread_time_ns()
         started_ns, any_dropped = sent_ns, False
-        for what, row, number, token in grammar_messages.REQUEST.iter_unpack(data):
-            if what == grammar_messages.DROP:
+        for request_kind, row, number, token in grammar_messages.REQUEST.iter_unpack(data):
+            if request_kind == grammar_messages.DROP:
                 any_dropped |= matchers.pop(number, None) is not None
                 continue
             matcher = matchers.get(number)
@@ -198,16 +195,16 @@ def _serve(line: socket.socket, grammar: _WorkerGrammar) -> None:
             now_ns = time.thread_time_ns()
             longest_ns, started_ns = max(longest_ns, now_ns - started_ns), now_ns
             if now_ns - sent_ns > MAX_UNSENT_NS:
-                line.sendall(grammar_messages.LONGEST.pack(longest_ns) + answers)
+                line.sendall(grammar_messages.ANSWERS_HEADER.pack(longest_ns) + answers)
                 answers, longest_ns, sent_ns = bytearray(), 0, now_ns
         if answers:
-            line.sendall(grammar_messages.LONGEST.pack(longest_ns) + answers)
+            line.sendall(grammar_messages.ANSWERS_HEADER.pack(longest_ns) + answers)
         if any_dropped and not matchers:
             _release_memory()
 
 
 def _next_mask(grammar: _WorkerGrammar, matcher: Any, row: int, token: int) -> int:
-    """Accept the token and write the next mask into `row`. Returns the state of the completion."""
+    """Accept the token and write the next mask to `row`. Returns the state of the completion (`grammar_messages`)."""
     if not matcher.accept_token(token):
         return grammar_messages.REFUSED
     if matcher.is_terminated():
@@ -216,7 +213,7 @@ def _next_mask(grammar: _WorkerGrammar, matcher: Any, row: int, token: int) -> i
 
 
 def _release_memory() -> None:
-    """Return to the system the memory that compiling or answering no longer needs."""
+    """Return memory that compiling or answering no longer needs to the system."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
     if trim is not None:
         trim(0)

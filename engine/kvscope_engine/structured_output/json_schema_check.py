@@ -1,6 +1,6 @@
 """Finds parts of a JSON schema that XGrammar (0.2.8) ignores silently.
 
-They are refused by name, so that an answer always satisfies its whole schema. Parts that XGrammar warns about are
+They are refused by name, so that an answer always satisfies its whole schema. Parts about which XGrammar warns are
 refused with its own message (`grammar_compiler`); docs/reference/structured-output.md lists what is enforced.
 """
 
@@ -12,29 +12,29 @@ from typing import Any, Final, TypeAlias
 
 Schema: TypeAlias = "dict[str, Any] | bool"
 
-NEVER: Final = frozenset(
+NEVER_ENFORCED: Final = frozenset(
     {
         *("not", "if", "then", "else", "contains", "minContains", "maxContains", "$dynamicRef", "$recursiveRef"),
         *("dependentRequired", "dependentSchemas", "dependencies"),
     }
 )
-WHOLE: Final = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
-"""Keywords of which XGrammar enforces the first that is present, and nothing next to it."""
-OF_NUMBERS: Final = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
-OF_STRINGS: Final = frozenset({"minLength", "maxLength", "pattern", "format"})
-OF_ARRAYS: Final = frozenset({"items", "prefixItems", "unevaluatedItems", "minItems", "maxItems", "uniqueItems"})
-OF_OBJECTS: Final = frozenset(
+EXCLUSIVE_KEYWORDS: Final = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
+"""Keywords of which XGrammar enforces the first one present, and no other keyword of the same schema."""
+NUMBER_KEYWORDS: Final = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+STRING_KEYWORDS: Final = frozenset({"minLength", "maxLength", "pattern", "format"})
+ARRAY_KEYWORDS: Final = frozenset({"items", "prefixItems", "unevaluatedItems", "minItems", "maxItems", "uniqueItems"})
+OBJECT_KEYWORDS: Final = frozenset(
     {
         *("properties", "required", "additionalProperties", "patternProperties", "unevaluatedProperties"),
         *("propertyNames", "minProperties", "maxProperties"),
     }
 )
-ASSERTIONS: Final = OF_NUMBERS | OF_STRINGS | OF_ARRAYS | OF_OBJECTS
-MAKE_ARRAY: Final = frozenset({"items", "prefixItems"})
-MAKE_OBJECT: Final = frozenset({"properties", "additionalProperties", "unevaluatedProperties"})
-"""Keywords, like those in `MAKE_ARRAY`, from which XGrammar infers the type of a schema without `type`."""
+ASSERTIONS: Final = NUMBER_KEYWORDS | STRING_KEYWORDS | ARRAY_KEYWORDS | OBJECT_KEYWORDS
+ARRAY_INDICATORS: Final = frozenset({"items", "prefixItems"})
+OBJECT_INDICATORS: Final = frozenset({"properties", "additionalProperties", "unevaluatedProperties"})
+"""Keywords from which XGrammar infers `object` for a schema without `type` (`array` from `ARRAY_INDICATORS`)."""
 UNKNOWN_FORMATS: Final = frozenset({"regex", "idn-email", "idn-hostname", "iri", "iri-reference"})
-"""Formats of JSON Schema that XGrammar does not know. Other unknown names are only annotations in JSON Schema, too."""
+"""Formats of JSON Schema that XGrammar does not support. Names outside JSON Schema are only annotations there, too."""
 SINGLE_SUBSCHEMA: Final = (
     "additionalProperties",
     "unevaluatedProperties",
@@ -45,33 +45,33 @@ SINGLE_SUBSCHEMA: Final = (
 SUBSCHEMA_LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 SUBSCHEMA_MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
 MAX_HOPS: Final = 32
-"""Maximum number of references followed from one to the next."""
+"""Maximum length of a chain of references."""
 
 
 def unenforced(schema: Schema) -> str:
-    """Return the first part that would not be enforced, and why; empty if all parts are enforced."""
-    waiting: list[Any] = [schema]
-    while waiting:
-        part = waiting.pop()
+    """Return the first part of a schema that would not be enforced, and why; "" if all parts are enforced."""
+    pending: list[Any] = [schema]
+    while pending:
+        part = pending.pop()
         if isinstance(part, dict):
             if found := _unenforced_keyword(part, schema):
                 return found
-            waiting += _subschemas(part)
+            pending += _subschemas(part)
     return ""
 
 
 def unenforced_in_tag(tag: Any) -> str:
-    """Return the same for all schemas in one of XGrammar's structural tags."""
-    waiting = [tag]
-    while waiting:
-        part = waiting.pop()
+    """Return the same as `unenforced`, for all schemas in one of XGrammar's structural tags."""
+    pending = [tag]
+    while pending:
+        part = pending.pop()
         if isinstance(part, dict):
             for name in ("json_schema", "schema"):
                 if isinstance(part.get(name), dict) and (found := unenforced(part[name])):
                     return found
-            waiting += [value for name, value in part.items() if name not in ("json_schema", "schema")]
+            pending += [value for name, value in part.items() if name not in ("json_schema", "schema")]
         elif isinstance(part, list):
-            waiting += part
+            pending += part
     return ""
 
 
@@ -87,18 +87,20 @@ def _subschemas(schema: dict[str, Any]) -> Iterator[Any]:
 
 def _unenforced_keyword(schema: dict[str, Any], root: Schema) -> str:
     for name in schema:
-        if name in NEVER:
+        if name in NEVER_ENFORCED:
             return f"{name!r} is not enforced"
     if schema.get("uniqueItems") is True:
         return "'uniqueItems' is not enforced"
-    whole = next((name for name in WHOLE if name in schema), None)
-    return _next_to_whole(whole, schema, root) if whole is not None else _unenforced_for_type(schema)
+    whole = next((name for name in EXCLUSIVE_KEYWORDS if name in schema), None)
+    return _unenforced_next_to_whole(whole, schema, root) if whole is not None else _unenforced_for_type(schema)
 
 
-def _next_to_whole(whole: str, schema: dict[str, Any], root: Schema) -> str:
-    """Return the first keyword next to `whole` that would not be enforced, and why."""
+def _unenforced_next_to_whole(whole: str, schema: dict[str, Any], root: Schema) -> str:
+    """Return the first keyword next to `whole` that would not be enforced, and why; "" if there is none."""
     for name in schema:
-        if name in ASSERTIONS or (name in WHOLE and name != whole and not _is_in_enum(schema, whole, name)):
+        if name in ASSERTIONS or (
+            name in EXCLUSIVE_KEYWORDS and name != whole and not _is_in_enum(schema, whole, name)
+        ):
             return f"{name!r} beside {whole!r} is not enforced"
     if "type" in schema and not (found := _types(schema | {"type": None}, root)) <= _type_names(schema["type"]):
         return f"'type' beside {whole!r} is not enforced, and {whole!r} gives {', '.join(sorted(found))}"
@@ -114,7 +116,7 @@ def _is_in_enum(schema: dict[str, Any], whole: str, name: str) -> bool:
 def _unenforced_for_type(schema: dict[str, Any]) -> str:
     names = schema.keys()
     if "type" not in schema:
-        return _without_type(names)
+        return _unenforced_without_type(names)
     if "string" in _type_names(schema["type"]) and schema.get("format") in UNKNOWN_FORMATS:
         return f"'format': {schema['format']!r} is not enforced"
     properties = schema.get("properties", {})
@@ -128,15 +130,17 @@ def _unenforced_for_type(schema: dict[str, Any]) -> str:
     return ""
 
 
-def _without_type(names: Any) -> str:
-    inferred = OF_OBJECTS if names & MAKE_OBJECT else OF_ARRAYS if names & MAKE_ARRAY else frozenset()
+def _unenforced_without_type(names: Any) -> str:
+    inferred = (
+        OBJECT_KEYWORDS if names & OBJECT_INDICATORS else ARRAY_KEYWORDS if names & ARRAY_INDICATORS else frozenset()
+    )
     name = next((name for name in names if name in ASSERTIONS - inferred), None)
     return "" if name is None else f"{name!r} without a 'type' that it is of is not enforced"
 
 
 def _type_names(types: object) -> set[str]:
-    named = {types} if isinstance(types, str) else set(types) if isinstance(types, list) else set()
-    return named | {"integer"} if "number" in named else named
+    type_names = {types} if isinstance(types, str) else set(types) if isinstance(types, list) else set()
+    return type_names | {"integer"} if "number" in type_names else type_names
 
 
 def _types(schema: Any, root: Schema, hops: int = MAX_HOPS) -> set[str]:
@@ -144,7 +148,7 @@ def _types(schema: Any, root: Schema, hops: int = MAX_HOPS) -> set[str]:
     if not isinstance(schema, dict) or not hops:
         return {"any"}
     if isinstance(schema.get("$ref"), str):
-        return _types(_referred(schema["$ref"], root), root, hops - 1)
+        return _types(_referenced_schema(schema["$ref"], root), root, hops - 1)
     if "const" in schema:
         return {_type_of(schema["const"])}
     if isinstance(schema.get("enum"), list):
@@ -162,15 +166,15 @@ def _type_of(value: object) -> str:
     return kinds.get(type(value), "null")
 
 
-def _referred(reference: str, root: Schema) -> Any:
-    found: Any = root
+def _referenced_schema(reference: str, root: Schema) -> Any:
+    schema: Any = root
     for step in reference.removeprefix("#").split("/")[1:]:
-        found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
-    return found if reference.startswith("#") else None
+        schema = schema.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(schema, dict) else None
+    return schema if reference.startswith("#") else None
 
 
 def _are_exclusive(branches: Any, root: Schema) -> bool:
-    """Whether no value satisfies two of the schemas: by their types, or by the values of a property that all objects
+    """Whether no value satisfies two of the schemas, by their types or by the values of a property that all objects
     require.
     """
     if not isinstance(branches, list):
@@ -180,7 +184,7 @@ def _are_exclusive(branches: Any, root: Schema) -> bool:
     for branch in branches:
         types = _types(branch, root)
         if types == {"object"}:
-            objects.append(_resolved(branch, root))
+            objects.append(_resolve_references(branch, root))
             types = set()
         types = types | {"integer"} if "number" in types else types
         if (
@@ -190,19 +194,19 @@ def _are_exclusive(branches: Any, root: Schema) -> bool:
         ):
             return False
         seen |= types
-    return len(objects) < 2 or any(_distinguishes(name, objects) for name in _required(objects[0]))
+    return len(objects) < 2 or any(_distinguishes(name, objects) for name in _required_names(objects[0]))
 
 
 def _types_with_exclusive_values(branch: Any, branches: list[Any], root: Schema, types: set[str]) -> set[str]:
-    """Return `types` if all branches list their values and no value is in two; otherwise the empty set."""
-    listed = [_values(_resolved(other, root)) for other in branches]
-    if any(values is None for values in listed):
+    """Return `types` if all branches list their values and no value is in two of them; otherwise the empty set."""
+    values_of_branches = [_listed_values(_resolve_references(other, root)) for other in branches]
+    if any(values is None for values in values_of_branches):
         return set()
-    every = [value for values in listed for value in values or ()]
-    return types if len(every) == len(set(every)) else set()
+    all_values = [value for values in values_of_branches for value in values or ()]
+    return types if len(all_values) == len(set(all_values)) else set()
 
 
-def _values(schema: Any) -> set[str] | None:
+def _listed_values(schema: Any) -> set[str] | None:
     if not isinstance(schema, dict):
         return None
     if "const" in schema:
@@ -212,7 +216,7 @@ def _values(schema: Any) -> set[str] | None:
     return None
 
 
-def _required(schema: Any) -> list[str]:
+def _required_names(schema: Any) -> list[str]:
     required = schema.get("required") if isinstance(schema, dict) else None
     return [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
 
@@ -221,16 +225,16 @@ def _distinguishes(name: str, objects: list[Any]) -> bool:
     seen: set[str] = set()
     for schema in objects:
         properties = schema.get("properties") if isinstance(schema, dict) else None
-        values = _values(properties.get(name)) if isinstance(properties, dict) else None
-        if values is None or name not in _required(schema) or values & seen:
+        values = _listed_values(properties.get(name)) if isinstance(properties, dict) else None
+        if values is None or name not in _required_names(schema) or values & seen:
             return False
         seen |= values
     return True
 
 
-def _resolved(schema: Any, root: Schema) -> Any:
+def _resolve_references(schema: Any, root: Schema) -> Any:
     for _ in range(MAX_HOPS):
         if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
             break
-        schema = _referred(schema["$ref"], root)
+        schema = _referenced_schema(schema["$ref"], root)
     return schema

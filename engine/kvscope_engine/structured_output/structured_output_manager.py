@@ -1,11 +1,11 @@
-"""Compiled grammars of structured output: each is compiled and tried in a separate process before it is accepted.
+"""Manages the grammars of structured output. Each is compiled and tried in a separate process before it is accepted.
 
 C++ code cannot be interrupted, and a regex of twenty characters can keep it busy forever, during compilation or at its
-hundredth token. So nothing of a grammar is computed in the engine: a process that takes too long is killed without
-affecting other requests (docs/internals/decisions/0024-grammars-run-in-their-own-processes.md).
+hundredth token. So the engine's process computes nothing of a grammar: a grammar process that takes too long is killed
+without affecting other requests (docs/internals/decisions/0024-grammars-run-in-their-own-processes.md).
 
 Owns the fork server, which is started for the first grammar, and the cache of grammars. `get` may be called on any
-thread, `await_masks` only on the engine's.
+thread, `request_masks` and `await_masks` only on the engine's.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ from kvscope_telemetry.messages.structured import Structured
 MAX_COMPILE_S: Final = 5.0
 """Maximum CPU time to compile and try a grammar, in seconds."""
 MAX_WAIT_S: Final = 60.0
-"""Maximum time to wait for a grammar, in seconds, on a machine that is busy with other work."""
+"""Maximum time to wait for a grammar on a machine that is busy with other work, in seconds."""
 MAX_GRAMMARS: Final = 64
 """Maximum number of grammars, each with a process: in use, being compiled, and cached."""
 MAX_BYTES: Final = 1 << 30
 """Memory of all grammar processes above which no further grammar is accepted, in bytes."""
 MAX_CACHED: Final = 32
 MAX_CACHED_BYTES: Final = 64 << 20
-"""Maximum memory of the cached grammars, in bytes. A larger grammar only exists while it is in use."""
+"""Maximum memory of the cached grammars, in bytes. A larger grammar exists only while it is in use."""
 MAX_DEPTH: Final = 128
 """Maximum nesting depth of objects and arrays in a JSON schema. XGrammar's time grows with the cube of the depth: 0.2 s
-at 128, 8 s and more at 500, during which other grammars of the same client wait."""
+at 128, 8 s and more at 500, for which other grammars of the same client wait.
+"""
 _STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _BRACKET: Final = re.compile(r"[][{}]")
 UNWANTED: Final = "no client waits for this grammar any more"
@@ -59,7 +60,7 @@ def always_wanted() -> bool:
 
 
 class _Compilation:
-    """A grammar that is being compiled; `is_wanted_callbacks` are the callbacks of all callers that wait for it."""
+    """A grammar that is being compiled. `is_wanted_callbacks` are those of all callers that wait for it."""
 
     def __init__(self) -> None:
         self.is_wanted_callbacks: list[IsWanted] = []
@@ -90,8 +91,9 @@ class StructuredOutputManager:
         self._fork_server: ForkServerProcess | None = None
         self._fork_server_lock = threading.Lock()
         self._busy: set[GrammarProcess] = set()
-        """Processes that owe the engine's thread an answer, or must be informed of completions that ended. Any thread
-        adds to this set, so it must be copied before iterating."""
+        """Processes with a pending answer or with dropped completions to send. Any thread adds to this set, so it must
+        be copied before iterating.
+        """
         self._is_closed = False
 
     def is_compiled(self, spec: Structured) -> bool:
@@ -101,7 +103,7 @@ class StructuredOutputManager:
             return grammar is not None and not grammar.process.failure
 
     def get(self, spec: Structured, is_wanted: IsWanted = always_wanted) -> Grammar:
-        """Return the grammar of `spec`, which is compiled and tested if it is new.
+        """Return the grammar of `spec`, which is compiled and tried first if it is new.
 
         Compilation is cancelled when `is_wanted` returns False for all callers that wait for it.
 
@@ -111,7 +113,7 @@ class StructuredOutputManager:
         _check_text(spec)
         fork_server = self._ready_fork_server(spec)
         if not self.is_compiled(spec):
-            self._measure()
+            self._measure_memory()
         with self._lock:
             grammar = self._in_use.get(spec)
             if grammar is not None and not grammar.process.failure:
@@ -133,23 +135,23 @@ class StructuredOutputManager:
                     raise BadInput(UNWANTED) from None
 
     def request_masks(self) -> None:
-        """Ask the processes for the masks after all accepted tokens, with one packet per process."""
+        """Request the masks after all accepted tokens, with one packet per process."""
         for process in list(self._busy):
             process.send()
 
     def await_masks(self, *, is_idle: bool) -> None:
-        """Receive masks from the processes, and wait briefly for those that will answer soon.
+        """Receive masks from the processes, waiting up to `MAX_STEP_WAIT_S` for those that are expected soon.
 
-        With `is_idle` the engine has nothing to do until a process answers, so it waits for any of them.
+        With `is_idle`, no request can run until a mask arrives, so it waits for any process.
         """
         deadline_s = time.monotonic() + MAX_STEP_WAIT_S
         while self._busy:
-            heard = [process.receive() for process in list(self._busy)]
+            received = [process.receive() for process in list(self._busy)]
             awaited = [process for process in list(self._busy) if is_idle or process.is_waited_for]
-            left_s = deadline_s - time.monotonic()
-            if not awaited or left_s <= 0 or (is_idle and any(heard)):
+            remaining_s = deadline_s - time.monotonic()
+            if not awaited or remaining_s <= 0 or (is_idle and any(received)):
                 return
-            wait_for_any(awaited, left_s)
+            wait_for_any(awaited, remaining_s)
 
     def close(self) -> None:
         self._is_closed = True
@@ -182,10 +184,10 @@ class StructuredOutputManager:
         except KvscopeError as error:
             raise BadInput(f"{spec.kind} is not accepted: {error}") from None
         try:
-            proof = self._await_result(process, spec, compilation)
-            if proof.reason:
-                raise BadInput(proof.reason)
-            return Grammar(process, proof, self._ends)
+            trial_result = self._await_result(process, spec, compilation)
+            if trial_result.reason:
+                raise BadInput(trial_result.reason)
+            return Grammar(process, trial_result, self._ends)
         except BaseException:
             process.kill()
             raise
@@ -195,13 +197,13 @@ class StructuredOutputManager:
         deadline_s = time.monotonic() + MAX_WAIT_S
         while True:
             try:
-                proof = process.poll_result()
+                trial_result = process.poll_result()
             except EOFError:
                 raise BadInput(
                     f"{spec.kind} is too costly: its compiler ran out of memory or recursion depth"
                 ) from None
-            if proof is not None:
-                return proof
+            if trial_result is not None:
+                return trial_result
             if process.cpu_s > self._max_s:
                 raise BadInput(
                     f"{spec.kind} is too costly: it takes more than {self._max_s:g} s to compile and try; "
@@ -234,9 +236,9 @@ class StructuredOutputManager:
             return self._fork_server
 
     def _evict_cached(self, spec: Structured) -> None:
-        """Evict cached grammars until there is capacity for another. Must be called with the lock held.
+        """Evict cached grammars until there is capacity for another one. Must be called with the lock held.
 
-        Raises BadInput if the remaining ones are all in use.
+        Raises BadInput if the remaining grammars are all in use.
         """
         while self._cached and (
             len(self._in_use) + len(self._compilations) >= MAX_GRAMMARS or self._num_bytes() > MAX_BYTES
@@ -249,8 +251,8 @@ class StructuredOutputManager:
             reason = f"grammars in use take {MAX_BYTES >> 20} MiB already, and {spec.kind} is another one"
             raise BadInput(f"the engine is behind: {reason}")
 
-    def _measure(self) -> None:
-        """Update the memory used by all grammars, which grows with use."""
+    def _measure_memory(self) -> None:
+        """Measure the memory of all grammar processes, which grows with use."""
         with self._lock:
             grammars = list(self._in_use.values())
         for grammar in grammars:
@@ -273,7 +275,7 @@ class StructuredOutputManager:
 
 
 class PreparedPrompt(list[int]):
-    """Token ids of a prompt with the grammar of its answer, so that nothing has to be compiled between two steps."""
+    """Token ids of a prompt with the compiled grammar of its answer."""
 
     def __init__(self, token_ids: list[int], grammar: Grammar) -> None:
         super().__init__(token_ids)
@@ -286,7 +288,7 @@ def prepare_prompt(
     grammars: StructuredOutputManager | None,
     is_wanted: IsWanted = always_wanted,
 ) -> list[int]:
-    """Return `token_ids` with the compiled grammar, if one is requested.
+    """Return `token_ids`, as a `PreparedPrompt` with the compiled grammar if `spec` is given.
 
     Raises BadInput as `StructuredOutputManager.get` does, and for a model without a tokenizer.
     """
@@ -318,9 +320,9 @@ def _check_text(spec: Structured) -> None:
 
 
 def _json_depth(text: str) -> int:
-    """Return how deeply objects and arrays of a JSON text are nested, in one pass and without recursion."""
-    depth = deepest = 0
+    """Return the nesting depth of objects and arrays in a JSON text, in one pass and without recursion."""
+    depth = max_depth = 0
     for bracket in _BRACKET.findall(_STRING.sub("", text)):
         depth += 1 if bracket in "[{" else -1
-        deepest = max(deepest, depth)
-    return deepest
+        max_depth = max(max_depth, depth)
+    return max_depth

@@ -1,7 +1,8 @@
-"""A model's vocabulary for XGrammar: the bytes of each token, and the tokens that are no text.
+"""A model's vocabulary for XGrammar: the bytes of each token, without special tokens.
 
-Special tokens are excluded from every grammar: they do not appear in an answer's text, so a string that contains one
-would not be what the grammar counted. Token ids from the end of the vocabulary to the logits' width are never sampled.
+Special tokens are excluded from every grammar. They do not appear in an answer's text, so a string with one would be
+shorter than the string that the grammar counted. Ids from the end of the vocabulary to the width of the logits are
+never sampled.
 """
 
 from __future__ import annotations
@@ -16,17 +17,19 @@ from kvscope_engine.structured_output.grammar_messages import Vocabulary
 from kvscope_engine.tokenization.tokenizer import Tokenizer
 
 BYTE_PIECES = 128
-"""Minimum number of tokens such as <0x0A> of a vocabulary with byte fallback; complete ones have 256."""
+"""Minimum number of tokens such as <0x0A> that identify a vocabulary with byte fallback; complete ones have 256."""
 
 
 def vocabulary_of(tokenizer: Tokenizer, num_logits: int, ends: Collection[int]) -> Vocabulary:
-    """Return the vocabulary for logits of this width. `ends` are the token ids that may follow a complete text."""
+    """Return the vocabulary for logits of width `num_logits`. `ends` are the token ids that may follow a complete
+    text.
+    """
     special = tokenizer.special_token_ids
     encoded = [""] * num_logits
     for token, token_id in tokenizer.vocabulary.items():
         if token_id < num_logits and token_id not in special:
             encoded[token_id] = token
-    return Vocabulary(_kind(tokenizer), encoded, sorted(token for token in ends if token < num_logits))
+    return Vocabulary(_vocab_type(tokenizer), encoded, sorted(token for token in ends if token < num_logits))
 
 
 def tokenizer_info(vocabulary: Vocabulary) -> Any:
@@ -36,11 +39,11 @@ def tokenizer_info(vocabulary: Vocabulary) -> Any:
     return xgrammar.TokenizerInfo(vocabulary.tokens, kind, vocab_size=num_logits, stop_token_ids=vocabulary.ends)
 
 
-def json_tokens(info: Any, num_logits: int) -> NDArray[np.int32]:
-    """Return a mask of the tokens without control characters except line breaks.
+def json_token_mask(info: Any, num_logits: int) -> NDArray[np.int32]:
+    """Return a mask of the tokens without control characters other than line breaks.
 
-    JSON has none in its strings, but XGrammar (0.2.8) allows them in strings of bounded length. This also excludes tabs
-    between the parts of JSON.
+    JSON strings have no control characters, but XGrammar (0.2.8) allows them in strings of bounded length. The mask
+    also excludes tabs between the parts of JSON.
     """
     allowed = np.ones(-(-num_logits // 32) * 32, np.bool_)
     for token_id, text in enumerate(info.decoded_vocab):
@@ -48,8 +51,10 @@ def json_tokens(info: Any, num_logits: int) -> NDArray[np.int32]:
     return np.packbits(allowed, bitorder="little").view(np.int32)
 
 
-def _kind(tokenizer: Tokenizer) -> str:
-    """Return XGrammar's name of the encoding of tokens, in which " a" is "Ġa", "▁a", or " a"."""
+def _vocab_type(tokenizer: Tokenizer) -> str:
+    """Return the name of the tokens' encoding in XGrammar's `VocabType`. The encodings write " a" as "Ġa", "▁a", or "
+    a".
+    """
     if tokenizer.is_byte_level:
         return "BYTE_LEVEL"
     vocabulary = tokenizer.vocabulary

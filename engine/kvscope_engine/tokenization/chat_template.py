@@ -1,8 +1,8 @@
 """Renders chat templates with a time limit.
 
-A template is a program that comes with the model, and its input comes from a client: nested loops over all turns, loops
-over a large `range`, or recursive macros can take minutes. Jinja has no means to interrupt them, so a trace function
-checks each line that the compiled template executes and each function that it calls. The limit is CPU time of the
+A template is a program that is part of the model, and its input is a client's: nested loops over all turns, loops over
+a large `range`, or recursive macros can take minutes. Jinja cannot interrupt them, so a trace function checks the time
+at each line that the compiled template executes and at each function that it calls. The limit is CPU time of the
 thread, so that load on the machine never causes a refusal.
 """
 
@@ -18,13 +18,14 @@ from typing import Any, Final
 from kvscope_telemetry.errors import BadInput
 
 MAX_TEMPLATE_S: Final = 2.0
-_FILE: Final = "<template>"
+_TEMPLATE_FILE_NAME: Final = "<template>"
 """File name that Jinja assigns to the compiled code of a template."""
 
 
 def render(template: str, variables: Mapping[str, Any]) -> str:
-    """Render `template`. Raises BadInput after `MAX_TEMPLATE_S` seconds of CPU time, and any exception that the
-    template raises.
+    """Render `template`.
+
+    Raises BadInput after `MAX_TEMPLATE_S` seconds of CPU time, and any exception that the template raises.
     """
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
@@ -40,7 +41,7 @@ def _limited_time(max_s: float) -> Iterator[None]:
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         if time.thread_time() > end_s:
             raise BadInput(f"it takes more than {max_s:g} s: shorter conversations and fewer tools are accepted")
-        return trace if frame.f_code.co_filename == _FILE else None
+        return trace if frame.f_code.co_filename == _TEMPLATE_FILE_NAME else None
 
     before = sys.gettrace()
     sys.settrace(trace)

@@ -1,5 +1,6 @@
-"""Lower bound of the number of tokens in a text, computed from its bytes, so that prompts that are too long are refused
-before they are tokenized.
+"""Lower bound of the number of tokens in a text, computed from its bytes.
+
+With it, prompts that are too long are refused before they are tokenized.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import tokenizers
 SPACE: Final = "\u2581"
 """Character that SentencePiece writes for a space."""
 PIECE_BYTES: Final = 1 << 18
-KEEPING: Final = frozenset(("ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "UnicodeScripts"))
+_LOSSLESS_PRE_TOKENIZERS: Final = frozenset(
+    ("ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "UnicodeScripts")
+)
 """Types of pre-tokenizers that split a text without dropping any of it, unless their `behavior` is "Removed"."""
 
 
@@ -30,25 +33,30 @@ class FewestTokens:
         tokens >= sum over the text's bytes b of 1 / longest(b)
 
     The bound is never too high, and needs only a histogram of the bytes. It holds for tokenizers that keep a text's
-    bytes, or change them in ways that are handled here (NFC, spaces written as U+2581); for others the bound is 0.
+    bytes, or change them by NFC or by writing spaces as U+2581, which is taken into account; for others the bound is 0.
     Bytes without a token of their own count 0, and so do spaces if a special token may strip those next to it.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, *, is_byte_level: bool, has_any_character: bool) -> None:
-        normalizers, cutters = _parts(backend.normalizer), _parts(backend.pre_tokenizer)
+        normalizers, pre_tokenizers = _component_configs(backend.normalizer), _component_configs(backend.pre_tokenizer)
         kinds = {str(part["type"]) for part in normalizers}
         added = backend.get_added_tokens_decoder().values()
-        writes_spaces = any(part["type"] == "Metaspace" for part in cutters) or any(map(_writes_spaces, normalizers))
+        writes_spaces = any(part["type"] == "Metaspace" for part in pre_tokenizers) or any(
+            map(_writes_spaces, normalizers)
+        )
         self._composes = "NFC" in kinds
         self._writes_spaces = writes_spaces
         self._swallows_spaces = any(token.lstrip or token.rstrip for token in added)
-        is_followed = (
+        is_bounded = (
             has_any_character
-            and all(map(_is_followed, normalizers))
-            and all(part["type"] in KEEPING and part.get("behavior") != "Removed" for part in cutters)
+            and all(map(_keeps_bytes, normalizers))
+            and all(
+                part["type"] in _LOSSLESS_PRE_TOKENIZERS and part.get("behavior") != "Removed"
+                for part in pre_tokenizers
+            )
             and type(backend.model) in (tokenizers.models.BPE, tokenizers.models.Unigram)
         )
-        self._shares = _shares(backend, is_byte_level=is_byte_level) if is_followed else np.zeros(256)
+        self._shares = _shares(backend, is_byte_level=is_byte_level) if is_bounded else np.zeros(256)
 
     def __call__(self, text: str, enough: int) -> int:
         """Return a lower bound of the number of tokens in `text`. Counting stops once the bound exceeds `enough`."""
@@ -72,8 +80,8 @@ def _shares(backend: tokenizers.Tokenizer, *, is_byte_level: bool) -> np.ndarray
     longest = np.zeros(256, np.int64)
     has_own = np.zeros(256, bool)
     for token in _token_bytes(backend, is_byte_level=is_byte_level):
-        held = list(set(token))
-        longest[held] = np.maximum(longest[held], len(token))
+        token_bytes = list(set(token))
+        longest[token_bytes] = np.maximum(longest[token_bytes], len(token))
         if len(token) == 1:
             has_own[token[0]] = True
     return np.divide(1.0, longest, out=np.zeros(256), where=has_own)
@@ -94,27 +102,28 @@ def _token_bytes(backend: tokenizers.Tokenizer, *, is_byte_level: bool) -> Itera
 
 
 def _letters() -> dict[str, bytes]:
-    """Return the byte for each character of GPT-2's byte-level alphabet: printable bytes map to themselves, the others
-    to characters from 256 on.
+    """Return the byte of each character of GPT-2's byte-level alphabet.
+
+    Printable bytes are represented by themselves, the others by the characters from 256 on.
     """
-    own = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in own]
-    return {chr(byte): bytes([byte]) for byte in own} | {
-        chr(256 + place): bytes([byte]) for place, byte in enumerate(others)
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): bytes([byte]) for byte in printable} | {
+        chr(256 + offset): bytes([byte]) for offset, byte in enumerate(others)
     }
 
 
-def _parts(component: Any) -> list[dict[str, Any]]:
-    """Return a normalizer or pre-tokenizer as data, with sequences flattened."""
-    return [] if component is None else list(_flat(json.loads(component.__getstate__())))
+def _component_configs(component: Any) -> list[dict[str, Any]]:
+    """Return the configuration of a normalizer or pre-tokenizer, with sequences flattened."""
+    return [] if component is None else list(_flatten(json.loads(component.__getstate__())))
 
 
-def _flat(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _flatten(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if part["type"] != "Sequence":
         yield part
         return
     for inner in part.get("normalizers") or part.get("pretokenizers") or ():
-        yield from _flat(inner)
+        yield from _flatten(inner)
 
 
 def _writes_spaces(normalizer: dict[str, Any]) -> bool:
@@ -123,5 +132,5 @@ def _writes_spaces(normalizer: dict[str, Any]) -> bool:
     return (normalizer["pattern"], normalizer["content"]) == ({"String": " "}, SPACE)
 
 
-def _is_followed(normalizer: dict[str, Any]) -> bool:
+def _keeps_bytes(normalizer: dict[str, Any]) -> bool:
     return normalizer["type"] in ("NFC", "Prepend", "ByteLevel") or _writes_spaces(normalizer)

@@ -1,8 +1,8 @@
-"""Tokenizer: encodes text and conversations (with the model's chat template), and decodes token ids, in full or
+"""Tokenizer: encodes text and conversations (with the model's chat template), and decodes token ids, at once or
 streaming.
 
 Token ids are identical to those of transformers' tokenizer from the same files. Owns the text of a streaming answer
-that is held back, and stop strings, which are found regardless of token boundaries. Independent of the model.
+that is held back. Stop strings are found regardless of token boundaries. Independent of the model.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from kvscope_telemetry.messages.commands import MAX_PROMPT_CHARACTERS, ChatMessa
 
 REPLACEMENT: Final = "�"
 WINDOW: Final = 16
-"""Number of tokens decoded again for each new one; the first of them are context for the rest (leading spaces)."""
+"""Number of trailing tokens that are decoded again for each new one. The first of them are context, which determines
+leading spaces.
+"""
 MAX_WINDOW: Final = 256
-"""Number of consecutive tokens without a complete character after which the text is flushed with replacement
+"""Number of consecutive tokens without a complete character after which their text is flushed, with replacement
 characters.
 """
 
@@ -45,13 +47,13 @@ class Codec(Protocol):
         """Return the ids by token text, added tokens included."""
 
     def special_ids(self) -> frozenset[int]:
-        """Return the ids of the tokens that `decode` skips with `skip_special_tokens`."""
+        """Return the ids of the tokens that `decode` omits with `skip_special_tokens`."""
 
     def is_byte_level(self) -> bool:
-        """Whether the vocabulary is in GPT-2's byte-level alphabet."""
+        """Whether the vocabulary is written in GPT-2's byte-level alphabet."""
 
     def fewest_tokens(self, text: str, enough: int) -> int:
-        """Return a lower bound of the number of tokens in `text`, quickly. Counting may stop once the bound reaches
+        """Return a lower bound of the number of tokens in `text`, without tokenizing. Counting may stop above
         `enough`.
         """
 
@@ -65,16 +67,18 @@ class Tokenizer:
         special_tokens: Mapping[str, str],
         chat_template: str | None = None,
     ) -> None:
-        """Create a tokenizer. `special_tokens` maps roles such as `eos_token` to token texts; chat templates may use
-        them.
+        """Create a tokenizer.
+
+        `special_tokens` maps roles such as `eos_token` to token texts, for use in chat templates.
         """
         self._codec = codec
         self._special = dict(special_tokens)
         self.chat_template = chat_template
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of `text`. Special tokens that are spelled out in it are encoded as such, as in
-        transformers. Raises BadInput for invalid Unicode.
+        """Return the token ids of `text`. Raises BadInput for invalid Unicode.
+
+        Special tokens that are spelled out in the text are encoded as special tokens, as in transformers.
         """
         return self._codec.encode(valid_text(text), add_special_tokens)
 
@@ -85,10 +89,10 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         tools: list[dict[str, Any]] | None = None,
     ) -> list[int]:
-        """Return the token ids of a conversation, ready for the answer.
+        """Return the token ids of a conversation, by default with the beginning of the answer's turn.
 
-        Raises BadInput if the model has no chat template, if the template refuses the conversation, or if it takes
-        longer than `chat_template.MAX_TEMPLATE_S`.
+        Raises BadInput if the model has no chat template, if the template refuses the conversation, or if rendering
+        takes longer than `chat_template.MAX_TEMPLATE_S`.
         """
         text = self.chat_text(messages, add_generation_prompt=add_generation_prompt, tools=tools)
         return self.encode(text, add_special_tokens=False)
@@ -100,8 +104,9 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         tools: list[dict[str, Any]] | None = None,
     ) -> str:
-        """Return the conversation as formatted by the model's template. `tools` are function definitions in OpenAI's
-        format. Raises BadInput like `chat`.
+        """Return the conversation as formatted by the model's template.
+
+        `tools` are function definitions in OpenAI's format. Raises BadInput like `chat`.
         """
         if self.chat_template is None:
             raise BadInput("this model has no chat template: only raw prompts are accepted")
@@ -109,7 +114,7 @@ class Tokenizer:
             raise BadInput("messages is empty: at least one message is accepted")
         try:
             variables = {
-                "messages": list(self.as_read(map(_turn, messages))),
+                "messages": list(self.to_template_content(map(_as_turn, messages))),
                 "tools": tools,
                 "documents": None,
                 "add_generation_prompt": add_generation_prompt,
@@ -119,17 +124,18 @@ class Tokenizer:
             line = (str(error).splitlines() or [type(error).__name__])[0]
             raise BadInput(f"the model's chat template refuses the conversation: {line:.200}") from error
 
-    def as_read(self, turns: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
-        """Convert turns to the content format that the template reads: templates of some vision models accept only
-        lists of parts.
+    def to_template_content(self, turns: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+        """Convert turns to the content format that the template reads.
+
+        Templates of some vision models read only lists of parts.
         """
-        return map(_in_parts, turns) if self._reads_parts_alone else turns
+        return map(_as_parts, turns) if self._reads_only_parts else turns
 
     @cached_property
-    def _reads_parts_alone(self) -> bool:
-        return not self._writes(_PROBE) and self._writes([{"type": "text", "text": _PROBE}])
+    def _reads_only_parts(self) -> bool:
+        return not self._writes_content(_PROBE) and self._writes_content([{"type": "text", "text": _PROBE}])
 
-    def _writes(self, content: Any) -> bool:
+    def _writes_content(self, content: Any) -> bool:
         turns = [{"role": "user", "content": content}]
         try:
             variables = {"messages": turns, "tools": None, "documents": None}
@@ -138,17 +144,17 @@ class Tokenizer:
             return False
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Return the text of `ids`. Special tokens are written out unless skipped."""
+        """Return the text of `ids`, with or without special tokens."""
         return self._codec.decode(ids, skip_special_tokens)
 
     def token_text(self, token_id: int) -> str:
-        """Return the text of a single token; replacement characters if it is a part of a character."""
+        """Return the text of a single token; with replacement characters if it is only a part of a character."""
         return self._codec.decode([token_id], False)
 
     def detokenizer(self, stop: Sequence[str] = (), context: Sequence[int] = ()) -> Detokenizer:
         """Return a detokenizer for one streaming answer, which skips special tokens and ends at `stop` strings.
 
-        `context` are the tokens before the answer: with them, its first word keeps its leading space.
+        `context` are the tokens before the answer: with them, the first word keeps its leading space.
         """
         return Detokenizer(partial(self._codec.decode, skip_special_tokens=True), stop, context)
 
@@ -162,7 +168,7 @@ class Tokenizer:
 
     @cached_property
     def special_token_ids(self) -> frozenset[int]:
-        """Ids of the tokens that are not shown in an answer's text."""
+        """Ids of the tokens that do not appear in an answer's text."""
         return self._codec.special_ids()
 
     @cached_property
@@ -172,7 +178,6 @@ class Tokenizer:
 
     @property
     def is_byte_level(self) -> bool:
-        """Whether the vocabulary is in GPT-2's byte-level alphabet."""
         return self._codec.is_byte_level()
 
     @property
@@ -202,26 +207,27 @@ class Tokenizer:
         return None if token is None else self.vocabulary.get(token)
 
 
-def _in_parts(turn: dict[str, Any]) -> dict[str, Any]:
+def _as_parts(turn: dict[str, Any]) -> dict[str, Any]:
     content = turn.get("content")
     return turn | {"content": [{"type": "text", "text": content}]} if isinstance(content, str) else turn
 
 
-def _turn(message: ChatMessage | Mapping[str, str]) -> dict[str, Any]:
+def _as_turn(message: ChatMessage | Mapping[str, str]) -> dict[str, Any]:
     if isinstance(message, ChatMessage):
-        return as_template_reads(message)
+        return to_template_message(message)
     return {key: valid_text(value) for key, value in message.items()}
 
 
 # Conversion of a turn for chat templates: a dictionary without absent fields. Tool calls are in OpenAI's format, except
 # that arguments are an object, because templates serialize them to JSON themselves.
-def as_template_reads(message: ChatMessage) -> dict[str, Any]:
-    """Convert a message to a dictionary for chat templates. Raises BadInput for invalid Unicode and for tool call
-    arguments that are not a JSON object.
+def to_template_message(message: ChatMessage) -> dict[str, Any]:
+    """Convert a message to a dictionary for chat templates.
+
+    Raises BadInput for invalid Unicode, and for tool call arguments that are not a JSON object.
     """
     turn: dict[str, Any] = {"role": message.role, "content": valid_text(message.content)}
     if message.tool_calls:
-        turn["tool_calls"] = [_call(call) for call in message.tool_calls]
+        turn["tool_calls"] = [_as_tool_call(call) for call in message.tool_calls]
     for name in ("tool_call_id", "name"):
         if value := getattr(message, name):
             turn[name] = valid_text(value)
@@ -237,7 +243,7 @@ def valid_text(text: str) -> str:
     return text
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
+def _as_tool_call(call: ToolCall) -> dict[str, Any]:
     try:
         arguments = msgspec.json.decode(call.arguments or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -248,22 +254,21 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 # Streaming decoders.
 class IncrementalDecoder:
-    """Decodes tokens one at a time, returning the text that each adds after `context`, whose own text is not
-    returned.
+    """Decodes tokens one at a time, and returns the text that each one completes.
 
-    The concatenated pieces equal the text of all tokens decoded together, without that of the context. A character
-    whose bytes are spread over several tokens is returned with the last of them.
+    The concatenated pieces equal the text of `context` and all tokens decoded together, without that of the context. A
+    character whose bytes are spread over several tokens is returned with the last of them.
     """
 
     def __init__(self, decode: Decode, context: Sequence[int] = ()) -> None:
         self._decode = decode
         self._ids: list[int] = list(context[-WINDOW // 2 :])
         text = decode(self._ids) if self._ids else ""
-        self._told = len(text.rstrip(REPLACEMENT))
+        self._num_returned = len(text.rstrip(REPLACEMENT))
         """Number of characters of the window's text that have been returned."""
-        self._cut = len(self._ids) if self._told == len(text) else 0
+        self._cut_index = len(self._ids) if self._num_returned == len(text) else 0
         """Index in the window from which its tokens start at a whole character, so that the tokens before it can be
-        dropped; 0 if there is none.
+        dropped; 0 if no index is known.
         """
 
     def add_token(self, token_id: int) -> str:
@@ -271,31 +276,31 @@ class IncrementalDecoder:
         self._ids.append(token_id)
         text = self._decode(self._ids)
         if not text.endswith(REPLACEMENT):
-            piece, self._told = text[self._told :], len(text)
+            piece, self._num_returned = text[self._num_returned :], len(text)
             self._slide()
             return piece
         return self.flush() if len(self._ids) >= MAX_WINDOW else ""
 
     def flush(self) -> str:
         """Return the remaining text at the end of the answer, with replacement characters for incomplete characters."""
-        piece = self._decode(self._ids)[self._told :] if self._ids else ""
-        self._ids, self._told, self._cut = [], 0, 0
+        piece = self._decode(self._ids)[self._num_returned :] if self._ids else ""
+        self._ids, self._num_returned, self._cut_index = [], 0, 0
         return piece
 
     def _slide(self) -> None:
-        """Move the window at the end of a whole character: mark it as the next cut, or drop the tokens before the last
+        """Move the window after a whole character: remember its end as the next cut, or drop the tokens before the last
         cut.
         """
-        if not self._cut:
+        if not self._cut_index:
             if len(self._ids) >= WINDOW // 2:
-                self._cut = len(self._ids)
+                self._cut_index = len(self._ids)
             return
         if len(self._ids) < WINDOW:
             return
-        context = self._ids[self._cut :]
+        context = self._ids[self._cut_index :]
         text = self._decode(context)
         if text and not text.endswith(REPLACEMENT):
-            self._ids, self._told, self._cut = context, len(text), 0
+            self._ids, self._num_returned, self._cut_index = context, len(text), 0
 
 
 class Detokenizer:
@@ -312,64 +317,63 @@ class Detokenizer:
         """Whether a stop string was found. The text ends before it, and further tokens return no text."""
 
     def add_token(self, token_id: int, *, may_stop: bool = True) -> str:
-        """Add a token and return the text that can be shown now. With `may_stop=False` (below `min_tokens`), stop
-        strings are ignored.
+        """Add a token and return the text that can be shown now.
+
+        With `may_stop=False` (below `min_tokens`), stop strings are ignored.
         """
         if self.stopped:
             return ""
-        return self._take(self._decoder.add_token(token_id), may_stop)
+        return self._release_text(self._decoder.add_token(token_id), may_stop)
 
     def flush(self) -> str:
         """Return the remaining text at the end of the answer; empty after a stop string."""
         if self.stopped:
             return ""
-        piece = self._take(self._decoder.flush(), may_stop=True)
-        rest, self._held = piece + self._held, ""
-        return rest
+        piece = self._release_text(self._decoder.flush(), may_stop=True)
+        remaining, self._held = piece + self._held, ""
+        return remaining
 
-    def _take(self, piece: str, may_stop: bool) -> str:
+    def _release_text(self, piece: str, may_stop: bool) -> str:
         if not self._stop or not may_stop:
             piece, self._held = self._held + piece, ""
             return piece
         text = self._held + piece
-        found = _first_stop(text, self._stop)
-        if found is not None:
+        stop_start = _first_stop(text, self._stop)
+        if stop_start is not None:
             self.stopped, self._held = True, ""
-            return text[:found]
-        told = len(text) - _held_length(text, self._stop)
-        self._held = text[told:]
-        return text[:told]
+            return text[:stop_start]
+        num_released = len(text) - _held_length(text, self._stop)
+        self._held = text[num_released:]
+        return text[:num_released]
 
 
 def _first_stop(text: str, stop: Sequence[str]) -> int | None:
-    places = [place for place in (text.find(string) for string in stop) if place >= 0]
-    return min(places, default=None)
+    positions = [position for position in (text.find(string) for string in stop) if position >= 0]
+    return min(positions, default=None)
 
 
 def _held_length(text: str, stop: Sequence[str]) -> int:
-    """Return the length of the longest suffix of `text` that is a proper prefix of a stop string."""
     return max(_overlap(text, string) for string in stop)
 
 
 def _overlap(text: str, string: str) -> int:
     """Return the length of the longest suffix of `text` that is a proper prefix of `string`."""
-    place = text.find(string[0], max(0, len(text) - len(string) + 1))
-    while place >= 0 and not string.startswith(text[place:]):
-        place = text.find(string[0], place + 1)
-    return len(text) - place if place >= 0 else 0
+    start = text.find(string[0], max(0, len(text) - len(string) + 1))
+    while start >= 0 and not string.startswith(text[start:]):
+        start = text.find(string[0], start + 1)
+    return len(text) - start if start >= 0 else 0
 
 
 # Codecs: a `tokenizers` file, or a Python class of transformers.
 class FastCodec:
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        """Wrap `backend`, with its padding and truncation disabled."""
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
 
     @classmethod
     def from_file(cls, path: Path) -> FastCodec:
-        """Load the tokenizer in `path`. Raises BadInput if it is invalid."""
+        """Load a `tokenizer.json`. Raises BadInput if it is invalid."""
         try:
             return cls(tokenizers.Tokenizer.from_file(str(path)))
         except Exception as error:  # tokenizers raises bare Exception
@@ -407,7 +411,7 @@ class FastCodec:
 
 
 class PythonCodec:
-    """Codec on a Python tokenizer of transformers that has no `tokenizers` form."""
+    """Codec that uses a Python tokenizer of transformers without a `tokenizers` equivalent."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

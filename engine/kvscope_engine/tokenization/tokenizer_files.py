@@ -1,4 +1,4 @@
-"""Loads a model's tokenizer from its folder, and saves it in a form that loads fast at the next start."""
+"""Loads a model's tokenizer from its folder, and saves it in a form that loads without transformers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ TOKENIZER_FILE: Final = "tokenizer.json"
 EXTRAS_FILE: Final = "kvscope_tokenizer.json"
 """File with the special tokens by role and the chat template, next to a complete `tokenizer.json`."""
 PROCESSOR_TEMPLATE_FILE: Final = "chat_template.json"
-"""File in which older vision models keep the chat template for all their inputs."""
+"""File in which older vision models store the chat template."""
 _ANY_OF: Final = (TOKENIZER_FILE, "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model")
 
 
 def load_tokenizer(folder: Path) -> Tokenizer | None:
-    """Load the tokenizer in `folder`, or return None if there is none. Raises BadInput if it cannot be read."""
+    """Load the tokenizer in `folder`; None if there is none. Raises BadInput if it cannot be read."""
     if (folder / EXTRAS_FILE).is_file():
         extras = json.loads((folder / EXTRAS_FILE).read_bytes())
         codec = FastCodec.from_file(folder / TOKENIZER_FILE)
@@ -48,8 +48,9 @@ def from_transformers(source: Any) -> Tokenizer:
 
 
 def save_tokenizer(source: Any, folder: Path) -> None:
-    """Save a transformers tokenizer to `folder`, so that `load_tokenizer` can read it without importing transformers. A
-    tokenizer without a fast form is saved as it is.
+    """Save a transformers tokenizer to `folder`, so that `load_tokenizer` does not have to import transformers.
+
+    A tokenizer without a fast form is saved as it is.
     """
     source.save_pretrained(folder)
     if not source.is_fast:

@@ -1,6 +1,7 @@
 """Share of a decode's attention that each block of the request gets.
 
-Reference of what decode attention computes in its own pass (`merge_splits`), and the implementation for CPUs without C.
+Reference for the shares that decode attention computes in its own pass (`merge_splits`), and the implementation for
+CPUs without C.
 """
 
 import torch
@@ -23,7 +24,7 @@ def block_attention_torch(args: AttentionArgs, shares: Tensor) -> None:
 
         shares[b, i] += mean over h of  sum_{j in C_i} exp(s_j) / sum_j exp(s_j)
 
-    So a call adds 1 to the sum of each row, and nothing if the request has no tokens. Reads lengths on the host.
+    So a call adds 1 to the sum of each row, or nothing if the request has no tokens. Reads lengths on the host.
 
     Args:
         args: As for decode attention.

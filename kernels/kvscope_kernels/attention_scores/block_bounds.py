@@ -1,4 +1,4 @@
-"""Bounds of each block's keys, updated after new keys are written."""
+"""Bounds of the keys of each block, updated after new keys are written."""
 
 import math
 
@@ -19,15 +19,14 @@ def block_bounds(k_cache: Tensor, bounds: Tensor, slot_mapping: Tensor, k_scale:
 
         bounds[b, 0] = min over j <= o of k_cache[b, j],     bounds[b, 1] = max over j <= o of k_cache[b, j]
 
-    The bounds are recomputed from the cache, so they are correct and tight whatever the block held before, even after a
-    block copy. 8-bit keys are dequantized first. No device data is read on the host.
+    The bounds are recomputed from the cache, so they are correct and tight whatever the block contained before, even
+    after a block copy. 8-bit keys are dequantized first. No device data is read on the host.
 
     Args:
         k_cache: (num_blocks, block_size, num_kv_heads, head_dim), any strides with a contiguous last axis, with the new
             keys.
         bounds: Output, (num_blocks, 2, num_kv_heads, head_dim), contiguous, float32, bfloat16 or float16; with the
-            dtype of
-            k_cache unless that is 8-bit.
+            dtype of k_cache unless that is 8-bit.
         slot_mapping: (num_tokens,) int64; -1 is skipped. Slots of one block must be adjacent and in ascending order.
         k_scale: (num_blocks, block_size, num_kv_heads) float32, for an 8-bit k_cache.
 
@@ -88,8 +87,9 @@ def _block_bounds_kernel(
     TILE_D: tl.constexpr,
     KV_FORMAT: tl.constexpr,
 ) -> None:
-    """One program: one token and KV head; it processes the token's block unless a later token of the step is in the
-    block.
+    """One program: one token and KV head.
+
+    It processes the token's block, unless a later token of the step is in the block.
     """
     token = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -158,9 +158,7 @@ def _check(k_cache: Tensor, bounds: Tensor, slot_mapping: Tensor, k_scale: Tenso
 
 
 def check_bounds(bounds: Tensor, num_blocks: int, like: Tensor) -> None:
-    """Check that bounds are (num_blocks, 2, num_kv_heads, head_dim) of the dtype and device of `like`. Raises
-    ValueError.
-    """
+    """Raise ValueError unless bounds are (num_blocks, 2, num_kv_heads, head_dim) of the dtype and device of `like`."""
     accepted = bounds.dim() == 4 and tuple(bounds.shape[:2]) == (num_blocks, 2) and bounds.is_contiguous()
     if not accepted or bounds.dtype != like.dtype or bounds.device != like.device:
         dtype = str(like.dtype).removeprefix("torch.")

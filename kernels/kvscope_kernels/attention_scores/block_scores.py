@@ -16,8 +16,8 @@ _MAX_TILE_ELEMENTS = 4096
 NEAR = 0.7
 """Assumed position of a block's keys between the far bound (0) and the near one (1), which no key exceeds.
 
-It is above the middle, 0.5, but well below 1: the near bound of a whole block says more of its widest channels than of
-its keys. See docs/internals/decisions/0019-sparse-decode-ranks-by-attention-share.md.
+It is above the middle, 0.5, but well below 1, because few keys of a block come close to the near bound in all channels.
+See docs/internals/decisions/0019-sparse-decode-ranks-by-attention-share.md.
 """
 
 
@@ -32,7 +32,7 @@ def block_scores(
     softcap: float | None = None,
     max_seq_len: int | None = None,
 ) -> Tensor:
-    """Estimate, for each request, KV head and block, the log of the attention that the block gets.
+    """Estimate, for each request, KV head and block, the log of the share of attention that the block gets.
 
     With [low_d, high_d] the bounds of block block_tables[b, i] in KV head h', near_d the bound whose product with
     query[b, h, d] is larger, far_d the other one, and h over the heads that share h':
@@ -41,19 +41,19 @@ def block_scores(
         out[b, h', i] = ln  sum over h of  exp(e[h, i]) / sum_j exp(e[h, j])
 
     and -inf past the request's last block. With NEAR = 1, e would be an upper bound of all scores (Quest, arXiv
-    2406.10774, algorithm 1, which takes its maximum over h). A value closer to the middle is closer to the scores, and
-    with sums of shares, no head with attention on a few blocks outvotes the others.
+    2406.10774, algorithm 1, which takes its maximum over h). A value closer to the middle is closer to the scores.
+    Since shares are summed, no head with attention on a few blocks dominates the others.
 
     Works in two steps: estimates per head, then shares of blocks. No device data is read on the host.
 
     Args:
         query: (batch, num_heads, head_dim), any strides with a contiguous last axis.
         bounds: (num_blocks, 2, num_kv_heads, head_dim), from `block_bounds`.
-        block_tables: (batch, max_blocks) int32; entries past a request's last block may hold anything.
+        block_tables: (batch, max_blocks) int32; entries past a request's last block are ignored.
         seq_lens: (batch,) int32.
         scale: As for decode attention.
         softcap: As for decode attention.
-        max_seq_len: Upper bound of seq_lens known to the host; None: the width of block_tables.
+        max_seq_len: Upper bound of seq_lens on the host; None: the capacity of block_tables.
 
     Returns:
         (batch, num_kv_heads, blocks of the longest request) float32.
@@ -73,7 +73,9 @@ def block_scores(
 
 
 def _log_shares(estimates: Tensor, num_kv_heads: int, scale: float, softcap: float | None) -> Tensor:
-    """Convert estimates (n, num_heads, width), -inf past a request's blocks, to (n, num_kv_heads, width)."""
+    """Convert estimates (n, num_heads, width) to log shares (n, num_kv_heads, width); both -inf past a request's
+    blocks.
+    """
     estimates = estimates.mul_(scale)
     if softcap is not None:
         outside = estimates.isneginf()
@@ -113,7 +115,7 @@ def _estimates(
 def score_constants(group: int, head_dim: int, element_bytes: int) -> dict[str, int]:
     """Return the kernel's constants that depend on shapes.
 
-    float32 products are computed in registers, which hold smaller tiles.
+    float32 products are computed in registers, where only smaller tiles fit.
     """
     tile_d = padded_dim(head_dim)
     most = _MAX_TILE_ELEMENTS if element_bytes < 4 else _MAX_TILE_ELEMENTS // 4
@@ -127,7 +129,7 @@ def score_constants(group: int, head_dim: int, element_bytes: int) -> dict[str, 
 
 
 def num_columns(block_tables: Tensor, block_size: int, max_seq_len: int | None) -> int:
-    """Return the maximum number of blocks per request."""
+    """Return the maximum number of blocks per request, from the width of the tables and `max_seq_len`."""
     width = block_tables.shape[1]
     return width if max_seq_len is None else min(width, cdiv(max_seq_len, block_size))
 
@@ -155,8 +157,8 @@ def _block_scores_kernel(
 ) -> None:
     """One program: the query heads of one KV head of one request, over TILE_P of its blocks.
 
-    The near bound is the upper one where the query is positive, and the lower one where it is negative. So both are
-    products of tiles, without a choice per channel.
+    The near bound is the upper one where the query is positive, and the lower one where it is negative. So near and far
+    estimates are products of tiles, without a choice per channel.
     """
     request = (tl.program_id(0) // NUM_KV_HEADS).to(tl.int64)
     kv_head = tl.program_id(0) % NUM_KV_HEADS
@@ -195,7 +197,9 @@ def block_scores_torch(
     softcap: float | None = None,
     max_seq_len: int | None = None,
 ) -> Tensor:
-    """Reference of `block_scores`, and the implementation for CPUs. Sums are float32 for any dtype of bounds."""
+    """Reference of `block_scores`, and the implementation for CPUs. Sums are float32 whatever the dtype of bounds
+    is.
+    """
     width = _checked_width(query, bounds, block_tables, seq_lens, block_size, max_seq_len)
     batch, num_heads, head_dim = query.shape
     num_kv_heads = bounds.shape[2]

@@ -1,8 +1,8 @@
 """Compilation of the C sources in this directory for this CPU, and the cache of compiled libraries.
 
 Owns the compiler's name and options, the library's file name (a hash of sources, options and CPU, so that another CPU
-or version builds its own) and the trial in a separate process, where an illegal instruction does no harm. A machine
-without compiler, disk space or permissions has no library; nothing here raises an error for that. See
+or version builds its own) and the trial in a separate process, where an illegal instruction does no harm. On a machine
+without compiler, disk space or permissions there is no library, and no error is raised. See
 docs/internals/decisions/0013-cpu-operations-are-compiled-where-they-run.md.
 """
 
@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Final
 
 SWITCH: Final = "KVSCOPE_NATIVE"
-"""Environment variable; 0 disables compilation and loading."""
+"""Environment variable; the value 0 disables compilation and loading."""
 MORE_OPTIONS: Final = "KVSCOPE_NATIVE_OPTIONS"
-"""Environment variable with additional compiler options, as `-march=haswell` for the code paths of other CPUs."""
+"""Environment variable with additional compiler options, such as `-march=haswell` for the code paths of other CPUs."""
 SOURCES: Final = ("linear.c", "grouped.c", "grouped_float.c", "attention.c", "prefill.c", "layers.c", "layer.c")
 HEADERS: Final = ("numbers.h", "grouped.h", "decode.h", "rotation.h")
 OPTIONS: Final = (
@@ -32,16 +32,16 @@ OPTIONS: Final = (
     *("-fPIC", "-fvisibility=hidden", "-w"),
 )
 TIMEOUT_SECONDS: Final = 600.0
-"""Timeout of compilation.
+"""Timeout of compilation, after which the engine starts without the library.
 
-The largest source takes 25 s of CPU time; on a very busy machine the engine starts without.
+The largest source takes 25 s of CPU time.
 """
 _COMPILERS: Final = ("cc", "gcc", "clang")
 _TRIAL: Final = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).kvscope_trial())"
 
 
 def built_library() -> Path | None:
-    """Return the library's path, compiling it if there is none for this CPU, or None if that is impossible."""
+    """Return the library's path, or None if it cannot be built. Compiles it if there is none for this CPU."""
     compiler = _compiler()
     if compiler is None:
         return None
@@ -62,7 +62,7 @@ def must_build() -> bool:
 
 
 def compiler_refusal() -> str:
-    """Return why nothing is compiled on this machine, or "" if there is a compiler."""
+    """Return the reason why nothing is compiled on this machine, or "" if there is a compiler."""
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH}=0 is set"
     if sys.platform != "linux":
@@ -110,7 +110,9 @@ def _build(compiler: str, library: Path) -> bool:
 
 
 def _succeed(commands: list[list[str]]) -> bool:
-    """Run commands in parallel. All of them and their child processes have ended on return."""
+    """Run commands in parallel, and return whether all succeeded. They and their child processes have ended on
+    return.
+    """
     until, running = time.monotonic() + TIMEOUT_SECONDS, list[subprocess.Popen[bytes]]()
     quiet = subprocess.DEVNULL
     try:
@@ -126,7 +128,7 @@ def _succeed(commands: list[list[str]]) -> bool:
 
 
 def _folders() -> Iterator[Path]:
-    """Yield the possible folders of the library; it is built in the first."""
+    """Yield the folders in which the library may be; it is built in the first."""
     own = os.environ.get("KVSCOPE_CACHE")
     if own:
         yield Path(own) / "native"
@@ -134,7 +136,7 @@ def _folders() -> Iterator[Path]:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether only this user can write to the folder: code is loaded from it."""
+    """Whether only this user can write to the folder, so that code may be loaded from it."""
     found = folder.stat()
     return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
@@ -144,7 +146,7 @@ def _options() -> tuple[str, ...]:
 
 
 def _key(compiler: str) -> str:
-    """Return a hash of everything that affects the result."""
+    """Return a hash of everything that affects the compiled library."""
     here = Path(__file__).parent
     texts = [(here / name).read_bytes() for name in (*SOURCES, *HEADERS)]
     facts = (*_options(), os.path.realpath(compiler), platform.machine(), _cpu())

@@ -16,7 +16,7 @@ _HEAD_STEP = 16
 
 
 def decode_refusal(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, value_dim: int) -> str:
-    """Return why `paged_decode_attention_native` uses the reference for such heads, or ""."""
+    """Return why `paged_decode_attention_native` uses the torch reference for such heads, or ""."""
     if refusal := cache_refusal(dtype, cache_dtype):
         return refusal
     if head_dim % _HEAD_STEP or value_dim % _HEAD_STEP:
@@ -27,11 +27,11 @@ def decode_refusal(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, 
 def paged_decode_attention_native(
     args: AttentionArgs, plans: DecodePlans | None = None, shares: Tensor | None = None
 ) -> Tensor:
-    """Run `paged_decode_attention` for bfloat16 and float32; others use the reference.
+    """Run `paged_decode_attention` in C for bfloat16 and float32; otherwise run the torch reference.
 
-    Others are 8-bit caches, float16, and head dims that are not multiples of 16. The attention shares that
-    `block_attention_torch` adds to `shares` are computed in the same pass. Sums and weights are float32, so the result
-    is closer to the exact one than torch's bfloat16 product.
+    The reference is used for 8-bit caches, float16, and head dims that are not multiples of 16. The attention shares of
+    `block_attention_torch` are computed in the same pass. Sums and weights are float32, so the result is closer to the
+    exact one than torch's bfloat16 product.
     """
     found = library()
     query, k_cache, v_cache, block_tables, seq_lens = args[:5]

@@ -17,7 +17,7 @@ _TINY: Final = 1e-30
 
 
 class NativeGrouped(NativeProduct):
-    """`weight` in the layout for this CPU, and the product with it.
+    """A grouped weight in the layout for this CPU, and the product with it.
 
     Activations are exact, and the product equals that of the dequantized weight except for the order of float32 sums.
     With `rounds_activations`, activations are rounded to 8 bits in groups of CHUNK. Raises RuntimeError without a
@@ -32,7 +32,7 @@ class NativeGrouped(NativeProduct):
         *,
         rounds_activations: bool = False,
     ) -> None:
-        """`buffer` holds the weight together with others; None: allocate it separately."""
+        """`buffer`: memory for the weight, shared with other weights; None: allocate it separately."""
         self.function = "kvscope_grouped" if rounds_activations else "kvscope_grouped_float"
         found = library()
         if found is None:
@@ -49,7 +49,7 @@ class NativeGrouped(NativeProduct):
 
 
 def native_product_torch(x: Tensor, weight: GroupedWeight) -> Tensor:
-    """Return what `NativeGrouped.product` computes for rounded activations, in float64."""
+    """Return the result of `NativeGrouped.product` with rounded activations, computed in float64."""
     wide = pad(x.double(), (0, -x.shape[-1] % CHUNK)).view(*x.shape[:-1], -1, CHUNK)
     scale = (wide.abs().amax(-1, keepdim=True) / 127.0).clamp_min(_TINY)
     rounded = ((wide / scale).round() * scale).flatten(-2)[..., : x.shape[-1]]
@@ -57,8 +57,10 @@ def native_product_torch(x: Tensor, weight: GroupedWeight) -> Tensor:
 
 
 def _packed_codes(weight: GroupedWeight) -> Tensor:
-    """Return [panels, inputs / 4, 64] uint8 with two 4-bit codes each, or [panels, inputs / 4, PANEL * 4] with one of 8
-    bits.
+    """Pack the codes in the layout of grouped.h.
+
+    Returns uint8 [panels, inputs / 4, 64] with two 4-bit codes each, or [panels, inputs / 4, PANEL * 4] with one 8-bit
+    code each.
     """
     rows, columns = (-size % part for size, part in zip(weight.codes.shape, (PANEL, CHUNK), strict=True))
     codes = pad(weight.codes, (0, columns, 0, rows))

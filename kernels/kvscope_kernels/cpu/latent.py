@@ -1,4 +1,4 @@
-"""Decode attention over latents on a CPU, by the faster of two compiled operations."""
+"""Decode attention over latents (MLA) on a CPU, by the faster of two compiled operations."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,8 @@ from kvscope_kernels.latent_blocks import plain_latents
 _FEWEST_HEADS = {torch.bfloat16: 16, torch.float32: 32}
 """Minimum number of query heads (all of one KV head) for which the prefill operation, which packs tiles, is faster.
 
-With bfloat16, 128 heads take a quarter of the time then, 16 take 0.7 of it; 16 of float32 would take twice as long.
+With bfloat16, it takes a quarter of the time for 128 heads, and 0.7 of it for 16. With float32, it would take twice as
+long for 16.
 """
 
 

@@ -40,16 +40,18 @@ class Norm(NamedTuple):
 
 
 class LayerSpec(NamedTuple):
-    """Components of a layer: attention and a gated feed-forward block, each with a norm before and a residual sum after
-    it.
+    """Weights and options of a layer: attention and a gated feed-forward block, each with a norm before and a residual
+    sum after it.
     """
 
     products: Sequence[Weight]
     """Weights of the four products, in this order: fused q, k and v; attention output; fused gate and up; down."""
     norms: tuple[Norm, Norm, Norm | None]
-    """Norms before attention, before the feed-forward block, and of the next layer, if there is one."""
+    """Norms before attention, before the feed-forward block, and before the next layer, if there is one."""
     head_norm: Norm | None
-    """Norm of each query and key head before rotation: weight (num_heads + num_kv_heads, head_dim)."""
+    """Norm of each query and key head before rotation, with a weight of shape (num_heads + num_kv_heads, head_dim); or
+    None.
+    """
     activation: int
     """Key of `gated_activation.ACTIVATIONS`."""
     num_heads: int
@@ -58,9 +60,8 @@ class LayerSpec(NamedTuple):
     sliding_window: int | None
     softcap: float | None
     sinks: Tensor | None
-    """(num_heads,) float32, contiguous."""
+    """(num_heads,) float32, contiguous; or None."""
     is_chunked: bool
-    """Same as in `AttentionArgs`."""
     dtype: torch.dtype
     """Dtype of activations and caches."""
     sum_dtype: torch.dtype
@@ -75,7 +76,7 @@ class DecodeStep:
         slot_mapping: (T,) int64.
         block_tables: (T, blocks) int32.
         seq_lens: (T,) int32.
-        shares: None, or (T, blocks) float32, to which each layer adds the same as `block_attention_torch`.
+        shares: None, or (T, blocks) float32, to which each layer adds the shares of `block_attention_torch`.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class DecodeStep:
 
     @property
     def has_supported_layout(self) -> bool:
-        """Whether its tensors have the layout and dtypes that C reads."""
+        """Whether the tensors have the layout and dtypes that layer.c reads."""
         (cos, sin), slots, tables, lens = self.tensors
         shape, count = (self.num_tokens, 1, self.head_dim), self.num_tokens
         has_rotation_layout = (
@@ -120,7 +121,7 @@ class DecodeStep:
 
 
 class CompiledLayer:
-    """A layer bound to its KV cache. Holds references to the weights, but only addresses of the caches."""
+    """A layer bound to its KV cache. It references the weights, but stores only addresses of the caches."""
 
     def __init__(self, spec: LayerSpec, k_cache: Tensor, v_cache: Tensor) -> None:
         """Raises ValueError for layers that layer.c does not support (`can_compile`)."""
@@ -159,10 +160,11 @@ class CompiledLayer:
 
         Args:
             x: (T, hidden) of `sum_dtype`, contiguous.
-            normed: Attention norm of x, if it is known already.
+            normed: Attention norm of x if it is computed already, else None.
+            step: The batch, which `supports` must accept.
 
         Returns:
-            The layer's result, and the next layer's norm of it.
+            The layer's result, and the next layer's norm of it (None if there is no next layer).
 
         Raises:
             MemoryError: No memory for temporary buffers. Keys and values may have been written.

@@ -1,6 +1,6 @@
 """Small operations of a layer on a CPU, from layers.c, each in one pass over the numbers.
 
-Unsupported operands (float16, 8-bit caches) use the torch reference.
+For unsupported operands (float16, 8-bit caches), they run the torch reference.
 """
 
 import ctypes
@@ -16,11 +16,11 @@ from kvscope_kernels.rms_norm import rms_norm_torch
 from kvscope_kernels.rotate_write import Rotation, check_rotation, rotate_write_torch
 
 FEW_NUMBERS = 1 << 18
-"""Maximum numbers per call, which run on one thread; torch divides larger ones among threads."""
+"""Maximum number of elements per call, which runs on one thread. Torch divides larger ones among threads."""
 
 
 def rms_norm_native(x: Tensor, weight: Tensor, eps: Tensor, dtype: torch.dtype) -> Tensor:
-    """Run `rms_norm`; a row is read twice and written once."""
+    """Run `rms_norm`, reading each row twice and writing it once."""
     found = library()
     is_weight = weight.dtype == torch.float32 and weight.shape == x.shape[-1:] and weight.is_contiguous()
     is_ours = is_weight and not dtype_refusal(x.dtype, dtype) and x.is_contiguous()
@@ -62,7 +62,7 @@ def rotate_write_native(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> Tensor:
-    """Run `rotate_write`; heads without rotation use the torch reference."""
+    """Run `rotate_write`. Heads without rotation use the torch reference."""
     found, cos_sin = library(), rotation.cos_sin
     is_ours = cos_sin is not None and not cache_refusal(heads.dtype, k_cache.dtype)
     if found is None or cos_sin is None or not is_ours or heads.numel() > FEW_NUMBERS or not heads.is_contiguous():

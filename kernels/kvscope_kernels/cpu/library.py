@@ -18,7 +18,7 @@ class LinearStruct(ctypes.Structure):
 
 
 class GroupedStruct(ctypes.Structure):
-    """`grouped` in grouped.h."""
+    """Struct `grouped` in grouped.h."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("codes", "facts", "bias")),
@@ -28,7 +28,7 @@ class GroupedStruct(ctypes.Structure):
 
 
 class DecodeStruct(ctypes.Structure):
-    """`attention` in decode.h."""
+    """Struct `attention` in decode.h."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("query", "k_cache", "v_cache", "tables", "seq_lens", "sinks", "out")),
@@ -45,7 +45,7 @@ class DecodeStruct(ctypes.Structure):
 
 
 class PrefillStruct(ctypes.Structure):
-    """`prefill` in prefill.c."""
+    """Struct `prefill` in prefill.c."""
 
     _fields_ = (
         *(
@@ -63,7 +63,7 @@ class PrefillStruct(ctypes.Structure):
 
 
 class RotationStruct(ctypes.Structure):
-    """`rotation` in rotation.h."""
+    """Struct `rotation` in rotation.h."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("heads", "norm", "cos", "sin", "k_cache", "v_cache", "slots", "query")),
@@ -76,19 +76,19 @@ class RotationStruct(ctypes.Structure):
 
 
 class ProductStruct(ctypes.Structure):
-    """`product` in layer.c: the struct of a weight, and the function that multiplies with it."""
+    """Struct `product` in layer.c: address of a weight's struct, and the function that multiplies by it."""
 
     _fields_ = (("parts", c_void_p), ("call", c_void_p))
 
 
 class NormStruct(ctypes.Structure):
-    """`norm` in layer.c."""
+    """Struct `norm` in layer.c."""
 
     _fields_ = (("weight", c_void_p), ("eps", c_float), ("unused", c_int32))
 
 
 class LayerStruct(ctypes.Structure):
-    """`layer` in layer.c."""
+    """Struct `layer` in layer.c."""
 
     _fields_ = (
         *((name, ProductStruct) for name in ("qkv", "o", "gate_up", "down")),
@@ -99,7 +99,7 @@ class LayerStruct(ctypes.Structure):
 
 
 class StepStruct(ctypes.Structure):
-    """`step` in layer.c."""
+    """Struct `step` in layer.c."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("x", "normed", "out", "out_normed")),
@@ -112,7 +112,7 @@ class StepStruct(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Load the library, once. Returns None if there is none (`built_library`)."""
+    """Return the compiled library, loaded once; None if there is none (`built_library`)."""
     path = built_library()
     return None if path is None else loaded(path)
 

@@ -1,4 +1,4 @@
-"""CPU products with 8-bit weights, from linear.c. Owns how a weight is rounded, and its layout."""
+"""CPU products with 8-bit weights, from linear.c. Decides how a weight is rounded, and owns its layout."""
 
 import ctypes
 
@@ -23,13 +23,13 @@ class Int8Weight(NativeProduct):
     """Weight (outputs, inputs) rounded to 8 bits with a scale per GROUP inputs, and the product with it.
 
     A scale is the largest absolute value of its group over 127. Raises RuntimeError without a compiled library
-    (`library`), ValueError for a weight that is not two-dimensional, is empty or is not finite.
+    (`library`), and ValueError for a weight that is not two-dimensional, is empty or is not finite.
     """
 
     function = "kvscope_linear"
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, buffer: WeightBuffer | None = None) -> None:
-        """`buffer` holds the weight together with others; None: allocate it separately."""
+        """`buffer`: memory for the weight, shared with other weights; None: allocate it separately."""
         found = library()
         if found is None:
             raise RuntimeError("weights of 8 bits need a C compiler on a Linux machine (cc, gcc or clang)")
@@ -44,9 +44,7 @@ class Int8Weight(NativeProduct):
 
 
 def int8_product_torch(x: Tensor, weight: Tensor) -> Tensor:
-    """Return what `Int8Weight.product` computes, in float64: both sides are rounded to 8 bits in groups of GROUP
-    inputs.
-    """
+    """Return the result of `Int8Weight.product`, computed in float64 from both sides rounded to 8 bits."""
     return _rounded(x) @ _rounded(weight).T
 
 

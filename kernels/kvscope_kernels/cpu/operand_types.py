@@ -1,4 +1,4 @@
-"""Dtypes that the compiled operations support. The torch references handle all others."""
+"""Dtypes that the compiled operations support. The torch references support all others."""
 
 from typing import Final
 
@@ -16,7 +16,7 @@ def dtype_refusal(*dtypes: torch.dtype) -> str:
 
 
 def cache_refusal(dtype: torch.dtype, cache_dtype: torch.dtype) -> str:
-    """Return why the compiled operations do not read or write a KV cache of that dtype, or ""."""
+    """Return why the compiled operations do not read or write a KV cache of `cache_dtype`, or ""."""
     if refusal := dtype_refusal(dtype):
         return refusal
     return (

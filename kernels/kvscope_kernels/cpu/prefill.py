@@ -12,18 +12,18 @@ from kvscope_kernels.paged_prefill_attention import check_prefill, paged_prefill
 
 
 def prefill_refusal(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int) -> str:
-    """Return why `paged_prefill_attention_native` uses the reference for such heads, or ""."""
+    """Return why `paged_prefill_attention_native` uses the torch reference for such heads, or ""."""
     if refusal := cache_refusal(dtype, cache_dtype):
         return refusal
     return f"C needs heads of an even size, not {head_dim}" if head_dim % 2 else ""
 
 
 def paged_prefill_attention_native(args: AttentionArgs, runs: QueryRuns) -> Tensor:
-    """Run `paged_prefill_attention` for bfloat16 and float32; others (8-bit caches, float16, odd head_dim) use the
-    reference.
+    """Run `paged_prefill_attention` in C for bfloat16 and float32; otherwise run the torch reference.
 
-    Sums and softmax are float32. Where the CPU multiplies pairs of bfloat16, weights are rounded to bfloat16, as in
-    torch. A token's result does not depend on other requests or on how its request was split into chunks.
+    The reference is used for 8-bit caches, float16, and an odd head_dim. Sums and softmax are float32. If the CPU
+    multiplies pairs of bfloat16, weights are rounded to bfloat16, as in torch. A token's result does not depend on
+    other requests or on how its request was split into chunks.
     """
     found = library()
     query, k_cache, v_cache, block_tables, seq_lens = args[:5]

@@ -33,7 +33,7 @@ class NativeProduct:
         self.address = addressof(parts)
         """Address of the struct that `function` reads."""
         self.tensors = tuple(tensor for tensor in tensors if tensor is not None)
-        """All tensors of the weight, which must live as long as the struct points to them."""
+        """All tensors of the weight, which must not be freed while the struct points to them."""
 
     def product(self, x: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Multiply x (..., inputs) -> (..., outputs) of `dtype`, else the dtype of `add`, else of x; bfloat16 or

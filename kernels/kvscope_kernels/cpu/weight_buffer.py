@@ -1,7 +1,7 @@
 """Memory for packed weights, in pieces that the system may back with pages of 2 MiB.
 
-A product reads each weight once, at memory bandwidth; with pages of 4 KiB, a core stalls at the end of each. Measured
-on one core: 19 to 22 GB/s with small pages, 25 with large ones.
+A product reads each weight once, at memory bandwidth. With pages of 4 KiB, a core stalls at the end of each page.
+Measured on one core: 19 to 22 GB/s with small pages, 25 with large ones.
 """
 
 import torch
@@ -15,7 +15,7 @@ _ALIGNMENT = 64
 
 
 class WeightBuffer:
-    """Allocates tensors in pieces of memory. Each piece lives as long as any tensor in it."""
+    """Allocates tensors in large pieces of memory. A piece is freed with the last tensor in it."""
 
     def __init__(self) -> None:
         self._chunk = torch.empty(0, dtype=torch.uint8)

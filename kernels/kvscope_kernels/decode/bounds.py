@@ -1,4 +1,5 @@
-"""Bounds on parts that the host knows without reading lengths: how many there may be, and how long they are at least.
+"""Bounds for splitting a batch into parts, known to the host without reading lengths: number and minimum length of
+parts.
 
 They apply to decodes and to short runs of queries after long contexts. They depend on shapes and the device, never on
 data; `plan_kernel` splits within these bounds.
@@ -11,10 +12,10 @@ from kvscope_kernels.triton_language import cdiv
 MAX_PART_TOKENS: Final = 1024
 """Maximum tokens of one program if there are enough programs, so that a long request does not delay the batch."""
 MAX_CUT_QUERIES: Final = 256
-"""Maximum length of a run that is split; longer ones, such as prompts, have enough programs anyway."""
+"""Maximum length of a run that is split. Longer ones, such as prompts, have enough programs anyway."""
 MAX_SUM_BYTES: Final = 48 << 20
-"""Maximum bytes of a layer's block sums when attention scores are measured: 6 million tokens in blocks of 16 with 32
-heads.
+"""Maximum bytes of a layer's block sums when attention scores are measured: enough for 6 million tokens in blocks of 16
+with 32 heads.
 """
 _MIN_PART_TILES: Final = 2
 _WARPS_PER_MULTIPROCESSOR: Final = 8
@@ -23,10 +24,10 @@ _NEAR_FULL: Final = 0.95  # accept this share of the best utilization of the las
 
 
 class PartBounds(NamedTuple):
-    """Upper bounds on the number of parts into which the decodes of a batch are split, for each KV head."""
+    """Bounds of the split of a batch into parts, for each KV head."""
 
     num_parts: int
-    """Maximum number of parts of all requests, one each plus `num_cuts`; the size of buffers."""
+    """Maximum number of parts of all requests: one each, plus `num_cuts`. Buffers have this size."""
     num_cuts: int
     """Maximum number of parts beyond one per request. 0: no request is split, and nothing is merged."""
     num_filling: int
@@ -47,13 +48,18 @@ def part_bounds(
 ) -> PartBounds:
     """Return the bounds for `batch` requests of up to `max_visible` tokens each.
 
-    A part is long enough that `num_cuts` suffices for any lengths, and otherwise as short as fills the device, within
-    [`min_tokens`, `MAX_PART_TOKENS`]. A batch that fills the device with whole short requests is not split.
+    A part is long enough that `num_cuts` suffices for any lengths, and otherwise as short as fills the device, between
+    `min_tokens` and `MAX_PART_TOKENS`. A batch that fills the device with whole short requests is not split.
 
     Args:
+        batch: Number of requests.
+        max_visible: Maximum number of visible tokens per request.
         programs_each: Programs per part, one for each KV head and tile of queries.
-        reads_again: Whether several tiles of queries read each key, so that the time is that of products and not of
-            reading. The number of parts of a single request is then chosen to fill the device in whole waves.
+        tile_n: Tokens per tile.
+        num_processors: Number of multiprocessors of the device.
+        num_warps: Warps per program.
+        reads_again: Whether several tiles of queries read each key, so that products take the time and not reading. The
+            number of parts of a single request is then chosen to fill the device in whole waves.
     """
     fill = _programs_that_fill(num_processors, num_warps)
     filling = cdiv(fill, programs_each)
@@ -70,7 +76,7 @@ def part_bounds(
 
 
 def max_cut_runs(max_queries: int, max_visible: int, programs_each: int, num_processors: int, num_warps: int) -> int:
-    """Return the maximum number of requests whose runs of up to `max_queries` queries are split.
+    """Return the maximum number of requests whose runs of up to `max_queries` queries are split; 0: none is.
 
     Only short runs after long contexts are split. More of them, or long runs, fill the device by themselves.
     """
@@ -79,7 +85,7 @@ def max_cut_runs(max_queries: int, max_visible: int, programs_each: int, num_pro
 
 
 def partial_bytes(bounds: PartBounds, num_rows: int, value_dim: int) -> int:
-    """Return the bytes of partial results: float32 outputs and their log-sum-exp; see `plan.SplitBuffers`."""
+    """Return the bytes of partial results: float32 outputs and their log-sum-exp (`plan.SplitBuffers`)."""
     return 4 * (bounds.num_parts if bounds.num_cuts else 0) * num_rows * (value_dim + 1)
 
 
@@ -94,8 +100,8 @@ def block_sum_capacity(batch: int, max_visible: int, block_size: int, num_heads:
 def _in_whole_waves(most: int, programs_each: int, fill: int) -> int:
     """Return the number of parts, up to `most`, whose programs leave the least of their last wave idle.
 
-    An H200 took 168 us for 64 queries after 32k tokens in 18 parts: 576 programs, of which 264 run at a time, in three
-    waves with 73 % utilization.
+    Example: an H200 took 168 us for 64 queries after 32k tokens in 18 parts: 576 programs, of which 264 run at a time,
+    in three waves with 73 % utilization.
     """
     shares = [count * programs_each / (cdiv(count * programs_each, fill) * fill) for count in range(1, most + 1)]
     return next(count for count, share in enumerate(shares, 1) if share >= _NEAR_FULL * max(shares))

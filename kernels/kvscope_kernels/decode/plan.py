@@ -16,20 +16,20 @@ from kvscope_kernels.launch import num_multiprocessors
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """Parts of one batch, on the device, where they are computed; see `plan_decode`."""
+    """Parts of one batch, computed and stored on the device; see `plan_decode`."""
 
     bounds: PartBounds
     parts: Tensor
     ranges: Tensor
     places: Tensor | None = None
-    """Index of each part's first block in the block sums, if these are stored."""
+    """Index of each part's first block in the block sums; None if no block sums are stored."""
     num_places: int = 0
     """Capacity of the block sums, in blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitBuffers:
-    """Partial results of split requests, to be merged; overwritten by each layer."""
+    """Partial results of split requests, to be merged. Each layer overwrites them."""
 
     partial: Tensor
     """(num_parts, num_rows, value_dim) float32: each part's own softmax over values. Rows are queries times heads."""
@@ -39,14 +39,14 @@ class SplitBuffers:
 
 @dataclass(frozen=True, slots=True)
 class BlockSums:
-    """Sums of attention weights of each block, stored by the parts; overwritten by each layer, whose merge
-    reads them.
+    """Sums of the attention weights of each block, stored by the parts. Each layer overwrites them, and its merge reads
+    them.
     """
 
     of_pieces: Tensor
-    """(num_pieces, num_heads) float32: log2 of the sum of exponentials of a block, or of each piece of one."""
+    """(num_pieces, num_heads) float32: log2 of the sum of exponentials of a block, or of each piece of a block."""
     lse: Tensor
-    """(num_parts, num_heads) float32: log2 of the sum of exponentials of each part of a request's split."""
+    """(num_parts, num_heads) float32: log2 of the sum of exponentials of each part."""
 
 
 class DecodePlans:
@@ -78,16 +78,19 @@ class DecodePlans:
         """Return the split of requests with `seq_lens` (batch,) int32.
 
         Args:
+            seq_lens: Must stay unchanged while its plans are used: plans are cached by the tensor's identity.
             max_visible: Maximum number of visible tokens per request.
             window: Number of a request's last tokens that any of its queries sees; with `is_chunked`, those of its last
-                chunk
-                of that length.
+                chunk of that length.
+            programs_each: As for `part_bounds`.
+            tile_n: As for `part_bounds`.
+            num_warps: As for `part_bounds`.
             block_size: Size of blocks whose sums are stored, if there are no more than `num_places`; parts then start
-                at
-                blocks.
-            max_cuts: Maximum number of splits that the buffers hold.
-
-        See `part_bounds` for the others.
+                at blocks. 0: no sums are stored.
+            num_places: Capacity of the block sums, in blocks.
+            is_chunked: As in `AttentionArgs`.
+            reads_again: As for `part_bounds`.
+            max_cuts: Maximum number of splits that the buffers hold; None: unlimited.
         """
         shape = max_visible, window, programs_each, tile_n, num_warps, block_size, num_places
         key = (id(seq_lens), *shape, is_chunked, reads_again, max_cuts)
@@ -112,7 +115,9 @@ class DecodePlans:
         return self._sums[key]
 
     def buffers(self, plan: DecodePlan, num_rows: int, value_dim: int) -> SplitBuffers:
-        """Return buffers for the parts of a plan. Layers run one after the other, so all of a shape share one."""
+        """Return buffers for the parts of a plan. Layers run one after the other, so all layers of a shape share
+        them.
+        """
         num_parts = plan.bounds.num_parts if plan.bounds.num_cuts else 0
         key = (num_parts, num_rows, value_dim)
         if key not in self._split_buffers:

@@ -1,4 +1,4 @@
-"""Split of a batch by its lengths, on the device: one launch for all layers of a step."""
+"""Split of a batch by its lengths, on the device, in one launch for all layers of a step."""
 
 from torch import Tensor
 
@@ -7,7 +7,7 @@ from kvscope_kernels.decode.bounds import MAX_PART_TOKENS, PartBounds
 from kvscope_kernels.triton_language import jit, jit_varying, require_triton, tl
 
 PART_FIELDS = 4
-"""Fields of a part: its request, first position, end position (exclusive), and flags."""
+"""Number of fields of a part: its request, first position, end position (exclusive), and flags."""
 FIRST, ONLY = 1, 2
 """Flag bits: the request's first part, and its only one."""
 TILE_B = 256  # requests, or a request's parts, processed at a time
@@ -46,9 +46,15 @@ def plan_decode(
         seq_lens: (batch,) int32.
         parts: Output, (bounds.num_parts, 4) int32, contiguous: see `PART_FIELDS`; unused parts have request -1.
         ranges: Output, (batch, 2) int32, contiguous: each request's first part, and number of parts.
-        places: Output, (bounds.num_parts,) int32: index of each part's first block, in the visible blocks of all
-            requests,
-            concatenated; -1 unless all of its request's are among the first `num_places`. None: not needed.
+        bounds: Limits of the split, from `part_bounds`.
+        window: As for `DecodePlans.plan`.
+        tile_n: Tokens per tile.
+        is_chunked: As in `AttentionArgs`.
+        places: Output, (bounds.num_parts,) int32: index of each part's first block in the concatenation of all
+            requests' visible blocks; -1 unless all blocks of its request are among the first `num_places`. None: not
+            needed.
+        block_size: Size of blocks whose sums are stored; 0: none are.
+        num_places: Capacity of the block sums, in blocks.
     """
     require_triton()
     _plan_decode_kernel[(len(seq_lens),)](
@@ -82,7 +88,7 @@ def _visible(seq_len: tl.tensor, window: tl.tensor, IS_CHUNKED: tl.constexpr, BL
 
 @jit
 def _cut(visible: tl.tensor, longest: tl.tensor, tile_n: tl.tensor) -> tl.tensor:
-    """Return the number of parts of a request and the length of all but its last; int32 everywhere without overflow."""
+    """Return the number of parts of a request and the length of all but its last, in int32 without overflow."""
     visible = tl.maximum(visible, 1)
     num_parts = (visible - 1) // longest + 1
     size = ((visible - 1) // num_parts // tile_n + 1) * tile_n
@@ -113,7 +119,7 @@ def _plan_decode_kernel(
 ) -> None:
     """One program: one request.
 
-    Each program reads all lengths, for the total and the number of parts before its own.
+    Each program reads all lengths, for the total and for the number of parts before its own.
     """
     request = tl.program_id(0)
     lane = tl.arange(0, TILE_B)

@@ -1,7 +1,7 @@
 """Grouping of (token, expert) pairs by expert into tiles, without synchronization with the host.
 
-A tile holds pairs of one expert. The number of tiles is known on the device only: the host launches as many as there
-can be (`most_tiles`), and unused ones have expert -1.
+All pairs of a tile have the same expert. The number of tiles is known on the device only: the host launches the maximum
+number (`most_tiles`), and unused tiles have expert -1.
 """
 
 from typing import Final, NamedTuple
@@ -36,11 +36,13 @@ def most_tiles(num_pairs: int, num_experts: int, tile_m: int) -> int:
 def align_experts(ids: Tensor, num_experts: int, tile_m: int) -> ExpertTiles:
     """Group pairs by expert into tiles, in one launch.
 
-    There is a program per expert, which counts the pairs of all experts to find where its own tiles start, and fills
-    these in order.
+    There is a program per expert. It counts the pairs of all experts to find where its own tiles start, and fills these
+    in order.
 
     Args:
         ids: (pairs,) int32 or int64, contiguous; pairs with ids outside [0, num_experts) are in no tile.
+        num_experts: Number of experts.
+        tile_m: Pairs per tile.
     """
     require_triton()
     num_tiles = most_tiles(len(ids), num_experts, tile_m)
@@ -67,7 +69,7 @@ def _align_experts_kernel(
     TILE_E: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:
-    """One program: the tiles of one expert; the last expert's also marks unused tiles."""
+    """One program: the tiles of one expert. The last expert's program also marks unused tiles."""
     expert = tl.program_id(0)
     places = tl.arange(0, CHUNK)
     each = tl.arange(0, TILE_E)

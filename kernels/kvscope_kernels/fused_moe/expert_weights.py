@@ -22,14 +22,14 @@ _MAX_POWER: Final = 128
 
 
 class Gate(NamedTuple):
-    """act(min(gate, limit)) * (up clamped to [-limit, limit] + shift); for `RELU_SQUARED` just max(up, 0)^2.
+    """Activation act(min(gate, limit)) * (up clamped to [-limit, limit] + shift); for `RELU_SQUARED` just max(up, 0)^2.
 
     gpt-oss uses kind SILU with alpha 1.702, limit 7 and shift 1 (its model card, 2025).
     """
 
     kind: int = SILU
     alpha: float = 1.0
-    """Slope: SILU is gate * sigmoid(alpha * gate)."""
+    """Slope of SILU: gate * sigmoid(alpha * gate)."""
     limit: float = math.inf
     shift: float = 0.0
 
@@ -38,7 +38,9 @@ class Gate(NamedTuple):
         return self.kind != RELU_SQUARED
 
     def apply(self, both: Tensor) -> Tensor:
-        """Apply the activation: (..., 2 * size), gate first, -> (..., size); without a gate (..., size) -> the same."""
+        """Apply the activation: (..., 2 * size), gate first, -> (..., size). Without a gate: (..., size) -> (...,
+        size).
+        """
         if not self.is_gated:
             return both.relu().square()
         gate, up = both.chunk(2, dim=-1)
@@ -51,7 +53,7 @@ class Gate(NamedTuple):
 class Mxfp4Weight(NamedTuple):
     """Weights in MXFP4: weight[e, n, k] = number(code) * 2^(powers[e, n, k // 32] - 127).
 
-    codes: (experts, outputs, inputs / 2) uint8. For each 32 inputs, byte i holds input i in its low half, and input i +
+    codes: (experts, outputs, inputs / 2) uint8. For each 32 inputs, byte i has input i in its low half, and input i +
     16 in its high half. A code is a sign bit and an index into `FP4`.
 
     powers: (experts, outputs, inputs / 32) uint8, 1 to 128.
@@ -71,9 +73,9 @@ class Mxfp4Weight(NamedTuple):
 
 
 def four_bits(weight: Tensor) -> Mxfp4Weight | None:
-    """Convert (experts, outputs, inputs) to MXFP4, or return None unless that represents every number exactly.
+    """Convert (experts, outputs, inputs) to MXFP4. Returns None unless MXFP4 represents every number exactly.
 
-    Weights of a checkpoint in MXFP4 fulfil this.
+    It does for the weights of a checkpoint in MXFP4.
     """
     num_experts, outputs, inputs = weight.shape
     if inputs % GROUP:
@@ -89,7 +91,7 @@ def four_bits(weight: Tensor) -> Mxfp4Weight | None:
 
 
 def _codes(groups: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Convert (outputs, groups, 32), or return None.
+    """Convert groups (outputs, groups, 32) to codes and powers, or return None if they are not exact.
 
     The largest number of a group becomes 4 or 6, which keeps the conversion exact.
     """
@@ -114,6 +116,7 @@ class ExpertWeights(NamedTuple):
         down: (experts, hidden, size).
         up_bias: (experts, rows of up), or None.
         down_bias: (experts, hidden), or None.
+        gate: Activation between the two products.
     """
 
     up: Tensor | Mxfp4Weight
@@ -133,7 +136,7 @@ class ExpertWeights(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """Dtype of the weights; None for 4-bit weights, which work with all dtypes of activations."""
+        """Dtype of the weights; None for 4-bit weights, which support all dtypes of activations."""
         return None if isinstance(self.down, Mxfp4Weight) else self.down.dtype
 
     def check(self) -> None:

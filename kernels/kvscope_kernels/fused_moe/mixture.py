@@ -1,8 +1,8 @@
 """Weighted sum of each token's experts: two grouped products and a sum, without synchronization with the host.
 
 A pair is a token and one of its experts. Both products run over tiles of pairs of one expert (`alignment`), so that an
-expert's weights are read once for the few rows of a decode. With a single token, each pair is a tile of its own,
-because its experts differ. A token's experts are summed in their order, so that results are deterministic.
+expert's weights are read once for the few rows of a decode. With a single token, each pair is a separate tile, because
+its experts differ. A token's experts are summed in their order, so that results are deterministic.
 """
 
 from typing import Final, NamedTuple
@@ -56,8 +56,9 @@ def mix_experts(x: Tensor, ids: Tensor, shares: Tensor, weights: ExpertWeights) 
 
     Args:
         x: (tokens, hidden) with the weights' dtype.
-        ids: (tokens, top_k) int32 or int64; ids that are not an expert's add nothing.
+        ids: (tokens, top_k) int32 or int64; ids outside [0, experts) add nothing.
         shares: (tokens, top_k), floating-point.
+        weights: Weights of all experts.
 
     Returns:
         (tokens, hidden) with the dtype of x.
@@ -99,7 +100,7 @@ def _product(
     gate: Gate | None = None,
     shares: Tensor | None = None,
 ) -> Tensor:
-    """Return each pair's product with its expert, (pairs, outputs); x has one row per token or per pair."""
+    """Return each pair's product with its expert, (pairs, outputs). x has one row per token or per pair."""
     num_pairs, inputs = ids.numel(), x.shape[1]
     codes, powers = weight if isinstance(weight, Mxfp4Weight) else (weight, None)
     out = torch.empty(num_pairs, outputs, dtype=x.dtype, device=x.device)
@@ -127,10 +128,10 @@ def _product(
 
 
 def rows_of_tile(num_tokens: int, top_k: int, num_experts: int, element_bytes: int, *, is_packed: bool = False) -> int:
-    """Return the number of pairs per tile: twice the average per expert, so that most experts are one tile and read
-    once.
+    """Return the number of pairs per tile: twice the average per expert.
 
-    With a single token it is 1; in float32, which does not use matrix units, 16.
+    Then most experts have one tile, and are read once. With a single token it is 1; in float32, which does not use
+    matrix units, 16.
     """
     if num_tokens == 1:
         return 1
@@ -143,10 +144,10 @@ def rows_of_tile(num_tokens: int, top_k: int, num_experts: int, element_bytes: i
 def expert_tiles(
     tile_m: int, element_bytes: int, gate: Gate | None = None, *, is_packed: bool = False
 ) -> MoeProductTiles:
-    """Return the shape of tiles of up to `tile_m` pairs, which all fit 99 KiB of shared memory.
+    """Return the shape of tiles of up to `tile_m` pairs. All fit 99 KiB of shared memory.
 
     For a single token, tiles are narrow, to occupy all multiprocessors. The shape depends on `tile_m` only, whose
-    powers of two are covered by the warm-up.
+    powers of two the warm-up covers.
     """
     is_gated = gate is not None and gate.is_gated
     rows = max(16, tile_m)
@@ -164,7 +165,7 @@ def expert_tiles(
 def expert_constants(
     outputs: int, inputs: int, pairs_each: int, tiles: MoeProductTiles, gate: Gate | None
 ) -> dict[str, object]:
-    """Return the kernel's constants that depend on shapes; `pairs_each` is the number of pairs per row of x."""
+    """Return the kernel's constants that depend on shapes. `pairs_each` is the number of pairs per row of x."""
     has_limit = gate is not None and gate.limit < float("inf")
     return {
         "PAIRS_EACH": pairs_each,
@@ -301,7 +302,7 @@ def _widened(code: tl.tensor, power: tl.tensor, like: tl.tensor) -> tl.tensor:
     """Convert 4-bit numbers to the dtype of `like`.
 
     Exponent and mantissa are placed as in float32, whose subnormal numbers continue like the format's. All are too
-    small by 2^126, which `power` includes.
+    small by 2^126, which `power` compensates.
     """
     bits = code.to(tl.int32)
     number = (((bits & 7) << 22) | ((bits & 8) << 28)).to(tl.float32, bitcast=True)
@@ -331,7 +332,7 @@ def _sum_experts_kernel(
 
 
 def mix_experts_torch(x: Tensor, ids: Tensor, shares: Tensor, weights: ExpertWeights) -> Tensor:
-    """Reference of `mix_experts`: loops over the experts in `ids`, which it reads on the host."""
+    """Reference of `mix_experts`. Loops over the experts in `ids`, which it reads on the host."""
     check_mixture(x, ids, shares, weights)
     top_k = ids.shape[1]
     flat, wide = ids.reshape(-1), shares.reshape(-1, 1).float()

@@ -1,4 +1,4 @@
-"""Measurement at startup whether the kernels or torch are faster for products of few rows with a model's weights."""
+"""Measures at startup whether the kernels or torch are faster for products of few rows with a model's weights."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,12 +11,13 @@ from kvscope_kernels.graph_timing import Call, capture, replay_s
 from kvscope_kernels.linear.skinny_linear import ALWAYS, MAX_ROWS, FewRows, Linear, linear, linear_torch
 
 _MAX_TIME_RATIO: Final = 0.97
-"""Maximum time relative to torch's; the gain must exceed the noise of the measurement."""
+"""Maximum time relative to torch's for which the kernels are used. The gain must exceed the noise of the measurement.
+"""
 _TOLERANCE: Final = 0.02
 """Tolerance relative to the largest number."""
 _ROUNDS: Final = 5
 _CYCLE_BYTES: Final = 512 << 20
-"""Bytes of weights read in turn, more than a GPU's caches hold. Smaller models stay in the cache in service too."""
+"""Bytes of weights read in turn, more than a GPU's caches hold. Smaller models stay in the cache while serving, too."""
 _SEVERAL: Final = (4, MAX_ROWS)
 
 Clock = Callable[[Sequence[Call]], Callable[[], float]]
@@ -38,12 +39,12 @@ class RelativeTimes(NamedTuple):
 
 
 def time_by_graphs(calls: Sequence[Call]) -> Callable[[], float]:
-    """`Clock` for GPUs that replays the calls as a CUDA graph, so that the host's launch overhead is not measured."""
+    """`Clock` for GPUs. It replays the calls as a CUDA graph, so that the host's launch overhead is not measured."""
     return partial(replay_s, capture(calls))
 
 
 def times_against_torch(weights: Sequence[Tensor], dtype: torch.dtype, clock: Clock = time_by_graphs) -> RelativeTimes:
-    """Measure on weights of one shape, such as those of a model's layers; `dtype` is the result's."""
+    """Measure on weights of one shape, such as those of a model's layers. `dtype` is that of the result."""
     cycle = weights[: max(1, -(-_CYCLE_BYTES // max(1, weights[0].nbytes)))]
     return RelativeTimes(_ratio(cycle, dtype, (1,), clock), _ratio(cycle, dtype, _SEVERAL, clock))
 

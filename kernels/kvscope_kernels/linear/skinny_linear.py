@@ -1,8 +1,8 @@
 """x @ weight.T for the few rows of a decode step, which take the time of reading the weight once.
 
-Decides which products the kernels compute, and with which tiles; all others use torch (cuBLAS). On compute capability 9
-the kernels are used wherever supported, as measured there; elsewhere if a measurement at startup favors them
-(`linear.choice`).
+Decides which products the kernels compute, and with which tiles; all others use torch (cuBLAS). On compute capability
+9, the kernels are used for all supported products, as measured there; on other GPUs if a measurement at startup favors
+them (`linear.choice`).
 """
 
 from typing import Final, NamedTuple, Protocol
@@ -27,7 +27,7 @@ MAX_ROWS: Final = 16
 """Maximum number of rows; with more, the work per weight increases, and cuBLAS is better."""
 _WIDEST: Final = 2048
 _ELEMENTS: Final = 8192
-"""Weights in a tile of a one-row product: 64 per thread, all loaded concurrently."""
+"""Number of weights in a tile of a one-row product: 64 per thread, all loaded concurrently."""
 _LOAD_BYTES: Final = 16
 
 
@@ -82,8 +82,9 @@ def linear(
         weight: (outputs, inputs) with the dtype of x.
         bias: (outputs,), or None.
         dtype: Dtype of the result, that of x or float32; None: that of x.
-        few: Numbers of rows for which the kernels are used if they support the product. None: all on GPUs of compute
-            capability 9, where they are 1.1 times as fast as cuBLAS for one row, and 1.07 times for 16; none on others.
+        few_rows: Numbers of rows for which the kernels are used if they support the product. None: all on GPUs of
+            compute capability 9, where they are 1.1 times as fast as cuBLAS for one row, and 1.07 times for 16; none on
+            others.
 
     Returns:
         (..., outputs).
@@ -117,7 +118,7 @@ def linear(
 
 
 def untried(capability: int) -> FewRows:
-    """Return for which rows the kernels are used without a measurement at startup."""
+    """Return the numbers of rows for which the kernels are used without a measurement at startup."""
     return ALWAYS if 90 <= capability < 100 else NEVER
 
 
@@ -131,8 +132,8 @@ def supports_product(weight: Tensor) -> bool:
 def linear_tiles(rows: int, outputs: int, inputs: int, multiprocessors: int, capability: int) -> LinearTiles:
     """Return the tiles, as measured on an H100.
 
-    With few programs, each must have more tiles in flight. Where a program has 99 KiB of shared memory, there are more
-    programs instead, two per multiprocessor.
+    With few programs, each must have more tiles in flight. If a program has only 99 KiB of shared memory, there are
+    more programs instead, two per multiprocessor.
     """
     if rows == 1:
         fitting = next((each for each in (2048, 1024, 512) if inputs % each == 0), 0)
@@ -216,7 +217,9 @@ def linear_torch(
     dtype: torch.dtype | None = None,
     few_rows: FewRows | None = None,
 ) -> Tensor:
-    """Reference of `linear`, and the implementation of what the kernels do not support; ignores `few_rows`."""
+    """Reference of `linear`, and the implementation for products that the kernels do not support. Ignores
+    `few_rows`.
+    """
     check_linear(x, weight, bias, dtype)
     if dtype is None or dtype == x.dtype:
         return functional.linear(x, weight, bias)

@@ -1,4 +1,4 @@
-"""Grammar mask: the logits of tokens that are not allowed next become -inf, in one launch for a batch."""
+"""Grammar mask: sets the logits of tokens that are not allowed next to -inf, in one launch for a batch."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ _TILE = 1024
 
 
 def allow_tokens(logits: Tensor, rows: Tensor, allowed: Tensor) -> None:
-    """Set logits[rows[i], token] = -inf where bit `token` of allowed[i] is 0. In place, in one launch.
+    """Set logits[rows[i], token] = -inf for each `token` whose bit in allowed[i] is 0, in place, in one launch.
 
     Args:
         logits: (num_rows, vocabulary) float32, contiguous.

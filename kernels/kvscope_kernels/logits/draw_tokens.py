@@ -1,7 +1,7 @@
 """Sampling of a token per row: temperature, top-k, top-p, min-p and a race of random numbers, in one launch.
 
-Nothing is sorted. A row's threshold is found by search: sums of weights (or counts) at or above three values show in
-which of four intervals it is, and each pass over the row narrows the interval until one value is left in it.
+Nothing is sorted. A row's threshold is found by search: sums of weights (or counts) at or above three values show which
+of four intervals contains it, and each pass over the row narrows the interval until one value is left in it.
 """
 
 import torch
@@ -15,19 +15,19 @@ from kvscope_kernels.triton_language import jit, require_triton, tl
 NUM_OPTIONS = 4
 """Number of columns of `options`."""
 _TILE = 16 << 10
-"""Numbers processed together: enough outstanding loads to keep one multiprocessor's share of L2 busy."""
+"""Number of logits processed together: enough outstanding loads to keep one multiprocessor's share of L2 busy."""
 _COLUMNS = 2048
 _WARPS = 16
 
 
 def draw_tokens(logits: Tensor, options: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
-    """Sample one token for each of `rows`, (n,) int64; in one launch, without synchronization.
+    """Sample one token for each of `rows`, in one launch, without synchronization. Returns (n,) int64.
 
-    Weights are w = exp((logit - largest) / temperature). Kept are tokens with w >= min-p, of these those at or above
-    the k-th largest, and of these those at or above the first at which the sum of weights, largest first, reaches top-p
-    of the total; equal tokens stay together. Then pieces of 256 tokens race: the first has the least E / (sum of w),
-    with E an exponential random number of its own (`random_numbers`). Then the tokens of the winning piece race in the
-    same way.
+    Weights are w = exp((logit - largest) / temperature). The filters keep tokens with w >= min-p; of these, those at or
+    above the k-th largest; and of these, those at or above the first at which the sum of weights, largest first,
+    reaches top-p of the total. Equal tokens stay together. Then pieces of 256 tokens race: the piece with the smallest
+    E / (sum of w) wins, with E an exponential random number per piece (`random_numbers`). Then the tokens of the
+    winning piece race in the same way.
 
     Args:
         logits: (num_rows, vocabulary) float32, contiguous; may be overwritten in `rows`.
@@ -116,7 +116,7 @@ def _tile(values: tl.tensor, start: tl.tensor, vocabulary: tl.tensor, ROWS: tl.c
 
 @jit
 def _extremes(values: tl.tensor, vocabulary: tl.tensor, TILE_R: tl.constexpr, TILE_C: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the largest value, the smallest above -inf, and how many are above -inf."""
+    """Return the largest value, the smallest above -inf, and the number of values above -inf."""
     largest = tl.full((TILE_C,), float("-inf"), tl.float32)
     lowest = tl.full((TILE_C,), float("inf"), tl.float32)
     count = tl.zeros((TILE_C,), tl.float32)
@@ -222,7 +222,7 @@ def _sums(  # type: ignore[no-untyped-def]
     TILE_R: tl.constexpr,
     TILE_C: tl.constexpr,
 ):
-    """Return sums of weights, or counts, at or above three values, the smallest value >= `low`, and the largest <=
+    """Return the sums of weights, or counts, at or above three values, the smallest value >= `low`, and the largest <=
     `high`.
 
     Sums decrease monotonically as values grow, even with rounding: each adds the same elements in the same order.
@@ -260,7 +260,7 @@ def _fastest_piece(  # type: ignore[no-untyped-def]
     PIECE: tl.constexpr,
     TILE_P: tl.constexpr,
 ):
-    """Return the piece that wins the race, the first of equal ones."""
+    """Return the index of the piece that wins the race, the first of equal ones."""
     best = key.to(tl.float64) * 0.0 - 1.0
     winner = vocabulary * 0
     pieces = tl.arange(0, TILE_P)
@@ -278,7 +278,7 @@ def _fastest_piece(  # type: ignore[no-untyped-def]
 
 @jit
 def _exponentials(key: tl.tensor, places: tl.tensor):  # type: ignore[no-untyped-def]
-    """Return the numbers of `random_numbers.exponentials` at these indices; the smallest may differ in the last
+    """Return the numbers of `random_numbers.exponentials` at these indices. The smallest may differ in the last
     bits.
     """
     state = key + (places + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
@@ -303,7 +303,7 @@ def _value(number: tl.tensor):  # type: ignore[no-untyped-def]
 
 
 def draw_tokens_torch(logits: Tensor, options: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
-    """Reference of `draw_tokens`, and the implementation for CPUs. On a GPU, it synchronizes."""
+    """Reference of `draw_tokens`, and the implementation for CPUs. On a GPU, it synchronizes with the host."""
     _check(logits, options, keys, rows)
     if not len(rows):
         return torch.empty_like(keys)
@@ -320,11 +320,10 @@ def draw(weights: Tensor, keys: Tensor) -> Tensor:
 
     Among tokens with times E / weight, E distributed as Exp(1), each is first with a probability proportional to its
     weight. A race of all tokens needs a random number for each: 3.3 ms for 8 rows of 49,152 tokens on one core, where a
-    cumulative sum takes 0.08. So pieces of the vocabulary race first, by their sums of weights, then the tokens of the
-    winning piece:
-    the same probabilities with one number per piece and one per position in a piece, in 0.10 ms.
+    cumulative sum takes 0.08 ms. So pieces of the vocabulary race first, by their sums of weights, then the tokens of
+    the winning piece: the same probabilities with one number per piece and one per position in a piece, in 0.10 ms.
 
-    A row's result depends on its own weights and key only, and the weight of a token does not affect the times of other
+    A row's result depends on its own weights and key only. The weight of a token does not affect the times of other
     pieces, while in a cumulative sum it would shift all later positions.
 
     Args:

@@ -33,7 +33,7 @@ def keys(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.int64]:
 def exponentials(keys: Tensor, count: int) -> Tensor:
     """Return random numbers distributed as Exp(1), above 0: keys (n,) int64 -> (n, count) float64.
 
-    They are from the SplitMix64 sequences that the keys start, with 53 random bits.
+    They are computed from 53 bits of the SplitMix64 sequences that the keys start.
     """
     counters = torch.arange(1, count + 1, device=keys.device).mul_(_signed(_GOLDEN))
     state = keys[:, None] + counters

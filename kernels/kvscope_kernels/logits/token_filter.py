@@ -1,8 +1,8 @@
-"""Thresholds of top-k, top-p and min-p: for each row the smallest logit that is kept, by sorting.
+"""Thresholds of top-k, top-p and min-p: the smallest logit of each row that is kept, by sorting.
 
-Owns the rules, in vLLM's order (min-p, then top-k, then top-p of the rest). A threshold keeps all tokens of equal
-logit, so that the order of equal elements in a sort does not matter. How much of a row is sorted depends on its own
-options and logits, so a row's threshold does not depend on other rows.
+The filters are applied in vLLM's order: min-p, then top-k, then top-p of the remaining tokens. A threshold keeps all
+tokens of equal logit, so that the order of equal elements in a sort does not matter. How much of a row is sorted
+depends on its own options and logits, so a row's threshold does not depend on other rows.
 """
 
 from typing import Final, NamedTuple
@@ -16,7 +16,7 @@ PIECE: Final = 256
 SORTED_SIZES: Final = (65, 1025)
 """Numbers of largest logits that are tried before a whole row is sorted.
 
-One more than usual values of top-k: the next logit shows whether the k-th has equals.
+They are one more than usual values of top-k, because the next logit shows whether the k-th has equals.
 """
 
 
@@ -54,8 +54,6 @@ def thresholds(logits: Tensor, weights: Tensor, options: Tensor) -> Tensor:
 
 
 class _Rows(NamedTuple):
-    """Rows processed together."""
-
     logits: Tensor
     weights: Tensor
     floors: Tensor
@@ -66,8 +64,8 @@ class _Rows(NamedTuple):
 
 
 def _top_thresholds(rows: _Rows, size: int) -> tuple[Tensor, Tensor]:
-    """Return thresholds (n,) computed from the `size` largest logits of each row, and (n,) whether these were
-    sufficient.
+    """Return thresholds (n,) computed from the `size` largest logits of each row, and whether these were sufficient,
+    (n,).
     """
     top_k = rows.top_k
     largest = rows.logits.topk(size).values
@@ -84,7 +82,7 @@ def _top_thresholds(rows: _Rows, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _totals(rows: _Rows, sums_of_largest: Tensor) -> Tensor:
-    """Return the weight of all tokens left by min-p and top-k, to which top-p applies: (n,) float64."""
+    """Return the total weight of the tokens kept by min-p and top-k, to which top-p applies: (n,) float64."""
     if bool((rows.top_k > 0).all()):
         return sums_of_largest
     weights = rows.weights
@@ -107,5 +105,5 @@ def in_pieces(values: Tensor, fill: float) -> Tensor:
 
 
 def sums(values: Tensor) -> Tensor:
-    """Sum rows, (n, size) -> (n,) float64, in float32 within a piece: exact enough for 250,000 numbers."""
+    """Sum rows, (n, size) -> (n,) float64, in float32 within a piece, which is exact enough for 250,000 numbers."""
     return in_pieces(values, 0.0).sum(-1).double().sum(-1)

@@ -1,6 +1,6 @@
 """Products of FP8 (e4m3) weights with activations rounded to FP8, with a scale per token.
 
-Owns the format of weights, the rounding of rows, and the choice of the product: on a GPU torch's scaled product if it
+Decides the format of weights, the rounding of rows, and the implementation: on a GPU torch's scaled product if it
 supports the card, else our kernel, which dequantizes in registers; on a CPU the reference.
 """
 
@@ -34,7 +34,7 @@ _LARGEST = tl.constexpr(LARGEST)
 _NAN: Final = 0x7F
 """Bits of NaN, without the sign."""
 _LARGEST_SCALE: Final = 128.0
-"""Upper bound of a weight's scale: its product with 2^120 must be a float32."""
+"""Upper bound of a weight's scale: its product with 2^120 must be a finite float32."""
 _SMALLEST_SCALE: Final = 2.0**-40
 _SMALLEST_SCALE_TL = tl.constexpr(_SMALLEST_SCALE)
 _FEW_ROWS: Final = 16
@@ -49,7 +49,7 @@ _REFUSALS: Final = (RuntimeError, TypeError, ValueError)
 
 @dataclass(frozen=True)
 class Fp8Weight:
-    """weight[n, k] = scale[n, k // group] * codes[n, k], in float32."""
+    """Weight in FP8: weight[n, k] = scale[n, k // group] * codes[n, k], in float32."""
 
     codes: Tensor
     """(outputs, inputs) float8_e4m3fn, without NaN."""
@@ -95,7 +95,7 @@ def rounded_fp8(weight: Tensor) -> Fp8Weight:
 
 
 def round_rows_torch(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Reference of `round_rows`: (rows, inputs) to e4m3 and (rows,) float32 scales, such that a row's largest number is
+    """Reference of `round_rows`: (rows, inputs) -> e4m3 and (rows,) float32 scales, so that a row's largest number is
     448.
 
     A row that has NaN or infinity dequantizes to all NaN.
@@ -155,7 +155,7 @@ def _rounded(numbers: tl.tensor) -> tl.tensor:
 
 
 class TorchFp8:
-    """Reference of `GpuFp8` for any device; dequantizes weight and rows for each product. Slow."""
+    """Reference of `GpuFp8` for any device. Slow, because it dequantizes weight and rows for each product."""
 
     def __init__(self, weight: Fp8Weight, bias: Tensor | None, *, rounds_activations: bool = True) -> None:
         self._weight, self._rounds = weight, rounds_activations
@@ -182,7 +182,8 @@ class TorchFp8:
 
 
 class GpuFp8:
-    """x @ weight.T summed in float32, both in e4m3 for any number of rows; or x unrounded, in our kernel only.
+    """x @ weight.T summed in float32, with both in e4m3 for any number of rows; or with x unrounded, in our kernel
+    only.
 
     torch's product is tried with this weight at construction, and abandoned once it fails. Only one stream at a time
     may use an instance: see `KernelWeight.arrived`.
@@ -235,8 +236,8 @@ class GpuFp8:
         return out
 
     def on_failure(self, report: Callable[[str], object]) -> None:
-        """Set the callback for a failure of torch's product; it gets one line, now if it has failed already, else when
-        it does.
+        """Set the callback for a failure of torch's product. It gets one line, immediately if the product has failed
+        already.
         """
         self._report = report
         if self._failure:
@@ -251,9 +252,7 @@ class GpuFp8:
         self._report(self._failure)
 
     def _trial_error(self) -> str:
-        """Return torch's error for a product with this weight, or the error of its result if that is too large,
-        or "".
-        """
+        """Try torch's product with this weight. Returns its error, or a text if its result is too inaccurate, or ""."""
         some = slice(None, None, max(1, self.outputs // _TRIED_OUTPUTS))
         x = torch.randn(_FEW_ROWS + 1, self.inputs, generator=torch.Generator().manual_seed(0))
         codes, scale = round_rows_torch(x.to(self._codes.device))
@@ -271,14 +270,14 @@ class GpuFp8:
 def fp8_product(
     weight: Fp8Weight, bias: Tensor | None, device: torch.device, *, rounds_activations: bool = True
 ) -> GpuFp8 | TorchFp8:
-    """Return the GPU's product, or the reference on a CPU."""
+    """Create the product of an FP8 weight: `GpuFp8` on a GPU, the reference on a CPU."""
     if device.type == "cuda":
         return GpuFp8(weight, bias, device, rounds_activations=rounds_activations)
     return TorchFp8(weight, bias, rounds_activations=rounds_activations)
 
 
 def fp8_implementation(device: torch.device) -> tuple[str, str]:
-    """Return which implementation multiplies FP8 weights on a GPU, as far as known without the weight, and the
+    """Return the implementation of products with FP8 weights on a GPU, as far as known without the weight, and the
     reason.
     """
     if multiplies_fp8(device):
@@ -287,7 +286,7 @@ def fp8_implementation(device: torch.device) -> tuple[str, str]:
 
 
 def multiplies_fp8(device: torch.device) -> bool:
-    """Whether a GPU has matrix units for FP8, so that torch may support it."""
+    """Whether a GPU has matrix units for FP8, so that torch may support its product."""
     return device.type == "cuda" and compute_capability(device) >= 89
 
 

@@ -1,7 +1,7 @@
 """Weights as integers of 4 or 8 bits with a scale and a minimum (`low`) for each group of inputs.
 
-Owns the format of such weights, their creation from plain ones, and their concatenation. Knows neither the layouts of
-products nor the files that have such weights.
+Owns the format of such weights, their creation from plain ones, and their concatenation. Independent of the layouts of
+products and of file formats.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _NUMBERS_AT_ONCE: Final = 1 << 22
 
 @dataclass(frozen=True)
 class GroupedWeight:
-    """weight[n, k] = scale[n, g] * codes[n, k] + low[n, g], in float32, with g = k // group."""
+    """Quantized weight: weight[n, k] = scale[n, g] * codes[n, k] + low[n, g], in float32, with g = k // group."""
 
     codes: Tensor
     """(outputs, inputs) uint8, each below 2^bits."""
     scale: Tensor
     """(outputs, groups) float16, or float32 if float16 cannot represent it or `low`; groups = ceil(inputs / group)."""
     low: Tensor
-    """Minimum of each group, like `scale`."""
+    """Minimum of each group; shape and dtype as `scale`."""
     bits: int
     group: int
     """Inputs per group, a multiple of CHUNK; the last group of a row may be shorter."""
@@ -61,12 +61,12 @@ class GroupedWeight:
         return self.scale, self.low
 
     def rows(self, order: Tensor) -> GroupedWeight:
-        """Return some outputs, or all in another order."""
+        """Return the weight with only the outputs in `order`, in that order."""
         return GroupedWeight(self.codes[order], self.scale[order], self.low[order], self.bits, self.group)
 
 
 def grouped(codes: Tensor, scale: Tensor, low: Tensor, bits: int, group: int) -> GroupedWeight:
-    """Create a weight; `scale` and `low`, float32, are stored in float16 if that represents them exactly."""
+    """Create a weight. `scale` and `low`, float32, are stored in float16 if that represents them exactly."""
     narrow = scale.half(), low.half()
     is_held = torch.equal(narrow[0].float(), scale) and torch.equal(narrow[1].float(), low)
     return GroupedWeight(codes, *(narrow if is_held else (scale, low)), bits, group)
@@ -96,7 +96,7 @@ def rounded(weight: Tensor, bits: int = 4, group: int = CHUNK) -> GroupedWeight:
 
 
 def in_parts(weight: Tensor) -> tuple[Tensor, ...]:
-    """Split a weight into parts of rows, small enough to be converted to float32."""
+    """Split a weight into parts of rows that are small enough to be converted to float32."""
     return torch.split(weight, max(1, _NUMBERS_AT_ONCE // weight.shape[1]))
 
 
@@ -118,7 +118,7 @@ def _rounded(rows: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor, Tenso
 
 
 def _fitted(wide: Tensor, lowest: Tensor, highest: Tensor, most: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return codes, scale, low and their error, with scale and low rounded to float16."""
+    """Return codes, scale, low and the squared error per group, with scale and low rounded to float16."""
     low = lowest.half().float()
     scale = ((highest - lowest) / most).half().float()
     codes = ((wide - low) / torch.where(scale > 0, scale, 1.0)).round_().clamp_(0.0, most)

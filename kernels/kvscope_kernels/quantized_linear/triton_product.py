@@ -1,10 +1,10 @@
 """GPU products with grouped weights of 4 and 8 bits, dequantized in registers.
 
-Owns the layout that the kernels read, their tiles, and into how many parts the inputs are split.
+Owns the layout that the kernels read. Decides tiles, and the number of parts into which the inputs are split.
 
-16 bytes, which a thread loads at a time, hold a unit of 32 inputs of 4 bits or 16 inputs of 8 bits: input 4 * j + i of
-a unit is number j of its word i. A number becomes float32 by two bit operations: it is shifted into a mantissa whose
-exponent makes it 2^n plus the number.
+A thread loads 16 bytes at a time, a unit of 32 inputs of 4 bits or 16 inputs of 8 bits: input 4 * j + i of a unit is
+number j of its word i. A number becomes float32 by two bit operations: it is shifted into a mantissa whose exponent
+makes it 2^n plus the number.
 """
 
 from typing import Final, NamedTuple
@@ -30,7 +30,7 @@ from kvscope_kernels.triton_language import (
 _FEW_ROWS: Final = 16
 _SOME_ROWS: Final = 64
 _PROGRAMS_EACH: Final = {1: 8, _FEW_ROWS: 4, _SOME_ROWS: 2}
-"""Programs per multiprocessor, by number of rows, up to which inputs are split.
+"""Programs per multiprocessor up to which inputs are split, by the maximum number of rows.
 
 Programs for one row are small and wait for memory; others fill a multiprocessor.
 """
@@ -123,7 +123,7 @@ def launch_product(
 ) -> None:
     """Compute the product into `out`, without synchronization, so that CUDA graphs can capture it.
 
-    One stream at a time: see `KernelWeight.arrived`.
+    Only one stream at a time may use a weight: see `KernelWeight.arrived`.
     """
     inputs, outputs = x.shape[-1], out.shape[-1]
     rows = x.numel() // inputs
@@ -166,7 +166,7 @@ def product_tiles(rows: int, bits: int, element_bytes: int) -> ProductTiles:
 
 
 def num_splits(rows: int, outputs: int, inputs: int, bits: int, tiles: ProductTiles, multiprocessors: int) -> int:
-    """Return into how many parts the inputs are split, one program each, to fill a GPU.
+    """Return the number of parts into which the inputs are split, one program each, to fill a GPU.
 
     Each part has at least two tiles unless there is one row, and none is empty.
     """
@@ -218,8 +218,8 @@ def _grouped_product_kernel(
 ) -> None:
     """One program: TILE_N outputs of TILE_M rows, over one part of the inputs.
 
-    The last program of a tile to finish adds up the results of all, in order of parts, and resets the counter for the
-    next launch. Without `low`, the words are e4m3 numbers in order. With `row_scale`, rows of x are multiplied by it.
+    The last program of a tile to finish adds up the results of all parts, in order, and resets the counter for the next
+    launch. Without `low`, the words are e4m3 numbers in order. With `row_scale`, rows of x are multiplied by it.
     """
     n = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
     m = tl.program_id(1) * TILE_M + tl.arange(0, TILE_M)
@@ -390,7 +390,7 @@ def _moved(words: tl.tensor, shift: tl.constexpr) -> tl.tensor:
 
 @jit
 def _code(moved: tl.tensor, half: tl.constexpr, BITS: tl.constexpr, PLAIN: tl.constexpr) -> tl.tensor:
-    """Return a byte's number, or that of its lower or upper half, as float32, plus 256 (upper half: plus 16)."""
+    """Return a byte's number plus 256, or that of its lower half plus 256, or of its upper half plus 16, as float32."""
     if BITS == 8:
         return _masked(moved, 0x7F8000, 0x43800000, PLAIN)
     if half == 0:
@@ -419,7 +419,7 @@ def _masked(words: tl.tensor, mask: tl.constexpr, exponent: tl.constexpr, PLAIN:
 def _e4m3(words: tl.tensor, shift: tl.constexpr) -> tl.tensor:
     """Convert byte `shift` of each word from float8 e4m3 to float32, times 2^-120.
 
-    The bits of sign, exponent and mantissa are moved to their positions in a float32. The factor comes from the
+    The bits of sign, exponent and mantissa are moved to their positions in a float32. The factor results from the
     exponent biases of the two formats, 7 and 127.
     """
     return (((words << (24 - 8 * shift)) >> 4) & -0x78100000).to(tl.float32, bitcast=True)
@@ -437,7 +437,7 @@ def _store(
     num_rows: tl.tensor,
     OUTPUTS: tl.constexpr,
 ) -> None:
-    """Store (TILE_N, TILE_M) sums, after applying scale, bias and `add`."""
+    """Store (TILE_N, TILE_M) sums, after applying `row_scale`, `bias` and `add`."""
     in_n = n < OUTPUTS
     if row_scale is not None:
         total *= tl.load(row_scale + m, mask=m < num_rows, other=0.0)[None, :]

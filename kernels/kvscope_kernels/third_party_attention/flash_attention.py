@@ -99,7 +99,7 @@ def _refusal(shape: AttentionShape) -> str:
 
 
 def _window(given: Prefill) -> tuple[int, int]:
-    """Return how many tokens before and after its own a query sees; -1: all."""
+    """Return the number of tokens before and after its own that a query sees; -1: all."""
     return (given.window_left, -1 if given.args.sliding_window is None else 0)
 
 

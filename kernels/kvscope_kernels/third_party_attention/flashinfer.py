@@ -1,6 +1,6 @@
 """FlashInfer over our blocks, planned from host lengths, once per step for all layers with the same options.
 
-Source: arXiv 2501.01005, `BatchPrefillWithPagedKVCacheWrapper` of flashinfer/prefill.py; for the memory of a plan:
+Source: arXiv 2501.01005, `BatchPrefillWithPagedKVCacheWrapper` of flashinfer/prefill.py; for the memory of a plan,
 `PrefillPlan` of include/flashinfer/attention/scheduler.cuh.
 """
 
@@ -32,7 +32,7 @@ _HEAD_DIMS: Final = (64, 128, 256)
 class FlashInfer:
     """FlashInfer as a `Library`. Raises Missing if it cannot be imported.
 
-    Device memory is allocated at the first prefill and kept.
+    Device memory is allocated at the first prefill and not freed.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class FlashInfer:
         return out
 
     def _wrapper(self, given: Prefill) -> "_Wrapper":
-        """Return a wrapper shared by layers with the same shapes and options, since a plan depends on these."""
+        """Return the wrapper shared by layers with the same shapes and options, since a plan depends on these."""
         options = given.args.scale, given.args.sliding_window, given.args.softcap
         layout = _layout(given.args.k_cache)
         key = (*given.args.query.shape[1:], *given.args.k_cache.shape[1:], given.args.query.dtype, layout, *options)
@@ -85,8 +85,8 @@ class FlashInfer:
 def workspace_bytes(num_heads: int, num_kv_heads: int, head_dim: int, num_multiprocessors: int) -> int:
     """Return the maximum workspace of a plan that splits keys over several programs.
 
-    It holds, per head, run and query of a tile, a partial result and the log of its sum, in float32. With less, a short
-    prompt after a long context fails with a RuntimeError.
+    It has, per head, run and query of a tile, a partial result and the log of its sum, in float32. With a smaller
+    workspace, a short prompt after a long context fails with a RuntimeError.
     """
     runs = -(-_PROGRAMS_EACH * num_multiprocessors // num_kv_heads)
     tile = 64 if head_dim >= 256 else 128

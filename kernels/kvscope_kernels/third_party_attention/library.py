@@ -1,4 +1,4 @@
-"""Interface of another library's attention: whether it supports a shape, and prefill over our blocks."""
+"""Interface to another library's attention: whether it supports a shape, and prefill over our blocks."""
 
 import importlib
 import importlib.metadata
@@ -28,7 +28,7 @@ class AttentionShape(NamedTuple):
 
 
 class Prefill(NamedTuple):
-    """Prefill of a layer with features that libraries support, in a step whose lengths are known on the host."""
+    """Prefill of a layer that uses only features of the libraries, in a step whose lengths are known on the host."""
 
     args: AttentionArgs
     runs: QueryRuns
@@ -46,7 +46,7 @@ class Library(Protocol):
     name: str
 
     def refusal(self, shape: AttentionShape) -> str:
-        """Return why it does not support a shape, in a few words, or ""."""
+        """Return why the library does not support a shape, in a few words, or ""."""
         ...
 
     def prefill(self, given: Prefill) -> Tensor:
@@ -59,7 +59,6 @@ class Missing(Exception):
 
 
 def module(name: str) -> Any:
-    """Import a module. Raises Missing."""
     try:
         return importlib.import_module(name)
     except Exception as error:  # a library compiled for another torch may raise any error
@@ -69,7 +68,7 @@ def module(name: str) -> Any:
 
 
 def named(name: str, distribution: str) -> str:
-    """Return the name with the version, if that is known."""
+    """Return the name with the version of the distribution, if it is installed."""
     try:
         return f"{name} {importlib.metadata.version(distribution)}"
     except importlib.metadata.PackageNotFoundError:
@@ -79,7 +78,7 @@ def named(name: str, distribution: str) -> str:
 class OncePerStep(Generic[Made]):
     """Cache of values that all layers of a step share.
 
-    A step is identified by a tensor, which the cache keeps alive.
+    A step is identified by a tensor, which the cache references so that its identity stays unique.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Choice of the attention library for prompts: each installed library that supports the model is compared with ours.
 
-Decides once at startup; knows no engine. A library that gives other results, or fails, is not used.
+Decides once at startup; independent of the engine. A library that fails, or whose results differ, is not used.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,8 @@ MAKERS: Final[Mapping[str, Mapping[str, Callable[[], Library]]]] = {
     FLASH_ATTN: {"flash-attn 3": FlashAttention3, "flash-attn 2": FlashAttention2},
 }
 _MAX_TIME_RATIO: Final = 0.97
-"""Maximum time of a library relative to ours; the gain must exceed the noise of the measurement."""
+"""Maximum time of a library relative to ours for which it is used. The gain must exceed the noise of the measurement.
+"""
 _TOLERANCE: Final = 0.02
 """Tolerance relative to the largest number: above 16-bit rounding, below a wrong result."""
 _ROUNDS: Final = 5
@@ -47,11 +48,9 @@ class Unusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LibraryChoice:
-    """Result of the choice."""
-
     ops: Ops
     description: str
-    """User-visible explanation on one line; "" if there was no choice."""
+    """User-visible explanation on one line."""
     failures: list[str] = field(default_factory=list)
     """User-visible reasons why a library failed while serving; appended when it happens."""
 
@@ -68,10 +67,14 @@ def choose(
     """Choose the fastest library if `wanted` is "auto", else the named one.
 
     Args:
+        ops: Our operations.
+        shape: Shape of the model's attention.
+        device: Device on which to measure.
+        wanted: "auto", "kvscope", or the name of a library.
         options: Options of the model's layers.
+        clock: Measures a call.
         tell: Called with a line before a library is tried, because it may compile its kernels first: FlashInfer took 86
-            s
-            on an H100's host.
+            s on an H100's host.
 
     Raises:
         Unusable: The named library cannot be used.
@@ -150,7 +153,7 @@ def _makers(wanted: str) -> list[tuple[str, Callable[[], Library]]]:
 
 
 def prefill_of(work: AttentionWorkload, pool: Pool) -> Prefill:
-    """Return the same prefill as the argument of `Library.prefill`."""
+    """Return the argument of `Library.prefill` for a workload and its pool."""
     runs = QueryRuns(pool.query_start, pool.max_query_len, host_lengths(work))
     return Prefill(pool.attention_args(), runs, host_lengths(work))
 

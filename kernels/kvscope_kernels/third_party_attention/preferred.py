@@ -1,5 +1,5 @@
-"""An `Ops` whose prefill attention uses a third-party library for the layers it supports, and kvscope's kernels for all
-others.
+"""An `Ops` whose prefill attention uses a third-party library for the layers it supports, and kvscope's kernels
+otherwise.
 """
 
 import math
@@ -51,7 +51,7 @@ class PrefillWithFallback:
         return self.library.name
 
     def __call__(self, args: AttentionArgs, runs: QueryRuns) -> Tensor:
-        """See `paged_prefill_attention`. Without `runs.lengths`, `ours` is used."""
+        """Run prefill attention (`paged_prefill_attention`). Without `runs.lengths`, `ours` is used."""
         is_plain = args.sinks is None and args.k_scale is None and not args.is_chunked and args.query.is_contiguous()
         is_enabled = (args.sliding_window is not None, args.softcap is not None) in self._options
         fits = is_plain and is_enabled and time.monotonic() >= self._retry_at_s

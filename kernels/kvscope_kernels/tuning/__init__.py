@@ -1,1 +1,1 @@
-"""Tile sizes found by measurement: tables for measured GPUs, and the search that creates them."""
+"""Tile sizes found by measurement: tables for measured GPUs, and access to them."""

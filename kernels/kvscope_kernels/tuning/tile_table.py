@@ -39,8 +39,9 @@ def tuned(
     is_quantized: bool,
     is_cut: bool = False,
 ) -> DotTiles:
-    """Return the measured tiles for this kernel and shape on this GPU, or `given`, computed by `launch`, if there are
-    none.
+    """Return the measured tiles for this kernel and shape on this GPU.
+
+    If there are none, returns `given`, the tiles computed by `launch`.
     """
     if _forced and kernel in _forced:
         return _forced[kernel]
@@ -65,7 +66,7 @@ def table_key(
 
 @contextmanager
 def forcing(kernel: str, tiles: DotTiles) -> Iterator[None]:
-    """Use these tiles for every launch of the kernel inside, to measure them. Not thread-safe."""
+    """Use these tiles for every launch of the kernel inside the context, to measure them. Not thread-safe."""
     _forced[kernel] = tiles
     try:
         yield
@@ -80,16 +81,16 @@ def own_table() -> Path:
 
 
 class TileTable(NamedTuple):
-    """Tile sizes in a file for one GPU, or the reason why the file is unusable."""
+    """Tile sizes for one GPU in a file, or the reason why the file is unusable."""
 
     entries: dict[str, Any]
     """Entries by shape (`table_key`)."""
     fault: str = ""
-    """Why there are no entries; "" if the file does not exist or has none for this GPU."""
+    """Why the file is unusable; "" if it is valid, does not exist or has no entries for this GPU."""
 
 
 def read_table(path: Path, gpu: str) -> TileTable:
-    """Read the entries of one GPU. Returns none if there is no valid table."""
+    """Read the entries of one GPU. Without a valid table there are none, and `fault` says why."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             return TileTable({}, "it is too large for a table of tiles")

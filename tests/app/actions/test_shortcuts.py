@@ -34,7 +34,7 @@ def editor(window, qtbot):
 def set_key(editor, name, keys):
     editor.choose(name)
     editor.keys.setKeySequence(QKeySequence(keys))
-    editor.set.click()
+    editor.set_button.click()
 
 
 def test_rivals_finds_commands_with_the_same_key_in_an_overlapping_scope():
@@ -91,7 +91,7 @@ def test_key_of_another_command_is_reassigned_only_after_confirmation(editor, wi
     set_key(editor, "fit", "Ctrl+W")
     assert "“Close window”" in editor.hint.text()
     assert window.actions_by_name["close"].shortcut().toString() == "Ctrl+W"
-    editor.set.click()
+    editor.set_button.click()
     assert window.actions_by_name["close"].shortcut().isEmpty()
     assert window.actions_by_name["fit"].shortcut().toString() == "Ctrl+W"
 
@@ -100,22 +100,22 @@ def test_one_shortcut_or_all_shortcuts_can_be_reset(editor, window, settings):
     set_key(editor, "zoom_in", "Z")
     set_key(editor, "fit", "X")
     editor.choose("zoom_in")
-    editor.own.click()
+    editor.default_button.click()
     assert [k.toString() for k in window.actions_by_name["zoom_in"].shortcuts()] == ["+", "="]
     editor.choose("zoom_in")
-    editor.none.click()
+    editor.clear_button.click()
     assert window.actions_by_name["zoom_in"].shortcuts() == []
-    editor.all_own.click()
+    editor.reset_button.click()
     assert read_settings(settings).shortcuts == {}
     assert window.actions_by_name["fit"].shortcut().toString() == "F"
-    assert not editor.all_own.isEnabled()
+    assert not editor.reset_button.isEnabled()
 
 
 def test_changed_shortcut_applies_to_all_windows_and_their_tooltips(editor, window, session, make_window):
     other = make_window(session)
     set_key(editor, "zoom_in", "Ctrl+Up")
     assert other.actions_by_name["zoom_in"].shortcut().toString() == "Ctrl+Up"
-    assert "Zoom in (Ctrl+Up)" in [button.toolTip() for button in other.page_map.pool_buttons]
+    assert "Zoom in (Ctrl+Up)" in [button.toolTip() for button in other.page_map.zoom_buttons]
 
 
 def test_shortcut_search_matches_command_names_and_keys(editor):

@@ -109,13 +109,13 @@ def test_other_alarms_ending_does_not_delay_the_removal_of_a_notice(window_with_
     monkeypatch.setattr(alarm_strip, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     rung = [Alarm(rule, 7, START_NS, START_NS, 1.0) for rule in DEFAULT_RULES[:2]]
     for alarm in rung:
-        window_with_scripted_overview.alarms.rang.emit(alarm)
+        window_with_scripted_overview.alarms.alarm_started.emit(alarm)
     (clock,) = strip.findChildren(QTimer)
     clock.setInterval(20)
-    window_with_scripted_overview.alarms.over.emit(rung[0])
+    window_with_scripted_overview.alarms.alarm_ended.emit(rung[0])
     now_s[0] += 2 * alarm_strip.HIDE_AFTER_S
     ending = QTimer(strip, interval=1)
-    ending.timeout.connect(lambda: window_with_scripted_overview.alarms.over.emit(rung[1]))
+    ending.timeout.connect(lambda: window_with_scripted_overview.alarms.alarm_ended.emit(rung[1]))
     ending.start()
     qtbot.waitUntil(lambda: strip.names == [rung[1].name], timeout=WAIT_MS)
     ending.stop()
@@ -152,7 +152,7 @@ def settings_keeper(settings):
 def test_overview_is_not_checked_while_all_rules_are_off(session, settings_keeper):
     settings_keeper.change(alarm_rules=tuple(replace(rule, is_on=False) for rule in DEFAULT_RULES))
     watch, looks = AlarmEvaluator(session, settings_keeper), []
-    watch.looked.connect(lambda: looks.append(1))
+    watch.evaluated.connect(lambda: looks.append(1))
     extend_overview(session, [second(at, used=100) for at in range(60)])
     assert session.bookmarks.shown == looks == []
     settings_keeper.change(alarm_rules=(RULES[KV_USAGE],))
@@ -198,7 +198,7 @@ def test_custom_rule_fires_unless_the_engine_is_paused_or_its_figure_is_unknown(
 
 
 def test_command_line_rules_apply_in_addition_to_saved_rules(window_with_scripted_overview, session):
-    window_with_scripted_overview.alarms.use([parse_rule("Busy: running > 3")])
+    window_with_scripted_overview.alarms.set_run_rules([parse_rule("Busy: running > 3")])
     extend_overview(session, [second(at, used=97, num_running=9) for at in range(10)])
     assert {mark.kind for mark in session.bookmarks.shown} == {"Busy", KV_USAGE}
     assert window_with_scripted_overview.themes.settings.values.alarm_rules == DEFAULT_RULES
@@ -283,8 +283,8 @@ def test_picking_a_figure_from_the_menu_inserts_its_name(dialog, qtbot):
 
 def test_dialog_shows_the_last_value_of_each_figure_or_unknown(window_with_scripted_overview, session, dialog):
     extend_overview(session, [second(at, used=43) for at in range(3)])
-    assert dialog.rows[0].now == "last second: 43.0 %"
-    assert dialog.rows[4].now == "last second: unknown"
+    assert dialog.rows[0].shown_value == "last second: 43.0 %"
+    assert dialog.rows[4].shown_value == "last second: unknown"
 
 
 def test_dialog_notes_which_rules_the_engine_cannot_measure(make_engine, make_session, make_window):

@@ -126,9 +126,9 @@ def test_bookmarks_are_drawn_on_the_playback_bar_and_the_timeline(window, qtbot)
     canvas = window.views["timeline"].canvas
     window.focus_view("timeline")
     window.views["timeline"].refresh()
-    assert next(canvas.layout_now.boxes())[0].name == "marks"
+    assert next(canvas.lane_layout.boxes())[0].name == "marks"
     canvas.show_marks(type(canvas.shown.marks)())
-    assert next(canvas.layout_now.boxes())[0].name == "usage"
+    assert next(canvas.lane_layout.boxes())[0].name == "usage"
 
 
 def test_loop_repeats_until_escape_is_pressed(window, qtbot, wait_for_seek):

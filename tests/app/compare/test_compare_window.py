@@ -207,7 +207,7 @@ def test_figures_can_be_limited_to_the_time_shown(make_compared):
     window = make_compared()
     whole = cell_text(window, "Length", 1)
     window.curves.show_time(1.0, 3.0)
-    window.figures.choose_shown(True)
+    window.figures.select_range(True)
     window.refresh_figures()
     assert cell_text(window, "Length", 1) == cell_text(window, "Length", 2) == "2.00 s"
     window.actions_by_name["whole_time"].trigger()

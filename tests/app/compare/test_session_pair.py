@@ -52,7 +52,7 @@ def test_session_without_data_at_the_cursor_stays_at_its_end(make_pair):
 
 def test_pair_can_be_aligned_by_clock_or_chosen_times(make_pair):
     pair = make_pair()
-    assert pair.have_one_clock
+    assert pair.has_time_overlap
     seek(pair, 3.0)
     pair.align(Alignment())
     wait_until_settled(pair)

@@ -28,16 +28,16 @@ class AdapterSheetDriver:
         self.engine.source.status = replace(SourceStatus(self.engine.source.status.state), **given)
         self.session.poll()
 
-    def open(self):
+    def open_dialog(self):
         self.action.trigger()
         return next(w for w in QApplication.topLevelWidgets() if isinstance(w, AdaptersDialog) and w.isVisible())
 
     @property
-    def asked(self):
+    def sent_commands(self):
         return [each for each in self.engine.source.sent if isinstance(each, LoadAdapter | UnloadAdapter)]
 
     def answer(self, kind, number=-1, **fields):
-        self.engine.source.replies.append(kind(tag=self.asked[number].tag, **fields))
+        self.engine.source.replies.append(kind(tag=self.sent_commands[number].tag, **fields))
         self.session.poll()
 
 
@@ -50,7 +50,7 @@ def adapters(engine, session, make_window, poll):
 
 def test_adapter_is_loaded_under_the_folder_name_or_a_given_name(adapters, qtbot):
     adapters.be("sql")
-    dialog = adapters.open()
+    dialog = adapters.open_dialog()
     assert not dialog.load.isEnabled()
     dialog.path.setText("/srv/java/")
     assert dialog.name.placeholderText() == "java"
@@ -58,7 +58,10 @@ def test_adapter_is_loaded_under_the_folder_name_or_a_given_name(adapters, qtbot
     assert dialog.isVisible()
     dialog.name.setText("mine")
     dialog.load.click()
-    assert [(each.name, each.path) for each in adapters.asked] == [("java", "/srv/java/"), ("mine", "/srv/java/")]
+    assert [(sent.name, sent.path) for sent in adapters.sent_commands] == [
+        ("java", "/srv/java/"),
+        ("mine", "/srv/java/"),
+    ]
     adapters.answer(Failed, 0, reason="there is no such folder")
     assert dialog.answer.text() == "There is no such folder"
     assert dialog.path.text() == "/srv/java/", "the path stays, to be corrected"
@@ -69,23 +72,23 @@ def test_adapter_is_loaded_under_the_folder_name_or_a_given_name(adapters, qtbot
 
 def test_unload_button_sends_the_command_and_rows_follow_the_engine(adapters):
     adapters.be("sql", "python")
-    dialog = adapters.open()
-    assert [button.accessibleName() for button in dialog.unloads] == ["Unload sql", "Unload python"]
-    dialog.unloads[1].click()
-    assert [each.name for each in adapters.asked] == ["python"]
+    dialog = adapters.open_dialog()
+    assert [button.accessibleName() for button in dialog.unload_buttons] == ["Unload sql", "Unload python"]
+    dialog.unload_buttons[1].click()
+    assert [each.name for each in adapters.sent_commands] == ["python"]
     adapters.be("sql")
-    assert [button.accessibleName() for button in dialog.unloads] == ["Unload sql"]
+    assert [button.accessibleName() for button in dialog.unload_buttons] == ["Unload sql"]
     adapters.be()
-    assert dialog.unloads == []
+    assert dialog.unload_buttons == []
 
 
 def test_loaded_adapters_are_listed_when_loading_is_not_allowed(adapters):
     adapters.be("sql", takes_adapters=False)
-    dialog = adapters.open()
+    dialog = adapters.open_dialog()
     dialog.path.setText("/srv/java")
     assert not dialog.load.isEnabled()
-    assert not dialog.unloads[0].isEnabled()
-    assert dialog.unloads[0].toolTip() == NOT_ALLOWED
+    assert not dialog.unload_buttons[0].isEnabled()
+    assert dialog.unload_buttons[0].toolTip() == NOT_ALLOWED
     assert dialog.answer.text() == NOT_ALLOWED
 
 

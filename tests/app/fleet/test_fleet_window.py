@@ -95,7 +95,7 @@ def window(make_fleet, opened_addresses):
 
 def show_rows(window, rows):
     window.fleet.rows = rows
-    window._sorted_s = 0.0
+    window._last_sort_s = 0.0
     window.refresh()
 
 
@@ -134,7 +134,7 @@ def test_table_can_be_sorted_by_keyboard(window, qtbot):
     qtbot.keyClicks(window.order.column, "KV")
     window.order.column.activated.emit(window.order.column.currentIndex())
     assert shown_texts(window)[:2] == ["b", "c"]
-    window.order.way.click()
+    window.order.direction.click()
     assert shown_texts(window)[:2] == ["c", "b"]
     assert window.table.horizontalHeader().sortIndicatorOrder() is Qt.SortOrder.DescendingOrder
 

@@ -10,22 +10,22 @@ import pytest
 from PIL import Image
 
 from kvscope_app.media_export import encoders
-from kvscope_app.media_export.encoders import VideoEncoder, encode, require_encoder
+from kvscope_app.media_export.encoders import VideoFrames, encode, require_encoder
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 COLORS = ((200, 30, 30), (30, 200, 30), (30, 30, 200), (220, 220, 40))
 
 
-def make_film(fps=20.0, size=(32, 48)):
+def make_frames(fps=20.0, size=(32, 48)):
     frames = (np.full((*size, 3), color, np.uint8) for color in COLORS)
-    return VideoEncoder(frames, len(COLORS), fps, size[1], size[0])
+    return VideoFrames(frames, len(COLORS), fps, size[1], size[0])
 
 
 @pytest.mark.parametrize("suffix", [".webp", ".gif", ".apng"])
 def test_encoded_file_contains_every_frame(tmp_path, suffix):
     path = tmp_path / f"x{suffix}"
     with path.open("wb") as file:
-        encode(make_film(), suffix, file)
+        encode(make_frames(), suffix, file)
     image = Image.open(io.BytesIO(path.read_bytes()))
     assert (image.n_frames, image.size) == (4, (48, 32))
     for number, color in enumerate(COLORS):
@@ -37,7 +37,7 @@ def test_encoded_file_contains_every_frame(tmp_path, suffix):
 def test_repeated_frame_is_encoded_as_a_longer_duration(tmp_path, suffix):
     path = tmp_path / f"x{suffix}"
     colors = (COLORS[0], COLORS[1], COLORS[1], COLORS[2])
-    still = VideoEncoder((np.full((32, 48, 3), color, np.uint8) for color in colors), 4, 25.0, 48, 32)
+    still = VideoFrames((np.full((32, 48, 3), color, np.uint8) for color in colors), 4, 25.0, 48, 32)
     with path.open("wb") as file:
         encode(still, suffix, file)
     image = Image.open(io.BytesIO(path.read_bytes()))
@@ -52,7 +52,7 @@ def test_repeated_frame_is_encoded_as_a_longer_duration(tmp_path, suffix):
 def test_apng_is_lossless(tmp_path):
     made = np.random.default_rng(3).integers(0, 256, (5, 20, 30, 3), np.uint8)
     with (tmp_path / "x.apng").open("wb") as file:
-        encode(VideoEncoder(iter(made), 5, 10.0, 30, 20), ".apng", file)
+        encode(VideoFrames(iter(made), 5, 10.0, 30, 20), ".apng", file)
     image = Image.open(io.BytesIO((tmp_path / "x.apng").read_bytes()))
     for number, frame in enumerate(made):
         image.seek(number)
@@ -71,7 +71,7 @@ def test_webp_encoder_holds_one_frame_at_a_time(tmp_path):
             alive -= 1
 
     with (tmp_path / "x.webp").open("wb") as file:
-        encode(VideoEncoder(frames(), len(COLORS) * 5, 10.0, 48, 32), ".webp", file)
+        encode(VideoFrames(frames(), len(COLORS) * 5, 10.0, 48, 32), ".webp", file)
     assert peak == 1
 
 
@@ -86,7 +86,7 @@ def fake_ffmpeg(tmp_path, monkeypatch, body):
 def test_ffmpeg_receives_all_pixels_and_the_frame_rate(tmp_path, monkeypatch):
     fake_ffmpeg(tmp_path, monkeypatch, f'echo "$@" > {tmp_path}/words; for last; do :; done; cat > "$last"')
     with (tmp_path / "x.mp4.part").open("wb") as file:
-        encode(make_film(fps=12.5), ".mp4", file)
+        encode(make_frames(fps=12.5), ".mp4", file)
     assert (tmp_path / "x.mp4.part").read_bytes() == b"".join(bytes(color) * 32 * 48 for color in COLORS)
     assert "-s 48x32 -r 12.5" in (tmp_path / "words").read_text()
 
@@ -94,7 +94,7 @@ def test_ffmpeg_receives_all_pixels_and_the_frame_rate(tmp_path, monkeypatch):
 def test_ffmpeg_failure_raises_an_error_with_its_output(tmp_path, monkeypatch):
     fake_ffmpeg(tmp_path, monkeypatch, "cat > /dev/null; echo no room >&2; exit 3")
     with (tmp_path / "x").open("wb") as file, pytest.raises(KvscopeError, match="ffmpeg failed: no room"):
-        encode(make_film(), ".mp4", file)
+        encode(make_frames(), ".mp4", file)
 
 
 def test_ffmpeg_ends_when_the_frames_are_interrupted(tmp_path, monkeypatch):
@@ -105,7 +105,7 @@ def test_ffmpeg_ends_when_the_frames_are_interrupted(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with (tmp_path / "x").open("wb") as file, pytest.raises(KeyboardInterrupt):
-        encode(VideoEncoder(broken(), 9, 10.0, 48, 32), ".mp4", file)
+        encode(VideoFrames(broken(), 9, 10.0, 48, 32), ".mp4", file)
 
 
 def test_missing_encoder_is_named_in_the_error(tmp_path, monkeypatch):

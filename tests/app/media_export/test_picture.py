@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QAbstractButton, QApplication
 
 from kvscope_app.media_export.picture import (
     PictureStyle,
-    TakenPicture,
+    RenderedPicture,
     caption_height,
     copy_picture,
     picture_of,
@@ -114,7 +114,7 @@ def test_picture_is_copied_to_the_clipboard_at_its_scale(view):
 
 
 def test_file_format_follows_the_suffix(view, tmp_path):
-    taken = TakenPicture.of(view)
+    taken = RenderedPicture.of(view)
     for name in ("x.png", "x.svg", "plain"):
         assert taken.save(tmp_path / name) == ""
     assert QImage(str(tmp_path / "x.png")).size() == QImage(str(tmp_path / "plain")).size() == view.size()

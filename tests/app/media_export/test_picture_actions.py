@@ -81,7 +81,7 @@ def test_picture_dialog_saves_with_the_chosen_look_and_remembers_it(window, tmp_
 
 
 def test_failure_to_save_a_picture_shows_the_banner(window, tmp_path):
-    taken = picture_actions.TakenPicture.of(window.page_map)
+    taken = picture_actions.RenderedPicture.of(window.page_map)
     assert not save_picture(window, "Page map", taken, str(tmp_path / "nowhere" / "x.png"))
     assert window.banner.isVisible()
 

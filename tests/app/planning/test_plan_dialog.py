@@ -102,12 +102,12 @@ def make_dialog(qtbot, tmp_path):
 
 def test_dialog_shows_the_parts_and_suggested_changes_of_the_answer(make_dialog, qtbot):
     dialog = make_dialog()
-    qtbot.waitUntil(lambda: "Some, 8.03 billion" in dialog.view.words)
-    assert "Fits in 24.0 GiB" in dialog.view.words
-    assert "--kv-cache-dtype fp8" in dialog.view.words
-    assert "Training" not in dialog.view.words
+    qtbot.waitUntil(lambda: "Some, 8.03 billion" in dialog.view.shown_text)
+    assert "Fits in 24.0 GiB" in dialog.view.shown_text
+    assert "--kv-cache-dtype fp8" in dialog.view.shown_text
+    assert "Training" not in dialog.view.shown_text
     dialog.form.train.setChecked(True)
-    qtbot.waitUntil(lambda: "at the worst moment (backward): it does not fit" in dialog.view.words)
+    qtbot.waitUntil(lambda: "at the worst moment (backward): it does not fit" in dialog.view.shown_text)
 
 
 SERVING = (
@@ -141,30 +141,30 @@ def test_shares_equal_those_printed_by_the_command(qtbot, fits):
     view, made = PlanView(DARK), _make_answer(fits=fits)
     qtbot.addWidget(view)
     view.show_answer(made)
-    assert "of 24.0 GiB" in view.words
+    assert "of 24.0 GiB" in view.shown_text
     assert "of 24.0 GiB" in text(made)
-    shares = [word for word in view.words.split("\n") if word.endswith(" %")]
+    shares = [word for word in view.shown_text.split("\n") if word.endswith(" %")]
     assert shares == re.findall(r"\d+ %", text(made))
     assert shares[:2] == ["62 %", "17 %"], "15 and 4 of 24 GiB"
 
 
 def test_numbers_use_the_same_digit_grouping_everywhere(make_dialog, qtbot):
     dialog = make_dialog()
-    qtbot.waitUntil(lambda: "Some, 8.03" in dialog.view.words)
+    qtbot.waitUntil(lambda: "Some, 8.03" in dialog.view.shown_text)
     assert dialog.form.tokens.text() == count(8192)
-    assert count(2089) in dialog.view.words
+    assert count(2089) in dialog.view.shown_text
     dialog.form.tokens.setValue(1_234_567)
     assert dialog.form.tokens.text() == count(1_000_000 + 48_576)
     dialog.form.tokens.lineEdit().setText("16384")
     assert dialog.form.tokens.value() == 16384
-    shown = [dialog.view.words, dialog.form.train_length.text(), dialog.form.tokens.text()]
+    shown = [dialog.view.shown_text, dialog.form.train_length.text(), dialog.form.tokens.text()]
     assert not re.search(r"\d,\d{3}", " ".join(shown))
 
 
 def test_plan_that_does_not_fit_shows_the_missing_memory(make_dialog, qtbot):
     dialog = make_dialog(fits=False, theme=LIGHT)
-    qtbot.waitUntil(lambda: "Does not fit" in dialog.view.words)
-    assert "missing" in dialog.view.words
+    qtbot.waitUntil(lambda: "Does not fit" in dialog.view.shown_text)
+    assert "missing" in dialog.view.shown_text
 
 
 def test_only_the_newest_question_is_answered(make_dialog, qtbot):
@@ -172,26 +172,26 @@ def test_only_the_newest_question_is_answered(make_dialog, qtbot):
     for model in ("one", "two", "wrong", "three"):
         dialog.form.model.setText(model)
         dialog.request()
-    qtbot.waitUntil(lambda: "three, 8.03" in dialog.view.words)
+    qtbot.waitUntil(lambda: "three, 8.03" in dialog.view.shown_text)
     assert not dialog.process.is_busy
 
 
 def test_error_is_shown_in_one_line_and_the_next_question_is_answered(make_dialog, qtbot):
     dialog = make_dialog("wrong")
-    qtbot.waitUntil(lambda: dialog.view.words == "model 'wrong' is not there")
+    qtbot.waitUntil(lambda: dialog.view.shown_text == "model 'wrong' is not there")
     dialog.form.model.setText("dies")
     dialog.request()
-    qtbot.waitUntil(lambda: "Planning stopped: it is dead." in dialog.view.words)
+    qtbot.waitUntil(lambda: "Planning stopped: it is dead." in dialog.view.shown_text)
     dialog.form.model.setText("Other")
     dialog.request()
-    qtbot.waitUntil(lambda: "Other, 8.03" in dialog.view.words)
+    qtbot.waitUntil(lambda: "Other, 8.03" in dialog.view.shown_text)
 
 
 def test_child_process_that_cannot_be_started_is_reported(qtbot):
     parent = QWidget()
     qtbot.addWidget(parent)
     dialog = PlanDialog(parent, DARK, "m", PlanProcess(parent, [str(Path("/nowhere/at/all"))]))
-    qtbot.waitUntil(lambda: "Planning stopped: it cannot be started" in dialog.view.words)
+    qtbot.waitUntil(lambda: "Planning stopped: it cannot be started" in dialog.view.shown_text)
     dialog.close()
 
 
@@ -211,26 +211,26 @@ def test_form_values_become_options_of_the_plan_command(make_dialog):
 
 def test_partial_answer_is_shown_while_the_rest_is_computed(make_dialog, qtbot):
     dialog = make_dialog("slow")
-    qtbot.waitUntil(lambda: "slow, 8.03" in dialog.view.words)
-    assert "Fits in" in dialog.view.words
-    assert "--kv-cache-dtype fp8" not in dialog.view.words
+    qtbot.waitUntil(lambda: "slow, 8.03" in dialog.view.shown_text)
+    assert "Fits in" in dialog.view.shown_text
+    assert "--kv-cache-dtype fp8" not in dialog.view.shown_text
     assert dialog.process.is_busy
     dialog.process.child.send(["go on"])
-    qtbot.waitUntil(lambda: "--kv-cache-dtype fp8" in dialog.view.words)
+    qtbot.waitUntil(lambda: "--kv-cache-dtype fp8" in dialog.view.shown_text)
     assert not dialog.process.is_busy
 
 
 def test_child_process_is_reused_by_the_next_dialog_and_ends_when_idle(make_dialog, qtbot):
     dialog = make_dialog()
     process = dialog.process
-    qtbot.waitUntil(lambda: "Some, 8.03" in dialog.view.words)
+    qtbot.waitUntil(lambda: "Some, 8.03" in dialog.view.shown_text)
     dialog.show()
     dialog.reject()
     assert process.child.is_running, "the next dialog uses the running process"
     other = PlanDialog(process.parent(), DARK, "Other", process)
-    qtbot.waitUntil(lambda: "Other, 8.03" in other.view.words)
+    qtbot.waitUntil(lambda: "Other, 8.03" in other.view.shown_text)
     other.end()
-    process._idle.timeout.emit()  # the idle timeout has passed
+    process._idle_timer.timeout.emit()  # the idle timeout has passed
     assert not process.child.is_running
 
 
@@ -250,10 +250,10 @@ def test_form_fits_the_dialog_at_any_zoom(qtbot, themes, steps):
 def test_answer_to_a_closed_dialog_is_not_shown_in_the_next(make_dialog, qtbot):
     dialog = make_dialog("slow")
     process = dialog.process
-    qtbot.waitUntil(lambda: "slow, 8.03" in dialog.view.words)
+    qtbot.waitUntil(lambda: "slow, 8.03" in dialog.view.shown_text)
     dialog.end()
     other = PlanDialog(process.parent(), DARK, "Other", process)
     process.child.send(["go on"])
-    qtbot.waitUntil(lambda: "Other, 8.03" in other.view.words)
+    qtbot.waitUntil(lambda: "Other, 8.03" in other.view.shown_text)
     other.end()
     process.close()

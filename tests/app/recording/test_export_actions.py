@@ -6,7 +6,7 @@ import pytest
 from PySide6.QtWidgets import QFileDialog
 
 from kvscope_app.recording.export_actions import ask_export
-from kvscope_app.recording.export_dialog import ExportDialog, _start
+from kvscope_app.recording.export_dialog import ExportDialog, _start_export
 
 WAIT_MS = 120_000
 
@@ -17,7 +17,7 @@ def export(window, qtbot, path, what, form="CSV"):
     dialog.table_form.setCurrentText(form)
     selection = dialog.selection()
     dialog.reject()
-    _start(window, selection, str(path))
+    _start_export(window, selection, str(path))
     qtbot.waitUntil(
         lambda: path.name in window.statusBar().currentMessage() or bool(window.banner.text), timeout=WAIT_MS
     )

@@ -22,7 +22,7 @@ from kvscope_app.recording.recording_actions import (
     stop_recording,
 )
 from kvscope_app.session.recording.disk_history import DiskHistory
-from kvscope_app.session.recording.rings import find_left_rings, make_ring, ring_limits, rings_folder
+from kvscope_app.session.recording.rings import find_orphaned_rings, make_ring, ring_limits, rings_folder
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.ring_client import RingClient
 
@@ -248,7 +248,7 @@ def test_history_of_a_crashed_session_can_be_opened_or_discarded(window, setting
     assert isinstance(shown[0], Recording)
     assert shown[0].info.num_frames == 30
     assert window.banner.text == ""
-    found = find_left_rings()
+    found = find_orphaned_rings()
     qtbot.waitUntil(lambda: found.is_finished, timeout=WAIT_MS)
     offer.discard_rings(found.result.kept)
     qtbot.waitUntil(

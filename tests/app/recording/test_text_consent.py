@@ -123,7 +123,7 @@ def test_block_text_is_read_from_the_recording(playback_session, qtbot):
     ledger = playback_session.mirror.ledger
     full = np.flatnonzero((ledger.hash != 0) & (ledger.state == BlockState.ACTIVE))
     block = int(full[0])
-    asked = block_facts(playback_session.mirror, block, 16).asked
+    asked = block_facts(playback_session.mirror, block, 16).text_lookup
     texts.request("card", [asked])
     assert texts.get(asked) is None
     assert texts.is_pending(asked)

@@ -137,13 +137,11 @@ def test_slow_view_is_postponed_once_after_an_update(host_refresher_views, clock
     assert one.count + two.count == before + 1, "otherwise a view could be postponed for ever"
 
 
-def test_single_frame_is_shown_by_in_step_views_at_the_same_time(
-    host_refresher_views, clock_ns, engine, session, poll, qtbot
-):
-    """A heartbeat just before the frame must not keep an in-step view one frame behind the map."""
+def test_single_frame_is_shown_together_with_the_page_map(host_refresher_views, clock_ns, engine, session, poll, qtbot):
+    """A heartbeat just before the frame must not keep such a view one frame behind the map."""
     host, refresher, (fast, other, _) = host_refresher_views
     counted = CountingView(session, host, 5.0)
-    counted.in_step = True
+    counted.follows_page_map = True
     host.layout().addWidget(counted)
     refresher.add_view(counted)
     shown = {}

@@ -12,63 +12,63 @@ from kvscope_app.ui.theme import DARK, LIGHT
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec, pause_background
 from kvscope_app.views.heatmap.cell_text import cell_text
 from kvscope_app.views.heatmap.pools import PoolRegistry
-from kvscope_app.views.timeline.lane_colors import STOPPED_COLOR, STOPPED_SOFT, ink, softened
+from kvscope_app.views.timeline.lane_colors import STOPPED_COLOR, STOPPED_PALENESS, ink, softened
 from kvscope_app.views.timeline.lane_descriptions import hit_lane, hit_row
 from kvscope_app.views.timeline.lane_layout import LaneLayout
-from kvscope_app.views.timeline.lane_picture import ShownLanes, bare_lanes, draw
+from kvscope_app.views.timeline.lane_picture import ShownLanes, draw, lanes_without_data
 from kvscope_app.views.timeline.request_lanes import RequestLanes
 from kvscope_telemetry.messages.telemetry import SUSPENDED, Stop
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 
-def at(seconds: float) -> int:
+def to_ns(seconds: float) -> int:
     return START_NS + round(seconds * SECOND_NS)
 
 
 @pytest.fixture
 def overview():
     overview = small_overview()
-    overview.stops.add(Stop(begin_ns=at(15), end_ns=at(25), by="Ada"))
+    overview.stops.add(Stop(begin_ns=to_ns(15), end_ns=to_ns(25), by="Ada"))
     return overview
 
 
 def test_request_lane_is_dimmed_while_the_engine_is_paused(overview):
     lanes = RequestLanes()
-    lanes.add_events([overview.events[place] for place in range(len(overview.events))])
-    shown = ShownLanes(overview, lanes, TimeSpan(at(0), at(100)), at(100))
+    lanes.add_events([overview.events[index] for index in range(len(overview.events))])
+    shown = ShownLanes(overview, lanes, TimeSpan(to_ns(0), to_ns(100)), to_ns(100))
     shown.assign_rows()
-    layout = LaneLayout(1104, 700, bare_lanes(overview))
-    row = int(shown.rows[lanes.history_of(overview.events[0].epoch, 2)])
+    layout = LaneLayout(1104, 700, lanes_without_data(overview))
+    row = int(shown.rows[lanes.index_of(overview.events[0].epoch, 2)])
     for theme in (DARK, LIGHT):
         pixels = draw(shown, layout, theme, 1.0)
         line = pixels[layout.requests_top + 15 * row + 6]
         width = pixels.shape[1]
         assert line[round(0.14 * width)] == ink("good", theme)
-        assert line[round(0.20 * width)] == softened(STOPPED_COLOR, theme, STOPPED_SOFT)
+        assert line[round(0.20 * width)] == softened(STOPPED_COLOR, theme, STOPPED_PALENESS)
         assert line[round(0.26 * width)] == ink("good", theme)
-    assert hit_lane("paused", shown, at(20), 0).text == "Engine paused by Ada, 10.0 s"
-    assert hit_lane("paused", shown, at(30), 0).text == ""
-    assert "(without 10.0 s paused)" in hit_row(row, shown, at(20), 0).text
-    assert "paused" in bare_lanes(small_overview())
-    overview.stops.add(Stop(begin_ns=at(26), end_ns=at(28), kind=SUSPENDED))
-    assert "(without 12.0 s paused or suspended)" in hit_row(row, shown, at(20), 0).text
+    assert hit_lane("paused", shown, to_ns(20), 0).text == "Engine paused by Ada, 10.0 s"
+    assert hit_lane("paused", shown, to_ns(30), 0).text == ""
+    assert "(without 10.0 s paused)" in hit_row(row, shown, to_ns(20), 0).text
+    assert "paused" in lanes_without_data(small_overview())
+    overview.stops.add(Stop(begin_ns=to_ns(26), end_ns=to_ns(28), kind=SUSPENDED))
+    assert "(without 12.0 s paused or suspended)" in hit_row(row, shown, to_ns(20), 0).text
 
 
 def test_heatmap_cell_states_that_the_engine_was_stopped(overview):
     overview.extend([second(100, num_rows=8), second(101, num_rows=8)])
-    overview.stops.add(Stop(begin_ns=at(100), end_ns=at(101), by="Bob"))
-    assert cell_text(overview, PoolRegistry(), at(100.5), 0).endswith("engine paused by Bob, 1.00 s")
-    assert "paused" not in cell_text(overview, PoolRegistry(), at(101.5), 0)
-    overview.stops.add(Stop(begin_ns=at(40), end_ns=at(42), kind=SUSPENDED))
-    assert stop_text_at(overview, at(41)) == "process suspended, 2.00 s"
+    overview.stops.add(Stop(begin_ns=to_ns(100), end_ns=to_ns(101), by="Bob"))
+    assert cell_text(overview, PoolRegistry(), to_ns(100.5), 0).endswith("engine paused by Bob, 1.00 s")
+    assert "paused" not in cell_text(overview, PoolRegistry(), to_ns(101.5), 0)
+    overview.stops.add(Stop(begin_ns=to_ns(40), end_ns=to_ns(42), kind=SUSPENDED))
+    assert stop_text_at(overview, to_ns(41)) == "process suspended, 2.00 s"
 
 
 def test_ongoing_pause_extends_to_the_time_shown(overview):
-    overview.stops.add(Stop(begin_ns=at(95), end_ns=at(99.8), by="Ada"))
+    overview.stops.add(Stop(begin_ns=to_ns(95), end_ns=to_ns(99.8), by="Ada"))
     overview.events.extend([timed(95, "engine_paused", 0)])
-    assert stops_until(overview, at(101)).stopped_ns(at(90), at(101)) == 6 * SECOND_NS
+    assert stops_until(overview, to_ns(101)).stopped_ns(to_ns(90), to_ns(101)) == 6 * SECOND_NS
     overview.events.extend([timed(99.8, "engine_resumed", 0)])
-    assert stops_until(overview, at(101)) is overview.stops
+    assert stops_until(overview, to_ns(101)) is overview.stops
 
 
 def test_chart_draws_the_stop_band_and_describes_it_at_the_cursor(qtbot):

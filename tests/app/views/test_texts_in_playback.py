@@ -9,7 +9,7 @@ import pytest
 from tests.simulated_engine.engine import SimulatedEngine
 from tests.simulated_engine.server import SimulatedServer
 
-from kvscope_app.session.block_texts.session_texts import NOT_IN_RECORDING, NOT_RECORDED, asked_of
+from kvscope_app.session.block_texts.session_texts import NOT_IN_RECORDING, NOT_RECORDED, lookup_of
 from kvscope_app.session.recording.disk_history import DiskHistory
 from kvscope_app.session.recording.recorded_texts import RecordedTexts
 from kvscope_app.session.recording.rings import make_ring
@@ -226,7 +226,7 @@ def test_recording_without_texts_is_reported_in_all_views(open_playback, show_vi
     assert shown_facts(inspector)["Text"] == NOT_IN_RECORDING
     finder.find("words")
     assert finder.texts.note == NOT_IN_RECORDING
-    assert session.texts.why_not(asked_of(session.mirror, table[0])) == NOT_IN_RECORDING
+    assert session.texts.why_not(lookup_of(session.mirror, table[0])) == NOT_IN_RECORDING
     finder.deleteLater()
 
 
@@ -254,29 +254,29 @@ def test_recorded_history_has_texts_of_blocks_that_are_gone(live_session, qtbot)
     text = next(text for text in ring_recording.texts() if text.hash)
     gone = BlockTextLookup(text.epoch, 10**6, 0, 16, int(text.hash, 16))  # not a row of the engine
 
-    def tells():
+    def has_text():
         live_session.texts.request("test", [gone])
         return live_session.texts.get(gone) is not None
 
-    qtbot.waitUntil(tells, timeout=WAIT_MS)
+    qtbot.waitUntil(has_text, timeout=WAIT_MS)
     assert live_session.texts.get(gone).text == text.text
 
 
 def test_live_engine_provides_texts_also_while_paused(live_session, qtbot):
-    def full():
+    def full_blocks():
         ledger = live_session.live_mirror.ledger
         return np.flatnonzero((ledger.hash != 0) & (ledger.state == BlockState.ACTIVE))
 
-    qtbot.waitUntil(lambda: full().size > 0, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: full_blocks().size > 0, timeout=WAIT_MS)
 
-    def tells():
-        asked = asked_of(live_session.mirror, int(full()[0]))
+    def has_text():
+        asked = lookup_of(live_session.mirror, int(full_blocks()[0]))
         live_session.texts.request("test", [asked])
         return live_session.texts.get(asked) is not None
 
-    qtbot.waitUntil(tells, timeout=WAIT_MS)
+    qtbot.waitUntil(has_text, timeout=WAIT_MS)
     live_session.timeline.pause()
-    known = [asked_of(live_session.mirror, row) for row in range(live_session.mirror.num_rows)]
+    known = [lookup_of(live_session.mirror, row) for row in range(live_session.mirror.num_rows)]
     assert any(live_session.texts.get(asked) is not None for asked in known)
     gone = type(known[0])(live_session.mirror.epoch, 3, 999_999, 16, 0x123456789)  # a block that never existed
     assert live_session.texts.why_not(gone) == NOT_RECORDED

@@ -81,7 +81,8 @@ def is_platform_shortcut(widget, sequence):
     plain = combination.keyboardModifiers() == Qt.KeyboardModifier.NoModifier
     own_copy = sequence == QKeySequence("Ctrl+C") or sequence == QKeySequence("Ctrl+Z")
     return (plain and isinstance(widget, PRESSES.get(combination.key(), ()))) or (
-        own_copy and widget.metaObject().className() == "MarkList"  # in the bookmark list these act on its own content
+        own_copy
+        and widget.metaObject().className() == "BookmarkList"  # in the bookmark list these act on its own content
     )
 
 

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QLabel, QMessageBox, QPushButton
 from tests.app import window_driver as driver
 
 from kvscope_app.window.dialogs.attach_dialog import AttachDialog
-from kvscope_app.window.window_actions import what_closing_ends
+from kvscope_app.window.window_actions import close_question
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.source import SourceState
 
@@ -133,12 +133,12 @@ def test_closing_asks_if_the_own_engine_has_unfinished_requests(make_engine, mak
     engine.request(1)
     poll(session)
     owning, watching = make_window(session, keeper=FakeKeeper()), make_window(session)
-    assert what_closing_ends(owning) == "Stop the engine and its 1 unfinished request?"
-    assert what_closing_ends(watching) == ""
+    assert close_question(owning) == "Stop the engine and its 1 unfinished request?"
+    assert close_question(watching) == ""
     owning.actions_by_name["close"].trigger()
     (box,) = owning.findChildren(QMessageBox)
     assert owning.isVisible()
     box.reject()
     engine.request(1, state=RequestState.FINISHED)
     poll(session)
-    assert what_closing_ends(owning) == ""
+    assert close_question(owning) == ""

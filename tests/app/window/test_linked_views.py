@@ -140,7 +140,7 @@ def test_fit_in_one_view_resets_the_zoom_of_all(window):
 def test_requests_and_events_can_be_filtered_by_the_visible_range(window):
     requests, events = window.views["requests"], window.views["events"]
     requests.filter.setCurrentText("In visible range")
-    events.in_range.setChecked(True)
+    events.only_in_range.setChecked(True)
     all_requests, all_events = requests.model.rowCount(), events.model.rowCount()
     span = TimeSpan(BEGAN_NS + 3 * SECOND_NS, BEGAN_NS + 4 * SECOND_NS)
     window.session.timeline.shared_zoom.show(span)

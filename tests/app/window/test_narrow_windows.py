@@ -107,7 +107,7 @@ def test_notices_do_not_make_a_small_window_larger(make_window, session, qtbot):
         "A session ended unexpectedly", "It can be looked at", (("Open", print), ("Delete", print))
     )
     alarm = Alarm(DEFAULT_RULES[0], 7, START_NS, START_NS, 1.0)
-    window.alarms.rang.emit(alarm)
+    window.alarms.alarm_started.emit(alarm)
     for dock in ("heatmap", "timeline"):
         window.focus_view(dock)
         qtbot.waitUntil(lambda name=dock: not window.docks[name].visibleRegion().isEmpty())

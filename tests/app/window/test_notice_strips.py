@@ -48,7 +48,7 @@ def strips_with_triggers(window):
         "banner",
         lambda: window.banner.show_message("The engine ended", LONG, (("Restart", print), ("Show log", print))),
     )
-    yield "alarm_strip", lambda: window.alarms.rang.emit(alarm)
+    yield "alarm_strip", lambda: window.alarms.alarm_started.emit(alarm)
     yield "paused_bar", lambda: window.paused_bar.show()
 
 

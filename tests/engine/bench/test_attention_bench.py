@@ -34,8 +34,8 @@ def layer() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def attended(name_or_method: Any, layer: tuple[torch.Tensor, ...]) -> torch.Tensor:
     method = METHODS[name_or_method]() if isinstance(name_or_method, str) else name_or_method
     query, keys, values = layer
-    method.hold(keys, values)
-    assert method.held_bytes > 0
+    method.store_kv(keys, values)
+    assert method.stored_bytes > 0
     found: torch.Tensor = method.attend(query)
     return found
 
@@ -67,8 +67,8 @@ def test_no_ranking_keeps_more_attention_than_the_oracle(layer: Any) -> None:
     kept = {}
     for make in (Sparse, Oracle, LargestBound):
         method = make(0.4)
-        method.hold(keys, values)
-        kept[make] = by_block.gather(2, method._choose(rows)).sum(2)
+        method.store_kv(keys, values)
+        kept[make] = by_block.gather(2, method._select_blocks(rows)).sum(2)
     assert (kept[Oracle] >= kept[Sparse] - 1e-5).all()
     assert (kept[Oracle] >= kept[LargestBound] - 1e-5).all()
     assert (kept[Oracle] > kept[Sparse] + 1e-3).any()

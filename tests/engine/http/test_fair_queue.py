@@ -13,7 +13,7 @@ from tests.engine.http.served import Served, answer_on, read_all, wait_for
 from kvscope_engine.http.api_state import HttpLimits
 from kvscope_engine.http.client_limits import client_name
 from kvscope_engine.http.schemas.api_errors import ApiError
-from kvscope_engine.http.tokenizer_threads import SMALL_BYTES, ApiTokenizer, WorkOwner
+from kvscope_engine.http.tokenizer_threads import SMALL_BYTES, TokenizerThreads, WorkOwner
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Command, Reply, Submit
 
@@ -133,7 +133,7 @@ def test_many_prompts_of_one_client_do_not_delay_another(
     running.close()
 
 
-def run(side: ApiTokenizer, scenario: Callable[[], Any]) -> None:
+def run(side: TokenizerThreads, scenario: Callable[[], Any]) -> None:
     async def whole() -> None:
         await asyncio.wait_for(scenario(), 60)
 
@@ -144,7 +144,7 @@ def run(side: ApiTokenizer, scenario: Callable[[], Any]) -> None:
 
 
 def test_tokenization_alternates_between_clients_and_requests() -> None:
-    side, order, gate, begun = ApiTokenizer(), list[str](), threading.Event(), threading.Event()
+    side, order, gate, begun = TokenizerThreads(), list[str](), threading.Event(), threading.Event()
 
     def piece(name: str) -> Callable[[], None]:
         return lambda: order.append(name)
@@ -174,7 +174,7 @@ def test_tokenization_alternates_between_clients_and_requests() -> None:
 
 
 def test_tokenization_for_a_disconnected_client_is_cancelled() -> None:
-    side, gate = ApiTokenizer(), threading.Event()
+    side, gate = TokenizerThreads(), threading.Event()
 
     async def scenario() -> None:
         first = asyncio.create_task(side.run(WorkOwner("a", "0"), 2 * SMALL_BYTES, gate.wait))
@@ -183,16 +183,16 @@ def test_tokenization_for_a_disconnected_client_is_cancelled() -> None:
         second.cancel()
         with pytest.raises(asyncio.CancelledError):
             await second
-        assert len(side._turns) <= 1
+        assert len(side._queue) <= 1
         gate.set()
         await first
-        assert len(side._turns) == 0
+        assert len(side._queue) == 0
 
     run(side, scenario)
 
 
 def test_tokenization_error_is_a_client_error() -> None:
-    side = ApiTokenizer()
+    side = TokenizerThreads()
 
     def bad() -> None:
         raise BadInput("the prompt has 9 tokens: send at most 4")

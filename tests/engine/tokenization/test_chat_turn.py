@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvscope_engine.tokenization.tokenizer import Tokenizer, as_template_reads
+from kvscope_engine.tokenization.tokenizer import Tokenizer, to_template_message
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import ChatMessage, ToolCall
 
@@ -49,16 +49,16 @@ def test_tool_call_and_its_result_are_rendered() -> None:
 
 
 def test_missing_parts_of_a_turn_are_left_out() -> None:
-    assert as_template_reads(ChatMessage(role="user", content="x")) == {"role": "user", "content": "x"}
+    assert to_template_message(ChatMessage(role="user", content="x")) == {"role": "user", "content": "x"}
 
 
 @pytest.mark.parametrize("arguments", ["[1]", "{", "nonsense", "1"])
 def test_arguments_that_are_no_object_are_refused(arguments: str) -> None:
     message = ChatMessage(role="assistant", content="", tool_calls=(ToolCall(name="f", arguments=arguments),))
     with pytest.raises(BadInput, match=r"arguments=.* of 'f' are not accepted: a JSON object"):
-        as_template_reads(message)
+        to_template_message(message)
 
 
 def test_empty_arguments_are_an_empty_object() -> None:
     message = ChatMessage(role="assistant", content="", tool_calls=(ToolCall(name="f", arguments=""),))
-    assert as_template_reads(message)["tool_calls"][0]["function"]["arguments"] == {}
+    assert to_template_message(message)["tool_calls"][0]["function"]["arguments"] == {}

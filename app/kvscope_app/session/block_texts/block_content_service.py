@@ -1,6 +1,6 @@
-"""Block contents of a source that knows them itself, with the same requests and replies as an engine.
+"""Answers requests for block contents from a source that has the contents, such as a recording. Imports no Qt.
 
-Owns the reading threads: the first reply may have to load a tokenizer. Imports no Qt.
+Owns the reading threads, because the first reply may have to load a tokenizer.
 """
 
 from __future__ import annotations
@@ -14,23 +14,22 @@ from kvscope_telemetry.recordings.read_budget import ProgressCallback
 
 
 class BlockContentService:
-    """Accepts questions and returns the replies later."""
+    """Accepts the same requests as an engine, and returns the replies later."""
 
     def __init__(self, source: BlockContentSource) -> None:
         self._source = source
         self._pending: list[Background[BlockText]] = []
 
     def request(self, question: GetBlockText) -> None:
-        """Read the contents on a thread. Never blocks."""
         self._pending.append(Background(partial(self._answer, question), "kvscope-contents"))
 
     def pop_replies(self) -> list[Reply]:
-        """Return and remove the replies since the last call. A failed question has none."""
+        """Return and remove the replies since the last call. A request that failed has none."""
         if not self._pending:
             return []
-        over = [work for work in self._pending if work.is_finished]
-        self._pending = [work for work in self._pending if work not in over]
-        return [work.result for work in over if work.result is not None]
+        finished = [work for work in self._pending if work.is_finished]
+        self._pending = [work for work in self._pending if work not in finished]
+        return [work.result for work in finished if work.result is not None]
 
     def _answer(self, question: GetBlockText, watch: ProgressCallback) -> BlockText:
         return BlockText(contents=tuple(self._source.contents(question.blocks)), tag=question.tag)

@@ -12,16 +12,16 @@ from typing import Final
 
 import numpy as np
 
-from kvscope_app.session.block_texts.session_texts import asked_of
+from kvscope_app.session.block_texts.session_texts import lookup_of
 from kvscope_telemetry.block_texts.block_texts import BlockTextLookup
 from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.prefixes.cached_blocks import group_of_tree
 
 MAX_BLOCKS_PER_END: Final = 64
-"""Maximum number of blocks at each end of the prompt and of the output."""
+"""Maximum number of blocks read at each end of the prompt and of the output."""
 _MAX_OWNERS: Final = 8
-"""Maximum number of requests whose cached blocks are followed."""
+"""Maximum number of requests across which a chain of cached blocks is followed."""
 _MAX_BLOCKS: Final = 8192
 PROMPT, BETWEEN, OUTPUT = "Prompt", "Prompt ends, output begins", "Output"
 NOT_IN_BLOCKS: Final = "None of its tokens is in a block at this time."
@@ -32,11 +32,11 @@ class TextBlock:
     index: int
     """Index among the request's blocks."""
     part: str
-    asked: BlockTextLookup
+    lookup: BlockTextLookup
 
 
 def text_blocks(mirror: Mirror, number: int) -> list[TextBlock]:
-    """Return the blocks to read for request `number`. For a finished request, those that it left in the cache."""
+    """Return the blocks to read for request `number`. A finished request has those that it left in the cache."""
     row = mirror.requests.row_of(number)
     if row is None or mirror.hello is None:
         return []
@@ -48,9 +48,9 @@ def text_blocks(mirror: Mirror, number: int) -> list[TextBlock]:
         prompt_end = output_begin = end
     parts = ((PROMPT, 0, prompt_end), (BETWEEN, prompt_end, output_begin), (OUTPUT, output_begin, end))
     return [
-        TextBlock(index, part, asked_of(mirror, rows[index]))
+        TextBlock(index, part, lookup_of(mirror, rows[index]))
         for part, first, until in parts
-        for index in _both_ends(first, until)
+        for index in _indexes_of_both_ends(first, until)
         if mirror.ledger.filled[rows[index]]
     ]
 
@@ -58,54 +58,54 @@ def text_blocks(mirror: Mirror, number: int) -> list[TextBlock]:
 def text_parts(
     blocks: list[TextBlock], get: Callable[[BlockTextLookup], BlockContent | None], why_not: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of each part. `why_not` is shown if no text is known or expected."""
+    """Yield (name, text) of each part. `why_not` is yielded instead if all texts are unknown and it is not empty."""
     if not blocks:
         yield "Text", NOT_IN_BLOCKS
         return
-    contents = {block.index: get(block.asked) for block in blocks}
+    contents = {block.index: get(block.lookup) for block in blocks}
     if why_not and not any(contents.values()):
         yield "Text", why_not
         return
     for part, group in groupby(blocks, key=lambda block: block.part):
-        yield part, _joined([block.index for block in group], contents) or "(no printable text)"
+        yield part, _joined_text([block.index for block in group], contents) or "(no printable text)"
 
 
 def cached_rows(mirror: Mirror, number: int) -> list[int]:
-    """Return the ledger rows of the full blocks that a request left in the cache, including its shared prefix, in
-    order.
+    """Return the ledger rows, in order, of the full blocks that a request left in the cache, including its shared
+    prefix.
     """
     assert mirror.hello is not None, "a request is shown only once there is an engine"
     ledger, group = mirror.ledger, group_of_tree(mirror.hello.cache) or 0
-    own = np.flatnonzero((ledger.owner == number) & (ledger.hash != 0) & (ledger.group == group))
-    last = own[~np.isin(ledger.hash[own], ledger.parent[own])]
-    if not last.size:
+    own_rows = np.flatnonzero((ledger.owner == number) & (ledger.hash != 0) & (ledger.group == group))
+    last_rows = own_rows[~np.isin(ledger.hash[own_rows], ledger.parent[own_rows])]
+    if not last_rows.size:
         return []
-    found: list[int] = []
-    rows = {int(ledger.hash[row]): int(row) for row in own.tolist()}
-    at, num_owners = int(last[-1]), 1
-    while len(found) < _MAX_BLOCKS:
-        found.append(at)
-        before = int(ledger.parent[at])
-        if before and before not in rows:
-            there = np.flatnonzero(ledger.hash == before)
-            if not there.size or num_owners == _MAX_OWNERS:
+    rows_from_end: list[int] = []
+    rows = {int(ledger.hash[row]): int(row) for row in own_rows.tolist()}
+    row_index, num_owners = int(last_rows[-1]), 1
+    while len(rows_from_end) < _MAX_BLOCKS:
+        rows_from_end.append(row_index)
+        parent_hash = int(ledger.parent[row_index])
+        if parent_hash and parent_hash not in rows:
+            candidates = np.flatnonzero(ledger.hash == parent_hash)
+            if not candidates.size or num_owners == _MAX_OWNERS:
                 break
-            others = np.flatnonzero((ledger.owner == ledger.owner[there[0]]) & (ledger.hash != 0))
-            rows |= {int(ledger.hash[row]): int(row) for row in (*others.tolist(), int(there[0]))}
+            owner_rows = np.flatnonzero((ledger.owner == ledger.owner[candidates[0]]) & (ledger.hash != 0))
+            rows |= {int(ledger.hash[row]): int(row) for row in (*owner_rows.tolist(), int(candidates[0]))}
             num_owners += 1
-        if not before:
+        if not parent_hash:
             break
-        at = rows[before]
-    return found[::-1]
+        row_index = rows[parent_hash]
+    return rows_from_end[::-1]
 
 
-def _both_ends(first: int, end: int) -> list[int]:
+def _indexes_of_both_ends(first: int, end: int) -> list[int]:
     if end - first <= 2 * MAX_BLOCKS_PER_END:
         return list(range(first, end))
     return [*range(first, first + MAX_BLOCKS_PER_END), *range(end - MAX_BLOCKS_PER_END, end)]
 
 
-def _joined(indexes: list[int], contents: dict[int, BlockContent | None]) -> str:
+def _joined_text(indexes: list[int], contents: dict[int, BlockContent | None]) -> str:
     parts: list[str] = []
     before = indexes[0] - 1
     for index in indexes:

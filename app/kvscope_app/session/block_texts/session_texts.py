@@ -1,9 +1,9 @@
 """Block texts of a session at the shown time, from the engine or a recording.
 
-Views say which blocks they need and are notified. The engine is asked for current contents, several blocks per question
-and one question at a time. Other times, and sources without an engine, use recorded texts. Prompts are private, so a
-recording has them only if the user agreed. Known texts are cached: a hash identifies a text for the lifetime of an
-engine.
+Views request the blocks they need and are notified by a signal. Current contents are requested from the engine, several
+blocks per message and one message at a time. Texts of other times, and of sources without an engine, are read from the
+recording. Prompts are private, so a recording has them only if the user agreed. Known texts are cached: a hash
+identifies a text for the lifetime of an engine.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 MAX_CACHED: Final = 16_384
 MAX_BLOCKS_PER_REQUEST: Final = 128
-"""Maximum number of blocks per question; the engine replies between steps."""
+"""Maximum number of blocks per request to the engine, which replies between steps."""
 REQUEST_INTERVAL_MS: Final = 60
 REPLY_TIMEOUT_MS: Final = 2000
 _RETRY_S: Final = 2.0
-"""Interval for retrying missing texts while the source or recording is still growing."""
+"""Seconds until a missing text is requested again, while the source or recording still grows."""
 _FIRST_TAG: Final = 1 << 40
-"""Separates these tags from those of other requesters on the same socket."""
+"""Lowest tag. Other requesters on the same socket use tags below it or from a higher range."""
 
 NOT_IN_RECORDING: Final = "This recording has no text. Record with text to include it."
 NOT_REPORTED: Final = "The engine did not report this text."
@@ -44,21 +44,20 @@ NO_ENGINE: Final = "Text is not available here."
 Key = tuple[int, int, int, int]
 
 
-def asked_of(mirror: Mirror, block: int) -> BlockTextLookup:
-    """Return the identity of the content of `block`, 0 <= block < mirror.num_rows.
-
-    A different value may mean other text.
-    """
+def lookup_of(mirror: Mirror, block: int) -> BlockTextLookup:
+    """Return a key of the content of `block`, 0 <= block < mirror.num_rows. Equal keys mean equal text."""
     ledger = mirror.ledger
     columns = (int(column[block]) for column in (ledger.owner, ledger.filled, ledger.hash))
     return BlockTextLookup(mirror.epoch or 0, block, *columns)
 
 
 class SessionTexts(QObject):
-    """Text cache of one session. Full blocks are keyed by their hash, others by block, owner and fill."""
+    """Text cache of one session. Full blocks are keyed by their hash, others by block, owner and number of filled
+    slots.
+    """
 
     arrived = Signal()
-    """Emitted when more texts are known, or known to be missing."""
+    """Emitted when more texts are known, or are known to be missing."""
 
     def __init__(self, session: TextSession, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -79,36 +78,36 @@ class SessionTexts(QObject):
         self._reply_timer.timeout.connect(self._on_reply_timeout)
         session.replies.connect(self._on_replies)
 
-    def get(self, asked: BlockTextLookup) -> BlockContent | None:
-        """Return the known content, or None. For a block that is being filled it may lack the newest tokens."""
-        key = _key(asked)
-        found = self._cache.get(key)
-        if found is not None:
+    def get(self, lookup: BlockTextLookup) -> BlockContent | None:
+        """Return the known content, or None. The content of a block that is being filled may lack the newest tokens."""
+        key = _key(lookup)
+        content = self._cache.get(key)
+        if content is not None:
             self._cache.move_to_end(key)
-            return found
-        before = None if asked.hash else self._filling.get((asked.epoch, asked.block, asked.owner))
-        return before if before is not None and len(before.token_ids) <= asked.filled else None
+            return content
+        partial = None if lookup.hash else self._filling.get((lookup.epoch, lookup.block, lookup.owner))
+        return partial if partial is not None and len(partial.token_ids) <= lookup.filled else None
 
     def request(self, view: object, wanted: Iterable[BlockTextLookup]) -> None:
-        """Replace the blocks that view `view` needs. `arrived` is emitted when they are known."""
-        unknown = {key: asked for asked in wanted if (key := _key(asked)) not in self._cache}
+        """Replace the blocks that `view` needs. `arrived` is emitted when their texts are known."""
+        unknown = {key: lookup for lookup in wanted if (key := _key(lookup)) not in self._cache}
         self._wanted.pop(id(view), None)
         if unknown:
             self._wanted[id(view)] = unknown
             if not self._timer.isActive() and not self._requested:
                 self._timer.start()
 
-    def is_pending(self, asked: BlockTextLookup) -> bool:
+    def is_pending(self, lookup: BlockTextLookup) -> bool:
         """Whether the text is unknown but can still arrive."""
-        return _key(asked) not in self._cache and not self.why_not(asked)
+        return _key(lookup) not in self._cache and not self.why_not(lookup)
 
-    def why_not(self, asked: BlockTextLookup) -> str:
+    def why_not(self, lookup: BlockTextLookup) -> str:
         """Return a sentence on why the text is missing, or "" if it is known or can still arrive."""
-        key = _key(asked)
+        key = _key(lookup)
         if key in self._cache:
             return ""
         is_missing = self._is_missing(key)
-        if self._is_live(asked):
+        if self._is_live(lookup):
             return NOT_REPORTED if is_missing else ""
         if self._recorded is None:
             return self.why_no_texts or NOT_RECORDED
@@ -134,25 +133,25 @@ class SessionTexts(QObject):
             return NO_ENGINE
         return NOT_RECORDED if session.mirror.epoch != session.live_mirror.epoch else ""
 
-    def containing(self, words: str) -> set[tuple[int, int]]:
-        """Return (epoch, hash) of the cached full blocks whose text or notes (`LoRA sql`) contain `words`, ignoring
-        case.
+    def containing(self, text: str) -> set[tuple[int, int]]:
+        """Return (epoch, hash) of the cached full blocks that contain `text` in their text or notes, ignoring case.
+
+        A note is for example `LoRA sql`.
         """
-        needle = words.casefold()
+        needle = text.casefold()
         return {(key[0], key[3]) for key, content in self._cache.items() if key[3] and _has(content, needle)}
 
     def poll(self) -> None:
-        """Request the wanted texts. Called by the timer."""
         self._finish_lookup()
-        wanted = {key: asked for each in self._wanted.values() for key, asked in each.items()}
-        open_ = [asked for key, asked in wanted.items() if key not in self._cache and not self._is_missing(key)]
-        live = [asked for asked in open_ if self._is_live(asked)]
+        wanted = {key: lookup for view_wanted in self._wanted.values() for key, lookup in view_wanted.items()}
+        unresolved = [lookup for key, lookup in wanted.items() if key not in self._cache and not self._is_missing(key)]
+        live = [lookup for lookup in unresolved if self._is_live(lookup)]
         self._send_request(live[:MAX_BLOCKS_PER_REQUEST])
         recorded = self._recorded
-        rest = [asked for asked in open_ if not self._is_live(asked)]
-        if recorded is not None and rest and self._lookup is None:
-            self._lookup_keys = rest
-            self._lookup = recorded.look_up(rest, self._session.timeline.cursor_ns)
+        recorded_lookups = [lookup for lookup in unresolved if not self._is_live(lookup)]
+        if recorded is not None and recorded_lookups and self._lookup is None:
+            self._lookup_keys = recorded_lookups
+            self._lookup = recorded.look_up(recorded_lookups, self._session.timeline.cursor_ns)
         if self._lookup is not None:
             self._timer.start()
 
@@ -167,26 +166,31 @@ class SessionTexts(QObject):
     def _recorded(self) -> RecordedTexts | None:
         return self._session.recorded_texts
 
-    def _is_live(self, asked: BlockTextLookup) -> bool:
-        """Whether the engine can be asked and its block still has the requested content.
+    def _is_live(self, lookup: BlockTextLookup) -> bool:
+        """Whether the engine accepts text requests and its block still has the requested content.
 
-        Away from the live end, the block may hold other text by now. At the live end, a block that is being filled may
+        Away from the live end, the block may have other text by now. At the live end, a block that is being filled may
         have more tokens than requested.
         """
         session, live = self._session, self._session.live_mirror
-        if session.is_viewer or not session.provides_texts or live.epoch != asked.epoch or asked.block >= live.num_rows:
+        if (
+            session.is_viewer
+            or not session.provides_texts
+            or live.epoch != lookup.epoch
+            or lookup.block >= live.num_rows
+        ):
             return False
-        now = asked_of(live, asked.block)
-        if asked.hash:
-            return now.hash == asked.hash
+        current = lookup_of(live, lookup.block)
+        if lookup.hash:
+            return current.hash == lookup.hash
         is_at_end = live is session.mirror
-        return now.owner == asked.owner and (now == asked or (is_at_end and now.filled >= asked.filled))
+        return current.owner == lookup.owner and (current == lookup or (is_at_end and current.filled >= lookup.filled))
 
     def _send_request(self, wanted: list[BlockTextLookup]) -> None:
         if not wanted or self._requested:
             return
         tag = next(self._tags)
-        if self._session.send(GetBlockText(blocks=tuple(asked.block for asked in wanted), tag=tag)):
+        if self._session.send(GetBlockText(blocks=tuple(lookup.block for lookup in wanted), tag=tag)):
             self._tag, self._requested = tag, wanted
             self._reply_timer.start()
 
@@ -197,13 +201,13 @@ class SessionTexts(QObject):
 
     def _store_reply(self, contents: tuple[BlockContent, ...]) -> None:
         """Store the engine's reply, but only for blocks that still have the requested content."""
-        asked, self._requested = self._requested, []
+        lookups, self._requested = self._requested, []
         self._reply_timer.stop()
-        contents_of = dict(zip(asked, contents, strict=False))
-        for each in asked:
-            content = contents_of.get(each)
-            is_available = content is not None and content.block == each.block and content.token_ids
-            self._store(each, content if is_available and self._is_live(each) else None)
+        content_by_lookup = dict(zip(lookups, contents, strict=False))
+        for block_lookup in lookups:
+            content = content_by_lookup.get(block_lookup)
+            is_available = content is not None and content.block == block_lookup.block and content.token_ids
+            self._store(block_lookup, content if is_available and self._is_live(block_lookup) else None)
         self.arrived.emit()
         self.poll()
 
@@ -213,15 +217,15 @@ class SessionTexts(QObject):
     def _finish_lookup(self) -> None:
         if self._lookup is None or not self._lookup.is_finished:
             return
-        found = self._lookup.result or [None] * len(self._lookup_keys)
+        contents = self._lookup.result or [None] * len(self._lookup_keys)
         self._failure = self._lookup.failure
         self._lookup = None
-        for asked, content in zip(self._lookup_keys, found, strict=True):
-            self._store(asked, content)
+        for lookup, content in zip(self._lookup_keys, contents, strict=True):
+            self._store(lookup, content)
         self.arrived.emit()
 
-    def _store(self, asked: BlockTextLookup, content: BlockContent | None) -> None:
-        key = _key(asked)
+    def _store(self, lookup: BlockTextLookup, content: BlockContent | None) -> None:
+        key = _key(lookup)
         if content is None:
             self._missing[key] = time.monotonic()
             if len(self._missing) > MAX_CACHED:
@@ -229,8 +233,8 @@ class SessionTexts(QObject):
             return
         self._missing.pop(key, None)
         self._cache[key] = content
-        if not asked.hash:
-            self._filling[asked.epoch, asked.block, asked.owner] = content
+        if not lookup.hash:
+            self._filling[lookup.epoch, lookup.block, lookup.owner] = content
             if len(self._filling) > MAX_BLOCKS_PER_REQUEST:
                 del self._filling[next(iter(self._filling))]
         while len(self._cache) > MAX_CACHED:
@@ -239,19 +243,17 @@ class SessionTexts(QObject):
     def _is_missing(self, key: Key) -> bool:
         since_s = self._missing.get(key)
         recorded = self._recorded
-        may_come = not self._session.timeline.is_file or recorded is None or recorded.may_grow
-        return since_s is not None and not (may_come and time.monotonic() - since_s > _RETRY_S)
+        may_arrive = not self._session.timeline.is_file or recorded is None or recorded.may_grow
+        return since_s is not None and not (may_arrive and time.monotonic() - since_s > _RETRY_S)
 
 
-def _key(asked: BlockTextLookup) -> Key:
-    if asked.hash:
-        return asked.epoch, -1, 0, asked.hash
-    return asked.epoch, asked.block, (asked.owner << 32) + asked.filled, 0
+def _key(lookup: BlockTextLookup) -> Key:
+    if lookup.hash:
+        return lookup.epoch, -1, 0, lookup.hash
+    return lookup.epoch, lookup.block, (lookup.owner << 32) + lookup.filled, 0
 
 
 class TextSession(Protocol):
-    """The members of a session that texts use."""
-
     @property
     def replies(self) -> SignalInstance: ...
 
@@ -272,4 +274,4 @@ class TextSession(Protocol):
 
 def _has(content: BlockContent, needle: str) -> bool:
     notes = (f"{name} {value}" for name, value in content.notes)
-    return any(needle in words.casefold() for words in (content.text, *notes))
+    return any(needle in text.casefold() for text in (content.text, *notes))

@@ -1,8 +1,8 @@
-"""Sidecar files for bookmarks of finished recordings, in the user's data folder.
+"""Sidecar files with the bookmarks of finished recordings, in the user's data folder.
 
 A finished recording is never rewritten. The file name contains the first epoch and the start time of the recording, so
-a recording that is moved, renamed or recovered keeps its bookmarks. Imports no Qt, because exports without a window
-read bookmarks, too.
+that a recording that is moved, renamed or recovered keeps its bookmarks. Imports no Qt, because exports without a
+window read bookmarks, too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvscope_telemetry.errors import BadInput, ProtocolError
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.summaries.bookmark import Bookmark, decode_bookmarks, encode_bookmarks, newest_revisions
 
-_WHAT = "file of bookmarks"
+_FILE_KIND = "file of bookmarks"
 
 
 def bookmark_file(recording: Recording) -> Path:
@@ -25,29 +25,26 @@ def bookmark_file(recording: Recording) -> Path:
 
 
 def read_bookmarks(path: Path) -> list[Bookmark]:
-    """Return the saved bookmark revisions, or none if there is no file. Raises BadInput for an unreadable file."""
+    """Return the saved bookmark revisions; none if there is no file. Raises BadInput for an unreadable file."""
     if not path.exists():
         return []
     try:
-        return decode_bookmarks(read_private(path, _WHAT))
+        return decode_bookmarks(read_private(path, _FILE_KIND))
     except ProtocolError as error:
-        raise BadInput(f"{_WHAT} {path} is not accepted: {error}") from None
+        raise BadInput(f"{_FILE_KIND} {path} is not accepted: {error}") from None
 
 
 def save_bookmarks(path: Path, revisions: list[Bookmark]) -> str:
-    """Merge `revisions` into the file, which another window may have written.
-
-    Returns the error text, empty on success.
-    """
+    """Merge `revisions` into the file, which another window may have written. Returns the error text or ""."""
     try:
         path.parent.parent.mkdir(parents=True, exist_ok=True)
         make_private_folder(path.parent, "folder of bookmarks")
-        standing = newest_revisions([*read_bookmarks(path), *revisions])
-        write_private(path, encode_bookmarks(standing.values()), _WHAT)
+        newest = newest_revisions([*read_bookmarks(path), *revisions])
+        write_private(path, encode_bookmarks(newest.values()), _FILE_KIND)
     except BadInput as error:
         return str(error)
     except OSError as error:
-        return f"{_WHAT} {path} cannot be written: {error.strerror}"
+        return f"{_FILE_KIND} {path} cannot be written: {error.strerror}"
     return ""
 
 

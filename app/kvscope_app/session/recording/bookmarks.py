@@ -1,7 +1,7 @@
 """Bookmarks of a session: stored ones, and those derived from the alarm rules.
 
-Owns the current bookmarks and the deleted ones for undo. `store` stores them: in the ring of a live session, or in a
-sidecar file of a recording.
+Owns the current bookmarks, and the deleted ones for undo. `store` is a function that stores bookmarks: in the ring of a
+live session, or in a sidecar file of a recording.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ MAX_UNDONE: Final = 100
 
 
 class Bookmarks(QObject):
-    """All bookmarks of a session. `shown` has them in the order of time."""
+    """All bookmarks of a session. `shown` has them in the order of their times."""
 
     changed = Signal()
     deleted = Signal(list)
-    """Emitted with the bookmarks that the user deleted. `undo` restores them."""
+    """Emitted with the list of bookmarks that the user deleted."""
     failed = Signal(str)
     """Emitted with the reason why bookmarks could not be stored."""
 
@@ -37,36 +37,38 @@ class Bookmarks(QObject):
         self._deleted: list[Bookmark] = []
 
     def add(self, time_ns: int, text: str = "") -> Bookmark:
-        made = new_bookmark(time_ns, text)
-        self.add_revisions([made])
-        return made
+        bookmark = new_bookmark(time_ns, text)
+        self.add_revisions([bookmark])
+        return bookmark
 
     def rename(self, bookmark: Bookmark, text: str) -> None:
         self._revise(bookmark, text=text.strip()[:MAX_TEXT])
 
     def delete(self, bookmarks: Iterable[Bookmark]) -> None:
-        """Delete stored bookmarks. `undo` restores the last one deleted, `restore` all of them."""
-        gone = [each for each in bookmarks if self.is_stored(each) and not self._stored[each.bookmark_id].is_deleted]
-        self._deleted = [*self._deleted, *gone][-MAX_UNDONE:]
-        for bookmark in gone:
+        """Delete stored bookmarks, and ignore others. `undo` restores the last deleted one, `restore` any of them."""
+        to_delete = [
+            each for each in bookmarks if self.is_stored(each) and not self._stored[each.bookmark_id].is_deleted
+        ]
+        self._deleted = [*self._deleted, *to_delete][-MAX_UNDONE:]
+        for bookmark in to_delete:
             self._revise(bookmark, is_deleted=True)
-        if gone:
-            self.deleted.emit(gone)
+        if to_delete:
+            self.deleted.emit(to_delete)
 
     @property
     def can_undo(self) -> bool:
         return bool(self._deleted)
 
     def undo(self) -> Bookmark | None:
-        """Restore the bookmark that was deleted last. Returns it, or None if there is none."""
+        """Restore the bookmark that was deleted last. Returns the bookmark, or None if there is none."""
         if not self._deleted:
             return None
-        back = self._deleted[-1]
-        self.restore([back])
-        return self._stored[back.bookmark_id]
+        last_deleted = self._deleted[-1]
+        self.restore([last_deleted])
+        return self._stored[last_deleted.bookmark_id]
 
     def restore(self, deleted: list[Bookmark]) -> None:
-        """Restore those of the given bookmarks that are deleted."""
+        """Restore the given bookmarks, except those that are not deleted."""
         ids = {bookmark.bookmark_id for bookmark in deleted}
         self._deleted = [bookmark for bookmark in self._deleted if bookmark.bookmark_id not in ids]
         for bookmark in deleted:
@@ -74,43 +76,42 @@ class Bookmarks(QObject):
                 self._revise(bookmark, is_deleted=False)
 
     def is_stored(self, bookmark: Bookmark) -> bool:
-        """Whether the bookmark is stored, so that it can be renamed and deleted.
-
-        One derived from alarm rules is not.
+        """Whether the bookmark is stored, so that it can be renamed and deleted. Bookmarks derived from alarm rules are
+        not.
         """
         return bookmark.bookmark_id in self._stored
 
     def add_revisions(self, bookmarks: list[Bookmark]) -> None:
-        """Add new bookmarks or revisions and store them."""
+        """Add and store new bookmarks or revisions of bookmarks."""
         self._merge(bookmarks)
         failure = self.store(bookmarks) if self.store is not None else ""
         if failure:
             self.failed.emit(failure)
 
     def load(self, bookmarks: Iterable[Bookmark]) -> None:
-        """Add bookmarks that were stored before."""
-        if said := list(bookmarks):
-            self._merge(said)
+        """Add bookmarks without storing them."""
+        if stored := list(bookmarks):
+            self._merge(stored)
 
     def derive(self, bookmarks: Iterable[Bookmark]) -> None:
-        """Replace the bookmarks that are derived from the overview by the current alarm rules. They are not stored."""
+        """Replace the bookmarks that the alarm rules derive from the overview. They are not stored."""
         self._derived = list(bookmarks)
         self._update_shown()
 
     def drop_before(self, time_ns: int) -> None:
-        """Remove bookmarks that end before `time_ns`, where no history is left. Alarms that are still active stay."""
-        gone = [
+        """Remove bookmarks that end before `time_ns`, where no history remains. Alarms that are still active stay."""
+        dropped = [
             key
             for key, each in self._stored.items()
             if max(each.time_ns, each.until_ns) < time_ns and (each.is_user_note or each.until_ns)
         ]
-        for key in gone:
+        for key in dropped:
             del self._stored[key]
-        if gone:
+        if dropped:
             self._update_shown()
 
     def nearest(self, time_ns: int, *, forward: bool) -> Bookmark | None:
-        """Return the first bookmark after `time_ns`, or the last one before it."""
+        """Return the first bookmark after `time_ns` if `forward`, else the last one before; None if there is none."""
         if forward:
             return next((each for each in self.shown if each.time_ns > time_ns), None)
         return next((each for each in reversed(self.shown) if each.time_ns < time_ns), None)
@@ -126,16 +127,16 @@ class Bookmarks(QObject):
 
     def _update_shown(self) -> None:
         """Update `shown`. A stored alarm replaces a derived one of the same incident."""
-        kept = list(self._stored.values())
-        derived = [each for each in self._derived if not any(_is_same(each, other) for other in kept)]
-        shown = in_order([*kept, *derived])
+        stored = list(self._stored.values())
+        derived = [each for each in self._derived if not any(_is_same_incident(each, other) for other in stored)]
+        shown = in_order([*stored, *derived])
         if shown != self.shown:
             self.shown = shown
             self.changed.emit()
 
 
-def _is_same(one: Bookmark, other: Bookmark) -> bool:
-    """Whether both are alarms of one incident: the same kind, and overlapping in time."""
+def _is_same_incident(one: Bookmark, other: Bookmark) -> bool:
+    """Whether both are alarms of the same kind that overlap in time."""
     if one.kind != other.kind or one.is_user_note:
         return False
     return one.time_ns <= max(other.until_ns, other.time_ns) and other.time_ns <= max(one.until_ns, one.time_ns)

@@ -1,6 +1,7 @@
 """Stored history of a live session: the ring on disk, its overview, and an optional recording written concurrently.
 
-Owns the ring and the recording. The source has a single sink, so `TeeSink` forwards its data to the two. Imports no Qt.
+Owns the ring and the recording. The source has a single sink, so that `TeeSink` forwards its data to both. Imports no
+Qt.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import Summary
 
-_END_S: Final = 10.0
-"""Longest time that the end of a session waits for its recording to be completed."""
+_FINISH_TIMEOUT_S: Final = 10.0
+"""Maximum seconds that `DiskHistory.close` waits until a running recording is complete."""
 
 
 class TeeSink:
-    """Sink that forwards to a ring and a recording.
+    """Sink that forwards messages to a ring and a recording.
 
-    A message lost by either is reported as lost; a snapshot repairs both.
+    A message lost by either is reported as lost, upon which a snapshot repairs both.
     """
 
     def __init__(self, ring: Sink, recording: Sink) -> None:
@@ -43,65 +44,61 @@ class TeeSink:
         return self._ring.failure and (recording.failure if recording is not None else self._ring.failure)
 
     def write(self, message: TelemetryMessage, data: bytes | None = None) -> bool:
-        """See `Sink`."""
-        taken = [each.write(message, data) for each in (self._ring, self.recording) if each and not each.failure]
-        return all(taken)
+        accepted = [each.write(message, data) for each in (self._ring, self.recording) if each and not each.failure]
+        return all(accepted)
 
 
 class DiskHistory:
-    """History in `ring`, which becomes the sink of the source through `set_sink`.
-
-    `close` ends the ring and the recording.
+    """History in `ring`, which becomes the sink of the source through `set_sink`. `close` ends the ring and the
+    recording.
     """
 
     def __init__(self, ring: RingClient, set_sink: Callable[[Sink | None], None]) -> None:
         self.ring = ring
         self.recorder: Recorder | None = None
         self.has_texts = False
-        """Whether block texts were ever written to the ring."""
         self._set_sink = set_sink
-        self._both: TeeSink | None = None
+        self._tee: TeeSink | None = None
         set_sink(ring)
 
     @property
     def failure(self) -> str:
-        """Why nothing is stored any more, or at present; empty without an error."""
+        """Why nothing is stored, permanently or at present; empty without an error."""
         return self.ring.failure or self.ring.pause
 
     @property
     def range_ns(self) -> tuple[int, int] | None:
-        """Stored range on the wall clock, or None while it is empty."""
+        """Stored range on the wall clock; None while the ring is empty."""
         start_ns, end_ns = self.ring.start_ns, self.ring.end_ns
         return None if start_ns is None or end_ns is None else (start_ns, end_ns)
 
     def drain_into(self, overview: SessionOverview) -> bool:
-        """Add new summaries and events to `overview` and drop what left the ring.
-
-        Returns whether there was anything new.
+        """Move new summaries and events to `overview`, and remove from it what has left the ring. Returns whether any
+        was new.
         """
-        fresh = self.ring.drain_overview()
-        if not fresh:
+        items = self.ring.drain_overview()
+        if not items:
             return False
-        summaries = [item for item in fresh if isinstance(item, Summary)]
-        overview.extend(summaries, (item for item in fresh if not isinstance(item, Summary)))
+        summaries = [item for item in items if isinstance(item, Summary)]
+        overview.extend(summaries, (item for item in items if not isinstance(item, Summary)))
         if self.ring.start_ns is not None:
             overview.forget_before(self.ring.start_ns)
         return True
 
     def store_bookmarks(self, bookmarks: list[Bookmark]) -> str:
         """Store bookmark revisions, also in a running recording. Returns the error text, empty on success."""
-        taken = [self.ring.add_bookmark(bookmark) for bookmark in bookmarks]
+        accepted = [self.ring.add_bookmark(bookmark) for bookmark in bookmarks]
         if self.recorder is not None:
             for bookmark in bookmarks:
                 self.recorder.writer.add_bookmark(bookmark)
         return (
             ""
-            if all(taken)
+            if all(accepted)
             else f"bookmarks are lost when this window closes: {self.failure or 'history is not recorded'}"
         )
 
     def write_texts(self, texts: list[RecordedText]) -> None:
-        """Write block texts to the ring and to a running recording. Only called if the user agreed to record texts."""
+        """Write block texts to the ring and to a running recording. Call it only if the user agreed to record texts."""
         self.has_texts = self.has_texts or bool(texts)
         self.ring.write_texts(texts)
         recorder = self.recorder
@@ -109,10 +106,7 @@ class DiskHistory:
             recorder.writer.write_texts(texts)
 
     def save(self, path: Path, seconds: float) -> Background[str]:
-        """Write the last `seconds` of the ring to `path`.
-
-        The result is a note on defects of the ring, usually empty.
-        """
+        """Write the last `seconds` of the ring to `path` on a thread. The result describes defects, usually ""."""
 
         def work(watch: ProgressCallback) -> str:
             recording = self.open_recording(watch)
@@ -122,34 +116,33 @@ class DiskHistory:
         return Background(work, "kvscope-save")
 
     def start_recording(self, path: Path) -> None:
-        """Start a recording. Raises BadInput if the path cannot be written."""
+        """Start a recording. Raises BadInput if `path` cannot be written."""
         self.recorder = Recorder(path)
-        self._both = TeeSink(self.ring, self.recorder.writer)
-        self._set_sink(self._both)
+        self._tee = TeeSink(self.ring, self.recorder.writer)
+        self._set_sink(self._tee)
 
     def stop_recording(self) -> Background[Path] | None:
-        """Stop the recording; a thread completes the file.
-
-        The ring continues without a gap. Returns None if none was running.
+        """Stop the recording; a thread completes the file. Returns None if none was running. The ring continues without
+        a gap.
         """
         recorder, self.recorder = self.recorder, None
-        if self._both is not None:
-            self._both.recording = None
+        if self._tee is not None:
+            self._tee.recording = None
         if recorder is None:
             return None
 
-        def end(_: ProgressCallback) -> Path:
+        def complete(_: ProgressCallback) -> Path:
             recorder.writer.close()
             return recorder.path
 
-        return Background(end, "kvscope-end")
+        return Background(complete, "kvscope-end")
 
     def close(self) -> None:
         """Complete a running recording and delete the ring."""
         self._set_sink(None)
-        ending = self.stop_recording()
-        if ending is not None:
-            ending.wait(_END_S)
+        completion = self.stop_recording()
+        if completion is not None:
+            completion.wait(_FINISH_TIMEOUT_S)
         self.ring.close()
 
     def open_recording(self, watch: ProgressCallback) -> Recording:

@@ -1,6 +1,6 @@
-"""Looks up keys in a recording on a thread, one at a time. The key requested last is looked up next.
+"""Looks up keys in a recording on a thread, one at a time. Does not depend on the type of the keys.
 
-Owns the results, the wanted key and the current key. Must not know the meaning of the keys or the callers.
+Owns the results, the key looked up now, and the key requested last, which is next.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from kvscope_telemetry.recordings.reader import Recording
 
 _Key = TypeVar("_Key", bound=Hashable)
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
 
-class RecordedLookup(QObject, Generic[_Key, _Found]):
-    """Looks up keys in the session's recording on a worker thread, and caches the `most_kept` newest results.
+class RecordedLookup(QObject, Generic[_Key, _Result]):
+    """Looks up keys in the session's recording on a worker thread, and caches the newest `max_results` results.
 
     `get` returns cached results only; call it again after `found` was emitted. `read` runs on the worker thread: it
     looks up a key near a wall-clock time in ns and returns None if there is no result.
@@ -34,54 +34,53 @@ class RecordedLookup(QObject, Generic[_Key, _Found]):
     def __init__(
         self,
         session: Session,
-        read: Callable[[Recording, _Key, int, ProgressCallback], _Found | None],
+        read: Callable[[Recording, _Key, int, ProgressCallback], _Result | None],
         name: str,
-        most_kept: int,
+        max_results: int,
         parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
-        self._read, self._most_kept = read, most_kept
-        self._known: OrderedDict[_Key, _Found | None] = OrderedDict()
-        self._wanted: tuple[_Key, int] | None = None
-        self._key: _Key | None = None
-        self._reading: RecordingReader[_Found | None] = RecordingReader(session, name, self)
-        self._reading.finished.connect(self._take)
+        self._read, self._max_results = read, max_results
+        self._results: OrderedDict[_Key, _Result | None] = OrderedDict()
+        self._requested: tuple[_Key, int] | None = None
+        self._current_key: _Key | None = None
+        self._reader: RecordingReader[_Result | None] = RecordingReader(session, name, self)
+        self._reader.finished.connect(self._store_result)
 
     @property
     def is_reading(self) -> bool:
-        """Whether a lookup is in progress, so that `found` will be emitted."""
-        return self._reading.is_reading
+        return self._reader.is_reading
 
     @property
     def failure(self) -> str:
-        """Why the last lookup failed, else empty. Its key may exist nevertheless."""
-        return self._reading.failure
+        """Why the last lookup failed; empty without an error. The recording may have its key nevertheless."""
+        return self._reader.failure
 
-    def get(self, key: _Key, at_ns: int) -> _Found | None:
-        """Return the result for `key` near `at_ns`, or None if it does not exist or is not known yet."""
-        if key in self._known:
-            return self._known[key]
-        if key != self._key:
-            self._wanted = (key, at_ns)
-            self._go_on()
+    def get(self, key: _Key, at_ns: int) -> _Result | None:
+        """Return the result for `key` near `at_ns`; None if there is none or it is not known yet."""
+        if key in self._results:
+            return self._results[key]
+        if key != self._current_key:
+            self._requested = (key, at_ns)
+            self._start_next()
         return None
 
     def close(self) -> None:
-        self._wanted = None
-        self._reading.close()
+        self._requested = None
+        self._reader.close()
 
-    def _take(self) -> None:
-        if self._key is not None:
-            self._known[self._key] = self._reading.result
-            while len(self._known) > self._most_kept:
-                self._known.popitem(last=False)
-        self._key = None
-        self._go_on()
+    def _store_result(self) -> None:
+        if self._current_key is not None:
+            self._results[self._current_key] = self._reader.result
+            while len(self._results) > self._max_results:
+                self._results.popitem(last=False)
+        self._current_key = None
+        self._start_next()
         self.found.emit()
 
-    def _go_on(self) -> None:
-        if self._wanted is None or self._reading.is_reading:
+    def _start_next(self) -> None:
+        if self._requested is None or self._reader.is_reading:
             return
-        (key, at_ns), self._wanted, read = self._wanted, None, self._read
-        if self._reading.start(lambda recorded, watch: read(recorded, key, at_ns, watch)):
-            self._key = key
+        (key, at_ns), self._requested, read = self._requested, None, self._read
+        if self._reader.start(lambda recorded, watch: read(recorded, key, at_ns, watch)):
+            self._current_key = key

@@ -1,6 +1,6 @@
 """Block texts of a recording: read on a separate thread, then looked up in memory. Imports no Qt.
 
-Owns its handle on the recording and the index of texts. Lookups run one at a time.
+Owns a handle on the recording and the index of texts. Lookups run one at a time.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from kvscope_telemetry.recordings.reader import Recording
 _REPORT_INTERVAL: Final = 512
 
 
-def recorded_texts(player: Player | None, kept: DiskHistory | None) -> RecordedTexts | None:
-    """Return the texts of a played recording or of a live session's history, or None if there cannot be any."""
+def recorded_texts(player: Player | None, disk_history: DiskHistory | None) -> RecordedTexts | None:
+    """Return the texts of a played recording or of a live session's history; None if there cannot be any."""
     if player is not None:
-        played = player.recording
-        if played.has_texts or played.may_grow:
-            return RecordedTexts(lambda _: played.reopened())
+        recording = player.recording
+        if recording.has_texts or recording.may_grow:
+            return RecordedTexts(lambda _: recording.reopened())
         return None
-    return None if kept is None else RecordedTexts(kept.open_recording)
+    return None if disk_history is None else RecordedTexts(disk_history.open_recording)
 
 
 class RecordedTexts:
-    """Texts of the recording that `open_recording` opens on the first lookup, exclusively for this object."""
+    """Texts of the recording that `open_recording` opens on the first lookup, only for this object."""
 
     def __init__(self, open_recording: Callable[[ProgressCallback], Recording]) -> None:
         self._open = open_recording
@@ -51,23 +51,25 @@ class RecordedTexts:
         """Whether texts that are missing now may appear later."""
         return self._recording is None or self._recording.may_grow
 
-    def look_up(self, asked: Sequence[BlockTextLookup], at_ns: int) -> Background[list[BlockContent | None]]:
-        """Return the content of each block at `at_ns`, in the given order; None where it was not recorded."""
+    def look_up(self, lookups: Sequence[BlockTextLookup], at_ns: int) -> Background[list[BlockContent | None]]:
+        """Look up the content of each block at `at_ns`, in the given order, on a thread; None where it was not
+        recorded.
+        """
 
         def work(watch: ProgressCallback) -> list[BlockContent | None]:
             with self._lock:
                 self._read(lambda share: watch(share) and not self._is_closed.is_set())
-                return [self._index.find(each, at_ns) for each in asked]
+                return [self._index.find(each, at_ns) for each in lookups]
 
         return Background(work, "kvscope-texts")
 
-    def search(self, words: str, limit: int) -> Background[list[RecordedText]]:
-        """Return the first `limit` texts that contain `words`."""
+    def search(self, text: str, limit: int) -> Background[list[RecordedText]]:
+        """Search on a thread for the first `limit` texts that contain `text`."""
 
         def work(watch: ProgressCallback) -> list[RecordedText]:
             with self._lock:
                 self._read(lambda share: watch(share) and not self._is_closed.is_set())
-                return self._index.search(words, limit)
+                return self._index.search(text, limit)
 
         return Background(work, "kvscope-texts")
 
@@ -75,15 +77,14 @@ class RecordedTexts:
         self._is_closed.set()
 
     def _read(self, watch: ProgressCallback) -> None:
-        """Add new texts of the recording to the index."""
         if self._recording is None:
             self._recording = self._open(watch)
         elif not self._recording.grow():
             return
-        fresh: list[RecordedText] = []
+        new_texts: list[RecordedText] = []
         for count, text in enumerate(self._recording.texts(self._newest_ns + 1)):
             if count % _REPORT_INTERVAL == 0 and not watch(0.5):
                 raise OpeningCancelled
             if text.time_ns > self._newest_ns:
-                fresh.append(text)
-        self._newest_ns = max(self._newest_ns, self._index.extend(fresh))
+                new_texts.append(text)
+        self._newest_ns = max(self._newest_ns, self._index.extend(new_texts))

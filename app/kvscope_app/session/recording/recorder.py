@@ -1,4 +1,4 @@
-"""A recording that the window writes in addition to the ring: its duration, size and failure. Imports no Qt."""
+"""Recording that a window writes in addition to the ring: its duration, size and failure. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvscope_telemetry.recordings.writer import RecordingWriter
 
 
 class Recorder:
-    """Writes to `path` from its creation on. Raises BadInput if the path cannot be written."""
+    """Writes to `path` from its creation on. Raises BadInput if `path` cannot be written."""
 
     def __init__(self, path: Path) -> None:
         self.writer = RecordingWriter(path)
@@ -17,17 +17,16 @@ class Recorder:
 
     @property
     def path(self) -> Path:
-        """Final path of the completed recording."""
+        """Path of the file once it is complete."""
         return self.writer.path
 
     @property
     def failure(self) -> str:
-        """Why the recording ended prematurely; empty without an error."""
         return self.writer.failure
 
     @property
     def text(self) -> str:
-        """Duration and size, for example `0:12  3.4 MB`."""
+        """Duration and size, such as `0:12  3.4 MB`."""
         seconds = int(time.monotonic() - self._began_s)
         try:
             num_bytes = self.writer.part.stat().st_size

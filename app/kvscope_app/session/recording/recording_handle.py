@@ -1,8 +1,4 @@
-"""Separate handle on a session's recording, for work on another thread.
-
-Opens the recording when it is first used, and extends it when the session has recorded more. Used by one thread at a
-time. Imports no Qt.
-"""
+"""Separate handle on a session's recording, for work on another thread. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -15,22 +11,22 @@ if TYPE_CHECKING:
 
 
 class RecordingHandle:
-    """Lazily opened handle.
+    """Handle that is opened when it is first used. Used by one thread at a time.
 
-    `open_it` opens the recording with everything written so far. `flush` has buffered data written before the recording
-    is read again.
+    `open_recording` opens the recording with all data written so far. `flush` makes buffered data readable before the
+    recording is read again.
     """
 
-    def __init__(self, open_it: Callable[[ProgressCallback], Recording], flush: Callable[[], object]) -> None:
-        self._open_it = open_it
+    def __init__(self, open_recording: Callable[[ProgressCallback], Recording], flush: Callable[[], object]) -> None:
+        self._open_recording = open_recording
         self._flush = flush
-        self._recorded: Recording | None = None
+        self._recording: Recording | None = None
 
     def get(self, watch: ProgressCallback) -> Recording:
-        """Return the recording with everything recorded so far. Blocks. Raises BadInput if it cannot be read."""
-        if self._recorded is None:
-            self._recorded = self._open_it(watch)
-        elif self._recorded.may_grow:
+        """Return the recording with all data recorded so far. Blocks. Raises BadInput if it cannot be read."""
+        if self._recording is None:
+            self._recording = self._open_recording(watch)
+        elif self._recording.may_grow:
             self._flush()
-            self._recorded.grow()
-        return self._recorded
+            self._recording.grow()
+        return self._recording

@@ -1,6 +1,6 @@
-"""Runs one read of a recording at a time on a thread and emits a signal when it has ended.
+"""Runs one read of a recording at a time on a thread and emits a signal at its end.
 
-Owns the handle, the thread and the timer that polls it. Must not know what is read or by which caller.
+Owns the handle, the thread and the timer that polls it. Does not depend on the type of result.
 """
 
 from __future__ import annotations
@@ -19,33 +19,32 @@ if TYPE_CHECKING:
     from kvscope_telemetry.recordings.reader import Recording
 
 _POLL_INTERVAL_MS: Final = 50
-_Made = TypeVar("_Made")
+_Result = TypeVar("_Result")
 
 
-class RecordingReader(QObject, Generic[_Made]):
-    """Call `start` whenever no read is in progress.
+class RecordingReader(QObject, Generic[_Result]):
+    """Reads the session's recording on a thread. Call `start` only if no read is in progress.
 
-    `result` is that of the last read, or `failure` the reason why there is none.
+    `result` is that of the last read; if it failed, `failure` is the reason.
     """
 
     finished = Signal()
 
     def __init__(self, session: Session, name: str, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self.result: _Made | None = None
+        self.result: _Result | None = None
         self.failure = ""
         self._session, self._name = session, name
         self._handle: RecordingHandle | None = None
-        self._work: Background[_Made] | None = None
+        self._work: Background[_Result] | None = None
         self._timer = QTimer(self, interval=_POLL_INTERVAL_MS)
         self._timer.timeout.connect(self._poll)
 
     @property
     def is_reading(self) -> bool:
-        """Whether a read is in progress, so that `finished` will be emitted."""
         return self._work is not None
 
-    def start(self, read: Callable[[Recording, ProgressCallback], _Made]) -> bool:
+    def start(self, read: Callable[[Recording, ProgressCallback], _Result]) -> bool:
         """Call `read` on the thread. Returns False if nothing was recorded."""
         assert self._work is None, "one reading at a time"
         handle = self._handle = self._handle or self._session.new_recording_handle()
@@ -56,13 +55,13 @@ class RecordingReader(QObject, Generic[_Made]):
         return True
 
     def finish(self, seconds: float) -> None:
-        """Block until the read ends, for at most `seconds`."""
+        """Block until the read ends, at most `seconds`."""
         if self._work is not None:
             self._work.wait(seconds)
             self._poll()
 
     def close(self) -> None:
-        """Cancel the read. `finished` is not emitted for it."""
+        """Cancel the read, for which `finished` is not emitted."""
         self._timer.stop()
         work, self._work = self._work, None
         if work is not None:

@@ -1,4 +1,4 @@
-"""Location and size limits of the rings of live sessions, and cleanup after crashes. Knows no windows."""
+"""Location and size limits of the rings of live sessions, and cleanup after crashes. Contains no widgets."""
 
 from __future__ import annotations
 
@@ -27,16 +27,13 @@ def rings_folder() -> Path:
 
 
 def ring_limits(settings: QSettings) -> tuple[int, int]:
-    """Return the maximum (minutes, megabytes) to store."""
-    chosen = read_settings(settings)
-    return chosen.timeline_minutes, chosen.timeline_megabytes
+    """Return the maximum (minutes, megabytes) of a ring."""
+    values = read_settings(settings)
+    return values.timeline_minutes, values.timeline_megabytes
 
 
 def make_ring(settings: QSettings) -> RingClient:
-    """Create the ring of a new session, which another process writes.
-
-    Problems with the folder are reported in its `failure`.
-    """
+    """Create the ring of a new session, which another process writes. Problems with the folder are in its `failure`."""
     from kvscope_telemetry.credentials.private_files import make_private_folder
     from kvscope_telemetry.errors import BadInput
     from kvscope_telemetry.recordings.ring_client import RingClient
@@ -52,8 +49,8 @@ def make_ring(settings: QSettings) -> RingClient:
     return RingClient(folder, max_bytes=megabytes << 20, max_seconds=minutes * 60.0)
 
 
-def find_left_rings() -> Background[RemovedRings]:
-    """Find the rings of crashed sessions, newest first, and delete those that are too old or too large."""
+def find_orphaned_rings() -> Background[RemovedRings]:
+    """Find the rings of crashed sessions, newest first, and delete those that are too old or too large, on a thread."""
     parent = rings_folder()
 
     def find(_: object) -> RemovedRings:

@@ -1,6 +1,6 @@
 """Records block texts into the history of a live session if the user agreed: requests them and stores the replies.
 
-Decides which texts are requested and when. Imports no widgets. The user's consent is in the settings.
+Decides which texts are requested and when. Contains no widgets. The user's consent is in the settings.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from kvscope_telemetry.source import Update
 
 REQUEST_INTERVAL_MS: Final = 500
 MAX_BLOCKS_PER_REQUEST: Final = 320
-"""Maximum number of blocks per request."""
-_RESTATE_S: Final = 30.0
-_MAX_RESTATED: Final = 4096
-"""The ring drops its oldest segments. With at most this many blocks, all texts are rewritten periodically."""
+_REWRITE_INTERVAL_S: Final = 30.0
+_MAX_REWRITTEN_BLOCKS: Final = 4096
+"""Maximum size of a pool for which all texts are written again periodically, as the ring drops its oldest segments."""
 _REPLY_TIMEOUT_S: Final = 5.0
 _FIRST_TAG: Final = 1 << 44
 
 
 def text_consent(settings: QSettings) -> bool | None:
-    """Whether the user agreed that recordings contain texts; None if never asked."""
+    """Return whether the user agreed that recordings contain texts; None if not asked yet."""
     value = str(settings.value(RECORD_TEXTS, ""))
     return None if value not in ("yes", "no") else value == "yes"
 
@@ -38,7 +37,7 @@ def set_text_consent(settings: QSettings, agreed: bool) -> None:
 
 
 class TextRecorder(QObject):
-    """Text recording of one live session. Off until `set_on`."""
+    """Records the texts of one live session while it is on. Initially off."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
@@ -46,14 +45,14 @@ class TextRecorder(QObject):
         self._collector = TextCollector()
         self._tags = itertools.count(_FIRST_TAG)
         self._tag = 0
-        self._asked_s = self._restated_s = time.monotonic()
+        self._last_request_s = self._last_rewrite_s = time.monotonic()
         self._recorder: object = None
-        self._clock = QTimer(self, interval=REQUEST_INTERVAL_MS)
-        self._clock.timeout.connect(self.poll)
+        self._poll_timer = QTimer(self, interval=REQUEST_INTERVAL_MS)
+        self._poll_timer.timeout.connect(self.poll)
 
     @property
     def is_on(self) -> bool:
-        return self._clock.isActive()
+        return self._poll_timer.isActive()
 
     def set_on(self, on: bool) -> None:
         if on == self.is_on:
@@ -62,31 +61,30 @@ class TextRecorder(QObject):
             self._collector = TextCollector()
             self._session.timeline.updated.connect(self._on_update)
             self._session.replies.connect(self._on_replies)
-            self._clock.start()
+            self._poll_timer.start()
         else:
-            self._clock.stop()
+            self._poll_timer.stop()
             self._session.timeline.updated.disconnect(self._on_update)
             self._session.replies.disconnect(self._on_replies)
 
     def poll(self) -> None:
-        """Store received texts and request those that are due."""
         session, now_s = self._session, time.monotonic()
-        mirror, kept = session.live_mirror, session.disk_history
-        if kept is None or mirror.epoch is None or not session.may_operate:
+        mirror, disk_history = session.live_mirror, session.disk_history
+        if disk_history is None or mirror.epoch is None or not session.may_operate:
             return
-        recorder = kept.recorder
+        recorder = disk_history.recorder
         if recorder is not self._recorder and (recorder is None or recorder.writer.num_written):
             self._recorder = recorder
             self._collector.forget_written()  # the new file has no texts yet
-        elif now_s - self._restated_s > _RESTATE_S and mirror.ledger.num_blocks <= _MAX_RESTATED:
-            self._restated_s = now_s
+        elif now_s - self._last_rewrite_s > _REWRITE_INTERVAL_S and mirror.ledger.num_blocks <= _MAX_REWRITTEN_BLOCKS:
+            self._last_rewrite_s = now_s
             self._collector.forget_written()
-        kept.write_texts(self._collector.confirmed(mirror.ledger, mirror.epoch))
-        if self._collector.is_waiting and now_s - self._asked_s > _REPLY_TIMEOUT_S:
+        disk_history.write_texts(self._collector.confirmed(mirror.ledger, mirror.epoch))
+        if self._collector.is_waiting and now_s - self._last_request_s > _REPLY_TIMEOUT_S:
             self._collector.forget_asked()
         blocks = self._collector.due(mirror.ledger, mirror.epoch, MAX_BLOCKS_PER_REQUEST)
         if blocks:
-            self._tag, self._asked_s = next(self._tags), now_s
+            self._tag, self._last_request_s = next(self._tags), now_s
             session.send(GetBlockText(blocks=blocks, tag=self._tag))
 
     def _on_update(self, update: Update) -> None:

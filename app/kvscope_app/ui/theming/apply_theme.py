@@ -11,39 +11,39 @@ from PySide6.QtWidgets import QApplication, QWidget
 
 from kvscope_app.ui.theme import Theme, mix
 from kvscope_app.ui.theming.stylesheet import stylesheet
-from kvscope_app.ui.zoom import fit_own_font, zoom_of
+from kvscope_app.ui.zoom import restore_own_font, zoom_of
 
 
 def apply_theme(app: QApplication, theme: Theme) -> None:
-    for _ in restyled(app, theme):
+    for _ in restyle_in_steps(app, theme):
         pass
 
 
-def restyled(app: QApplication, theme: Theme) -> Iterator[None]:
-    """Apply a theme in two steps: first the visible widgets, then the others.
+def restyle_in_steps(app: QApplication, theme: Theme) -> Iterator[None]:
+    """Apply a theme in two steps: visible widgets before the generator yields, the others after it.
 
     Qt itself would visit every widget three times: to remove the old stylesheet, to clear its cache, and for the new
-    one.
+    stylesheet.
     """
     if app.style().objectName().lower() != "fusion" and not app.styleSheet():  # the style of a stylesheet has no name
         app.setStyle("Fusion")
-    forget_rules(app)  # Qt would polish cached widgets and repeatedly their descendants
+    clear_style_cache(app)  # Qt would polish cached widgets and repeatedly their descendants
     app.setPalette(palette(theme))
     app.setStyleSheet(stylesheet(theme, zoom_of(app)))
     polished = [widget for widget in app.allWidgets() if widget.testAttribute(Qt.WidgetAttribute.WA_WState_Polished)]
-    unseen = []
+    hidden = []
     for widget in _parents_first(polished):
         if widget.visibleRegion().isEmpty():
-            unseen.append(widget)
+            hidden.append(widget)
         else:
             _polish(app, widget)
     yield
-    around = set()
-    for widget in unseen:
+    parents = set()
+    for widget in hidden:
         if shiboken6.isValid(widget):
             _polish(app, widget)
-            around.add(widget.parentWidget())
-    for parent in around:
+            parents.add(widget.parentWidget())
+    for parent in parents:
         if parent is not None and parent.isVisible():  # hidden labels also determine a status bar's height
             QCoreApplication.sendEvent(parent, QEvent(QEvent.Type.LayoutRequest))
 
@@ -51,9 +51,9 @@ def restyled(app: QApplication, theme: Theme) -> Iterator[None]:
 def _parents_first(widgets: Sequence[QWidget]) -> list[QWidget]:
     """Sort `widgets` by depth.
 
-    Polishing gives a widget its parent's present font, and Qt does not propagate later changes. If a widget were
-    polished before its parent, it would keep the text size of an earlier zoom that was changed before everything was
-    polished.
+    Polishing gives a widget the font that its parent has then, and Qt does not propagate later changes. A widget
+    polished before its parent would keep the text size of an earlier zoom if the zoom changed twice in short
+    succession.
     """
     depths: dict[QWidget | None, int] = {None: 0}
 
@@ -69,21 +69,20 @@ def _parents_first(widgets: Sequence[QWidget]) -> list[QWidget]:
 def _polish(app: QApplication, widget: QWidget) -> None:
     widget.style().polish(widget)
     QCoreApplication.sendEvent(widget, QEvent(QEvent.Type.StyleChange))
-    fit_own_font(app, widget)
+    restore_own_font(app, widget)
 
 
-def forget_rules(app: QApplication) -> None:
+def clear_style_cache(app: QApplication) -> None:
     """Clear the stylesheet's cache, including entries of deleted widgets.
 
-    Qt caches the rules of a widget by address until the widget is destroyed, but is not notified for the line edit in a
-    spin box and the frame of a combo box's list: about 60 KB leak per window. Entries of living widgets are recreated
-    when they are next painted.
+    Qt caches the rules of a widget by address until the widget is destroyed, but is not notified of that for the line
+    edit in a spin box and the frame of a combo box's list: about 60 KB leak per window. Entries of existing widgets are
+    created again when they are next painted.
     """
     app.style().unpolish(app)
 
 
 def palette(theme: Theme) -> QPalette:
-    """Return the Qt palette of `theme`, with readable disabled text."""
     result = QPalette()
     roles = QPalette.ColorRole
     names = {

@@ -1,8 +1,8 @@
 """The stylesheet: shapes and spacing on top of the palette. Lengths are in device-independent pixels.
 
-Named looks, given with `widget.setProperty("look", name)`: `muted`, `accent`, `warning`, `heading` and `key` for a
-QLabel, `card`, `current` (a card that is marked), `tip`, `banner`, `paused`, `notice`, `offer`, `drop` and `playback`
-for a QFrame, `primary` and `danger` for a QPushButton, `roomy` for a QTableView whose words follow numbers.
+Values of the property `look`, set with `widget.setProperty("look", name)`: `muted`, `accent`, `warning`, `heading` and
+`key` for a QLabel, `card`, `current` (a highlighted card), `tip`, `banner`, `paused`, `notice`, `offer`, `drop` and
+`playback` for a QFrame, `primary` and `danger` for a QPushButton, `roomy` (padded cells) for a QTableView.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from kvscope_app.ui.icons import check_path, chevron_path
 from kvscope_app.ui.theme import Theme, mix
 
 _LENGTH: Final = re.compile(r"(radius: )?\b(\d+)px\b")
-_THIN: Final = 3
-"""Lengths below this are lines, which are not scaled."""
+_MIN_SCALED_PX: Final = 3
+"""Shorter lengths, in pixels, are the widths of lines and not scaled."""
 _SHEET: Final = Template("""
 QMainWindow, QMainWindow > QWidget#body { background: $window; }
 QWidget#page_map { background: $base; }
@@ -181,7 +181,7 @@ QDialogButtonBox { dialogbuttonbox-buttons-have-icons: 0; }
 
 
 def stylesheet(theme: Theme, zoom_percent: int = 100) -> str:
-    """Return the stylesheet with the colours of `theme` and lengths at `zoom_percent`. Lines keep their width."""
+    """Return the stylesheet with the colours of `theme`, and lengths except line widths scaled to `zoom_percent`."""
     names = (
         "window",
         "base",
@@ -211,14 +211,14 @@ def stylesheet(theme: Theme, zoom_percent: int = 100) -> str:
         chevron_left=chevron_path(theme.is_dark, "left"),
         chevron_right=chevron_path(theme.is_dark, "right"),
     )
-    return sheet if zoom_percent == 100 else _LENGTH.sub(lambda found: _at_zoom(found, zoom_percent), sheet)
+    return sheet if zoom_percent == 100 else _LENGTH.sub(lambda match: _at_zoom(match, zoom_percent), sheet)
 
 
-def _at_zoom(found: re.Match[str], zoom_percent: int) -> str:
-    """Scale a length.
+def _at_zoom(match: re.Match[str], zoom_percent: int) -> str:
+    """Scale a matched length.
 
-    A radius is rounded down: Qt ignores one of more than half the side, so a circle would be a square.
+    A radius is rounded down, because Qt ignores a radius of more than half the side: a circle would become a square.
     """
-    what, length = found[1] or "", int(found[2])
-    fit = math.floor if what else round
-    return f"{what}{length if length < _THIN else fit(length * zoom_percent / 100)}px"
+    property_name, length = match[1] or "", int(match[2])
+    rounding = math.floor if property_name else round
+    return f"{property_name}{length if length < _MIN_SCALED_PX else rounding(length * zoom_percent / 100)}px"

@@ -1,4 +1,4 @@
-"""Holds the current theme and zoom for all windows: the user's choice, or the system's preference."""
+"""Current theme and zoom of all windows: the user's choice, or the system's preference."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QApplication
 from kvscope_app.settings.settings import ZOOM_STEPS, Settings
 from kvscope_app.settings.settings_store import SettingsStore
 from kvscope_app.ui.theme import SAFE_THEMES, THEMES, Theme
-from kvscope_app.ui.theming.apply_theme import apply_theme, restyled
+from kvscope_app.ui.theming.apply_theme import apply_theme, restyle_in_steps
 from kvscope_app.ui.zoom import apply_zoom, zoom_of
 
 CHOICES: Final = ("auto", "dark", "light")
@@ -22,8 +22,6 @@ _RESTYLE_INTERVAL_MS: Final = 20
 
 
 class ThemeManager(QObject):
-    """Applies the theme to the application, and notifies widgets that paint themselves."""
-
     changed = Signal(object)
     """Emitted with the current `Theme` after a change of the theme or the zoom."""
 
@@ -31,7 +29,7 @@ class ThemeManager(QObject):
     """Emitted before the zoom changes."""
 
     def __init__(self, app: QApplication, settings: QSettings, choice: str | None = None) -> None:
-        """Apply the saved theme, or `choice` for this run only."""
+        """Apply the saved theme or, for this run only, `choice`, one of `CHOICES`."""
         super().__init__(app)
         self._app = app
         self.settings = SettingsStore(settings, self)
@@ -39,9 +37,8 @@ class ThemeManager(QObject):
         self.theme: Theme = self._current_theme()
         apply_zoom(app, self.settings.values.zoom_percent)
         apply_theme(app, self.theme)
-        self._waiting: list[Callable[[], None]] = []
+        self._postponed: list[Callable[[], None]] = []
         self._restyling: Iterator[None] = iter(())
-        """Pending restyling, one part per step."""
         self._restyle_timer = QTimer(self, interval=_RESTYLE_INTERVAL_MS)
         self._restyle_timer.timeout.connect(self._restyle_more)
         app.styleHints().colorSchemeChanged.connect(self._update)
@@ -58,42 +55,41 @@ class ThemeManager(QObject):
         self.choose("light" if self.theme.is_dark else "dark")
 
     def choose_palette(self, palette: str) -> None:
-        """Apply and save one of `PALETTES`."""
         self.settings.change(palette=palette)
 
     def zoom(self, steps: int) -> None:
         """Zoom in (positive) or out (negative) by one step, or reset to 100 % (0)."""
-        now = self.settings.values.zoom_percent
+        current = self.settings.values.zoom_percent
         if steps > 0:
-            wanted = next((step for step in ZOOM_STEPS if step > now), now)
+            percent = next((step for step in ZOOM_STEPS if step > current), current)
         elif steps < 0:
-            wanted = next((step for step in reversed(ZOOM_STEPS) if step < now), now)
+            percent = next((step for step in reversed(ZOOM_STEPS) if step < current), current)
         else:
-            wanted = 100
-        self.settings.change(zoom_percent=wanted)
+            percent = 100
+        self.settings.change(zoom_percent=percent)
 
     def call_later(self, work: Callable[[], None]) -> None:
-        """Call `work` after the visible widgets were painted, unless another change comes first.
+        """Call `work` after the visible widgets were painted, or never if another change comes first.
 
-        For receivers of `changed`.
+        For work that receivers of `changed` can postpone.
         """
-        self._waiting.append(work)
+        self._postponed.append(work)
 
     def finish(self) -> None:
-        """Complete the pending restyling now, because hidden widgets are about to be shown."""
+        """Complete the restyling immediately, for example before hidden widgets are shown."""
         while self._restyle_timer.isActive():
             self._restyle_more()
 
     def _on_application_state(self, state: Qt.ApplicationState) -> None:
-        """Load settings that another process may have changed while this one was inactive."""
+        """Reload the settings when the application becomes active. Another process may have changed them."""
         if state == Qt.ApplicationState.ApplicationActive:
             self.settings.reload()
 
-    def _on_settings(self, before: Settings) -> None:
-        now = self.settings.values
-        if now.theme != before.theme:
-            self.choice = now.theme
-        percent = now.zoom_percent
+    def _on_settings(self, old_settings: Settings) -> None:
+        settings = self.settings.values
+        if settings.theme != old_settings.theme:
+            self.choice = settings.theme
+        percent = settings.zoom_percent
         if percent != zoom_of(self._app):
             self.zooming.emit()
             apply_zoom(self._app, percent)
@@ -107,19 +103,18 @@ class ThemeManager(QObject):
             self._restyle(theme)
 
     def _restyle(self, theme: Theme) -> None:
-        """Restyle visible widgets now and the others after those were painted."""
         self.theme = theme
-        restyling = restyled(self._app, theme)
+        restyling = restyle_in_steps(self._app, theme)
         next(restyling)
-        self._waiting = []
+        self._postponed = []
         self.changed.emit(theme)
-        self._restyling = chain(restyling, (work() for work in self._waiting))
+        self._restyling = chain(restyling, (work() for work in self._postponed))
         self._restyle_timer.start()
 
     def _restyle_more(self) -> None:
         if next(self._restyling, self) is self:
             self._restyle_timer.stop()
-            self._restyling, self._waiting = iter(()), []  # they refer to windows
+            self._restyling, self._postponed = iter(()), []  # they refer to windows
 
     def _current_theme(self) -> Theme:
         themes = PALETTES[self.settings.values.palette]

@@ -1,6 +1,6 @@
-"""View of the user's bookmarks and past alarms, to go to, rename, delete and loop between.
+"""View of bookmarks and past alarms: go to one, rename it, delete it, or loop between two.
 
-Owns the bar and the selection. The session owns the bookmarks and undo.
+Owns the filter and the selection. The session owns the bookmarks and their undo history.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ EMPTY_TEXT: Final = (
 _NUM_BUTTONS: Final = 5
 
 
-class MarkList(QListView):
+class BookmarkList(QListView):
     delete_pressed = Signal()
     undo_pressed = Signal()
 
@@ -60,10 +60,10 @@ class MarkList(QListView):
         return self.state() == QAbstractItemView.State.EditingState
 
     def event(self, event: QEvent) -> bool:
-        """Take Undo and Copy from other shortcuts, because they apply to bookmarks here."""
+        """Claim the Undo and Copy shortcuts, which apply to bookmarks while the list has the focus."""
         if event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent):
-            ours = (QKeySequence.StandardKey.Undo, QKeySequence.StandardKey.Copy)
-            if any(event.matches(each) for each in ours):
+            shortcuts = (QKeySequence.StandardKey.Undo, QKeySequence.StandardKey.Copy)
+            if any(event.matches(each) for each in shortcuts):
                 event.accept()
                 return True
         return super().event(event)
@@ -87,8 +87,8 @@ class BookmarksView(View):
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
-        self.model = MarkModel(session.bookmarks, self)
-        self.list = MarkList()
+        self.model = BookmarkModel(session.bookmarks, self)
+        self.list = BookmarkList()
         self.list.setModel(self.model)
         self.list.setAccessibleName("Bookmarks and alarms")
         self.list.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
@@ -112,12 +112,12 @@ class BookmarksView(View):
     def refresh(self) -> None:
         if self.list.is_edited:  # refreshing would discard the edited text
             return
-        chosen = {mark.bookmark_id for mark in self.chosen}
+        selected_ids = {mark.bookmark_id for mark in self.chosen}
         if self.model.refresh():
-            self._choose_again(chosen)
+            self._restore_selection(selected_ids)
         self._stack.setCurrentIndex(1 if self.session.bookmarks.shown or self.session.bookmarks.can_undo else 0)
         self.undo.setVisible(self.session.bookmarks.can_undo)
-        self._enable()
+        self._update_buttons()
 
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)
@@ -133,35 +133,34 @@ class BookmarksView(View):
 
     @property
     def loop_range(self) -> tuple[int, int] | None:
-        """(start, end) of a loop over the selected bookmarks in ns, or None."""
-        chosen = self.chosen
-        if len(chosen) >= 2:
-            return chosen[0].time_ns, max(chosen[-1].time_ns, chosen[-1].until_ns)
-        if len(chosen) == 1 and chosen[0].until_ns:
-            return chosen[0].time_ns, chosen[0].until_ns
+        """Start and end in ns of the selection if it has two bookmarks or more, or one alarm; else None."""
+        selected = self.chosen
+        if len(selected) >= 2:
+            return selected[0].time_ns, max(selected[-1].time_ns, selected[-1].until_ns)
+        if len(selected) == 1 and selected[0].until_ns:
+            return selected[0].time_ns, selected[0].until_ns
         return None
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Place the buttons below in a narrow dock."""
         super().resizeEvent(event)
         directions = QBoxLayout.Direction
         is_narrow = self.width() < self.choices.sizeHint().width() + _NUM_BUTTONS * self.add.sizeHint().width() + 24
         self._bar.setDirection(directions.TopToBottom if is_narrow else directions.LeftToRight)
 
-    def _choose_again(self, chosen: set[str]) -> None:
+    def _restore_selection(self, selected_ids: set[str]) -> None:
         flags = QItemSelectionModel.SelectionFlag.Select
         for row, mark in enumerate(self.model.marks):
-            if mark.bookmark_id in chosen:
+            if mark.bookmark_id in selected_ids:
                 self.list.selectionModel().select(self.model.index(row, 0), flags)
 
     def _on_clicked(self) -> None:
-        if len(chosen := self.chosen) == 1:
-            self.session.timeline.go_to(chosen[0].time_ns)
+        if len(selected := self.chosen) == 1:
+            self.session.timeline.go_to(selected[0].time_ns)
 
     def _on_add(self) -> None:
         if self.session.timeline.range_ns is not None:
-            made = self.session.bookmarks.add(self.session.timeline.cursor_ns)
-            row = next((row for row, mark in enumerate(self.model.marks) if mark == made), None)
+            bookmark = self.session.bookmarks.add(self.session.timeline.cursor_ns)
+            row = next((row for row, mark in enumerate(self.model.marks) if mark == bookmark), None)
             if row is not None:
                 edit_item(self.list, self.model.index(row, 0))
 
@@ -178,28 +177,28 @@ class BookmarksView(View):
         self.refresh()
 
     def _on_loop(self) -> None:
-        if (around := self.loop_range) is not None:
+        if (range_ns := self.loop_range) is not None:
             loop = self.session.timeline.loop
-            loop.set_range(*around)
+            loop.set_range(*range_ns)
             loop.play()
 
     def _on_choice(self, choice: int) -> None:
         self.model.choice = choice
         self.refresh()
 
-    def _enable(self) -> None:
-        chosen = self.chosen
-        kept = [mark for mark in chosen if self.session.bookmarks.is_stored(mark)]
+    def _update_buttons(self) -> None:
+        selected = self.chosen
+        stored = [mark for mark in selected if self.session.bookmarks.is_stored(mark)]
         self.add.setEnabled(self.session.timeline.range_ns is not None)
-        self.rename.setEnabled(len(chosen) == len(kept) == 1)
-        self.delete.setEnabled(bool(kept))
+        self.rename.setEnabled(len(selected) == len(stored) == 1)
+        self.delete.setEnabled(bool(stored))
         self.loop.setEnabled(self.loop_range is not None)
 
     def _connect(self) -> None:
         self.session.bookmarks.changed.connect(self.refresh)
         self.list.clicked.connect(self._on_clicked)
         self.list.activated.connect(self._on_clicked)
-        self.list.selectionModel().selectionChanged.connect(self._enable)
+        self.list.selectionModel().selectionChanged.connect(self._update_buttons)
         self.list.itemDelegate().closeEditor.connect(self.refresh)
         self.list.delete_pressed.connect(self._on_delete)
         self.list.undo_pressed.connect(self._on_undo)
@@ -234,9 +233,7 @@ class BookmarksView(View):
         self._stack.addWidget(body)
 
 
-class MarkModel(QAbstractListModel):
-    """Model of bookmarks and alarms, oldest first. Owns the rows; renaming is passed to `Bookmarks`."""
-
+class BookmarkModel(QAbstractListModel):
     def __init__(self, bookmarks: Bookmarks, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.theme: Theme = DARK
@@ -245,12 +242,12 @@ class MarkModel(QAbstractListModel):
         self._bookmarks = bookmarks
 
     def refresh(self) -> bool:
-        """Update the rows. Returns whether anything changed, which clears the selection."""
-        wanted = [mark for mark in self._bookmarks.shown if self.choice in (ALL, MINE if mark.is_user_note else ALARMS)]
-        if wanted == self.marks:
+        """Update the rows. Returns whether they changed, which clears the selection."""
+        marks = [mark for mark in self._bookmarks.shown if self.choice in (ALL, MINE if mark.is_user_note else ALARMS)]
+        if marks == self.marks:
             return False
         self.beginResetModel()
-        self.marks = wanted
+        self.marks = marks
         self.endResetModel()
         return True
 
@@ -259,8 +256,8 @@ class MarkModel(QAbstractListModel):
 
     def flags(self, index: Index) -> Qt.ItemFlag:
         flags = super().flags(index)
-        is_mine = index.isValid() and self._bookmarks.is_stored(self.marks[index.row()])
-        return flags | Qt.ItemFlag.ItemIsEditable if is_mine else flags
+        is_editable = index.isValid() and self._bookmarks.is_stored(self.marks[index.row()])
+        return flags | Qt.ItemFlag.ItemIsEditable if is_editable else flags
 
     def data(self, index: Index, role: int = _ROLE.DisplayRole) -> Any:
         if not index.isValid():
@@ -284,5 +281,5 @@ class MarkModel(QAbstractListModel):
 
 
 def _line(mark: Bookmark) -> str:
-    lasted = f"  ({seconds((mark.until_ns - mark.time_ns) / 1e9)})" if mark.until_ns else ""
-    return mark_text(mark) + lasted
+    duration_text = f"  ({seconds((mark.until_ns - mark.time_ns) / 1e9)})" if mark.until_ns else ""
+    return mark_text(mark) + duration_text

@@ -1,4 +1,4 @@
-"""Axes with few, round values and units. Times are labelled backwards from now, or as times of day."""
+"""Axes with few labels at round values. Times are labelled backwards from now, or as times of day."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HALF_LINE = 10
 
 
 class _Axis(pg.AxisItem):  # type: ignore[misc]  # pyqtgraph has no types
-    """Base of the axes, without a title: pyqtgraph would lay out even an empty one whenever the range changes."""
+    """Axis without a title. pyqtgraph would lay out even an empty title whenever the range changes."""
 
     def __init__(self, orientation: str) -> None:
         super().__init__(orientation)
@@ -29,8 +29,6 @@ class _Axis(pg.AxisItem):  # type: ignore[misc]  # pyqtgraph has no types
 
 
 class ValueAxis(_Axis):
-    """Left axis, labelled at zero, the middle and the top."""
-
     def __init__(self, text: Callable[[float], str]) -> None:
         super().__init__("left")
         self._text = text
@@ -38,26 +36,25 @@ class ValueAxis(_Axis):
         self.setStyle(tickLength=0, autoExpandTextSpace=False, tickTextOffset=6, tickAlpha=255)
 
     def fit_zoom(self) -> None:
-        """Set the width for the labels at the current scale."""
         self.setWidth(scaled(VALUE_AXIS_WIDTH))
 
     def boundingRect(self) -> QRectF:
-        """Return half a line more above and below: pyqtgraph omits labels that reach beyond the rectangle."""
-        wider: QRectF = super().boundingRect().adjusted(0, -scaled(_HALF_LINE), 0, scaled(_HALF_LINE))
-        return wider
+        """Return the rectangle extended by half a line above and below. pyqtgraph omits labels outside of it."""
+        extended: QRectF = super().boundingRect().adjusted(0, -scaled(_HALF_LINE), 0, scaled(_HALF_LINE))
+        return extended
 
     def tickValues(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, list[float]]]:
-        """Return three ticks, or two if the plot is low."""
-        parts = 2 if size >= 48 else 1
-        step = (maxVal - minVal) / parts
-        return [(step, [minVal + step * index for index in range(parts + 1)])] if step > 0 else []
+        """Return three ticks, or two if the plot is lower than 48 px."""
+        num_intervals = 2 if size >= 48 else 1
+        step = (maxVal - minVal) / num_intervals
+        return [(step, [minVal + step * index for index in range(num_intervals + 1)])] if step > 0 else []
 
     def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
         return [self._text(value) for value in values]
 
 
 class TimeAxis(_Axis):
-    """Bottom axis. Labels are relative to now (`-30 s`) while following, otherwise times of day.
+    """Bottom axis. While following, labels are relative to now (`-30 s`), otherwise times of day.
 
     Plot coordinates are seconds of this machine's monotonic clock.
     """
@@ -65,7 +62,7 @@ class TimeAxis(_Axis):
     def __init__(self) -> None:
         super().__init__("bottom")
         self.now_s: float | None = None
-        """Right edge while following, else None."""
+        """Time of the right edge while following, else None."""
         self._wall_offset_s = time.time() - time.monotonic()
         self._has_labels = True
         self.setStyle(tickLength=0, autoExpandTextSpace=False, tickTextOffset=3, tickAlpha=255)
@@ -73,24 +70,23 @@ class TimeAxis(_Axis):
     def clock_text(self, value: float) -> str:
         """Return the time of day at second `value` of the monotonic clock.
 
-        Each axis compares the two clocks itself, and times are rounded to 0.1 s, so that a second that has just started
-        is not shown as the one before.
+        Times are rounded to 0.1 s, because each axis measures the offset of the two clocks itself. Otherwise a second
+        that has just started could be shown as the one before.
         """
         return time.strftime("%H:%M:%S", time.localtime(round(value + self._wall_offset_s, 1)))
 
-    def show_labels(self, shown: bool) -> None:
-        self._has_labels = shown
+    def show_labels(self, is_shown: bool) -> None:
+        self._has_labels = is_shown
         self.fit_zoom()
-        self.setStyle(showValues=shown)
+        self.setStyle(showValues=is_shown)
 
     def fit_zoom(self) -> None:
-        """Set the height for the labels at the current scale."""
         self.setHeight(scaled(TIME_AXIS_HEIGHT) if self._has_labels else 1)
 
     def tickValues(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, list[float]]]:
-        """Return round times at least 70 px apart."""
-        wanted = (maxVal - minVal) * scaled(70) / max(size, 1)
-        step = next((step for step in _TIME_STEPS_S if step >= wanted), _TIME_STEPS_S[-1])
+        """Return ticks at round times, at least 70 px apart at 100 % zoom."""
+        min_step_s = (maxVal - minVal) * scaled(70) / max(size, 1)
+        step = next((step for step in _TIME_STEPS_S if step >= min_step_s), _TIME_STEPS_S[-1])
         origin = self.now_s if self.now_s is not None else -self._wall_offset_s
         first = np.ceil((minVal - origin) / step)
         last = np.floor((maxVal - origin) / step)
@@ -103,7 +99,7 @@ class TimeAxis(_Axis):
 
 
 def ago_text(seconds: float) -> str:
-    """Return text such as `now`, `-5 s`, `-2 min` or `-1.5 h`."""
+    """Return text such as `now`, `−5 s`, `−2 min` or `−1.5 h` for a time `seconds` ago."""
     if seconds < 0.05:
         return "now"
     if seconds >= 3600 and abs(seconds / 1800 - round(seconds / 1800)) < 1e-6:
@@ -114,7 +110,7 @@ def ago_text(seconds: float) -> str:
 
 
 def color_axis(axis: pg.AxisItem, theme: Theme) -> None:
-    """Apply the theme: faint opaque grid lines (blending them costs 25 ms per frame) and muted text."""
+    """Apply a theme: muted text, and faint grid lines, which are opaque because blending them takes 25 ms per frame."""
     axis.setPen(pg.mkPen(theme.grid))
     axis.setTextPen(pg.mkPen(theme.muted))
     axis.setStyle(tickFont=sans(_TICK_FONT_SCALE))

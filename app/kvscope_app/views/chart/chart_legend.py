@@ -1,4 +1,4 @@
-"""Line above a plot with its title, and the name and value of each curve, the value in larger digits."""
+"""Legend above a plot: its title, and the name and value of each curve."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ from kvscope_app.ui.zoom import scaled
 
 _GAP = 12
 _MAX_UNNAMED: Final = 2
-"""Maximum number of curves that are shown with values but without names if there is no space for both; more curves keep
-their names."""
+"""If there is no space for names and values, up to this many curves lose their names, and more lose their values."""
 _SWATCH = 8
 _TIME_ALIGNMENT: Final = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 _TITLE_SHARE: Final = 0.6
-"""Share of the title that takes precedence over the names of curves."""
+"""Share of the title's width that must be visible before the names of curves get space."""
 
 
 @dataclass(frozen=True, slots=True)
 class LegendEntry:
-    """Curve in the legend: key of its value, and label (empty if the title suffices)."""
+    """Curve in the legend: the key of its value, and its label ("" if the title suffices)."""
 
     name: str
     label: str
@@ -35,14 +34,12 @@ class LegendEntry:
 
 
 class ChartLegend(QWidget):
-    """Legend of a chart: its title, and the name and value of each curve.
+    """Title, and name and value of each curve.
 
-    Painted directly instead of laid out as labels, because values change ten times per second and must not move the
-    layout.
+    Painted instead of composed of labels: values change ten times per second and must not move the layout.
     """
 
     changed = Signal()
-    """Emitted when other values are shown."""
 
     def __init__(self, title: str, entries: Sequence[LegendEntry]) -> None:
         super().__init__()
@@ -57,30 +54,28 @@ class ChartLegend(QWidget):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
     def explain(self, tip: str) -> None:
-        """Set the tooltip that follows the values."""
+        """Set the tooltip, which is shown below the values."""
         self._tip = tip
         self.setToolTip(tip)
 
     @property
     def values(self) -> Mapping[str, str]:
-        """Text of each curve's value, by curve name."""
         return self._values
 
     @property
     def time_text(self) -> str:
-        """Time of the values: "current", "last 10 s", or the time of day under the pointer."""
+        """Time of the values: "current", "last 10 s", or the time of day at the pointer."""
         return self._time_text
 
     @property
     def description(self) -> str:
-        """All names and values as a sentence, with their time unless it is the time under the pointer."""
         values = ", ".join(f"{e.label} {self._values.get(e.name, '')}".strip() for e in self._entries)
         return f"{values} ({self._time_text})" if self._time_text and not self._is_read else values
 
     def set_values(self, values: Mapping[str, str], time_text: str = "", *, is_read: bool = False) -> None:
-        """Show `values`, by curve, and next to the title their time.
+        """Show `values`, by curve name, and their time next to the title.
 
-        `is_read`: whether this is the time under the pointer, for which the title is elided if necessary.
+        `is_read`: whether they are the values at the pointer. The title is then elided if their time needs its space.
         """
         if values != self._values or time_text != self._time_text:
             self._values, self._time_text, self._is_read = dict(values), time_text, is_read
@@ -98,7 +93,7 @@ class ChartLegend(QWidget):
 
     @property
     def missing_width(self) -> int:
-        """Pixels by which the line is too narrow for its title and all names and values; 0 if everything fits."""
+        """Pixels by which the legend is too narrow for its title, all names and all values; 0 if everything fits."""
         return max(0, ceil(self._width(with_labels=True, title_share=1.0)) - (self.width() - 14))
 
     def sizeHint(self) -> QSize:
@@ -117,8 +112,8 @@ class ChartLegend(QWidget):
         painter.setPen(QColor(self._theme.muted))
         box = QRectF(8, 0, max(right - 8, 0), self.height())
         reserved = QFontMetricsF(sans(0.92)).horizontalAdvance(self._time_text) + 7 if self._is_read else 0.0
-        room = max(round(box.width() - reserved), 0)
-        title = painter.fontMetrics().elidedText(self._title, Qt.TextElideMode.ElideRight, room)
+        title_width = max(round(box.width() - reserved), 0)
+        title = painter.fontMetrics().elidedText(self._title, Qt.TextElideMode.ElideRight, title_width)
         painter.drawText(box, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, title)
         left = box.left() + painter.fontMetrics().horizontalAdvance(title) + 6
         painter.setFont(sans(0.92))
@@ -129,7 +124,6 @@ class ChartLegend(QWidget):
     def _paint_entry(
         self, painter: QPainter, entry: LegendEntry, right: float, with_labels: bool, with_values: bool
     ) -> float:
-        """Paint value, label and swatch from right to left. Returns the left edge of what was painted."""
         value = self._values.get(entry.name, "") if with_values else ""
         right = self._paint_text(painter, value, right, _value_font(), self._theme.text)
         if with_labels and entry.label:

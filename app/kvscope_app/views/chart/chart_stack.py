@@ -1,6 +1,6 @@
-"""Charts that share one time axis: visible time range, moment under the pointer, and layout.
+"""Charts that share a time axis, the time at the pointer, and a layout.
 
-Owns panels, range and layout. Subclasses supply the curves of each chart.
+Owns the panels, their time range and their layout. Subclasses supply the curves of each chart.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from kvscope_app.views.chart.time_bar import DEFAULT_RANGE, RANGES_S, TimeBar
 from kvscope_app.views.range_link import RangeLink
 from kvscope_app.views.visibility import is_on_screen
 
-SHORTEST_S: Final = min(RANGES_S.values())
+MIN_RANGE_S: Final = min(RANGES_S.values())
 _PANEL_MIN_WIDTH: Final = 310
 _MAX_COLUMNS: Final = 3
 
 
 class PanelGrid(QWidget):
-    """Chart panels by name, in as many columns as fit."""
+    """Chart panels by name, in as many columns as fit, at most `max_columns`."""
 
     max_columns: ClassVar[int] = _MAX_COLUMNS
     _num_columns = 0
@@ -41,7 +41,7 @@ class PanelGrid(QWidget):
         self.panels: dict[str, ChartPanel] = {}
         self.theme: Theme = DARK
         self.shown: tuple[str, ...] = ()
-        """Names of the panels that are laid out, in order."""
+        """Names of the visible panels, in order."""
         self._area: QScrollArea | None = None
         self.column = QVBoxLayout(self)
         self.column.setContentsMargins(0, 0, 0, 0)
@@ -56,7 +56,7 @@ class PanelGrid(QWidget):
         return self._num_columns
 
     def set_panels(self, panels: Mapping[str, ChartPanel]) -> None:
-        """Replace all panels. New ones are hidden until `show_panels` names them."""
+        """Replace all panels. They stay hidden until `show_panels` names them."""
         for panel in self.panels.values():
             self.grid.removeWidget(panel)
             panel.hide()
@@ -65,7 +65,7 @@ class PanelGrid(QWidget):
         self.add_panels(panels)
 
     def add_panels(self, panels: Mapping[str, ChartPanel]) -> None:
-        """Add panels, hidden until `show_panels` names them."""
+        """Add panels. They stay hidden until `show_panels` names them."""
         self.panels.update(panels)
         for panel in panels.values():
             panel.setParent(self)
@@ -88,7 +88,7 @@ class PanelGrid(QWidget):
         self.grid.activate()  # without this, a paint before Qt's layout would show all panels on top of each other
 
     def set_scroll_area(self, area: QScrollArea | None) -> None:
-        """Set the scroll area that receives wheel events over the charts."""
+        """Set the scroll area that receives wheel events over the charts; None: the wheel zooms."""
         self._area = area
         for panel in self.panels.values():
             panel.plot.area = area
@@ -111,21 +111,23 @@ class PanelGrid(QWidget):
 class ChartStack(PanelGrid):
     """Charts of one session, with the bar that selects their time range.
 
-    A subclass names the charts with content (`present`), draws one (`draw_curves`) and returns the values at a moment
-    (`texts_at`). Seconds are those of the monotonic clock.
+    A subclass names the charts with content (`charts_with_content`), draws one (`draw_curves`) and returns the values
+    at a time (`texts_at`). Times are seconds of the monotonic clock.
     """
 
     range_setting: ClassVar[str]
-    """Settings key of the range."""
+    """Settings key of the length of the time range."""
     default_range: ClassVar[str] = DEFAULT_RANGE
     charts_per_refresh: ClassVar[int] = 1
-    """Number of charts drawn per `refresh`, which bounds the duration of a call."""
-    late_s: ClassVar[float] = 1.5
-    """Maximum seconds by which the right edge may be ahead of the session's cursor before the cursor is drawn."""
+    """Number of charts drawn per `refresh`, which limits the duration of a call."""
+    max_lag_s: ClassVar[float] = 1.5
+    """The session's cursor is drawn if it is more than this many seconds behind the right edge."""
 
     def __init__(self, session: Session, heading: str = "") -> None:
-        """Create the stack. With a `heading`, heading and bar are above the charts; without, the caller lays out the
-        bar."""
+        """Create the stack.
+
+        With a `heading`, the heading and the bar are above the charts. Without one, the caller lays out the bar.
+        """
         super().__init__()
         self.session = session
         self.link = RangeLink(session.timeline.shared_zoom, self, self._on_linked, lambda: self._on_linked(None))
@@ -133,17 +135,17 @@ class ChartStack(PanelGrid):
         self.range_s = RANGES_S[self.default_range]
         self.bar.show_range(self.range_s)
         self.hover_s: float | None = None
-        """Moment under the pointer, if any."""
+        """Time at the pointer; None if it is not over a chart."""
         span = session.timeline.shared_zoom.span
-        self._fixed = None if span is None else self._seconds(span)
-        """First and last second shown while not following."""
+        self._fixed_range = None if span is None else self._to_seconds(span)
+        """First and last visible second; None while following."""
         self.bar.set_following(span is None)
-        self._read_s = 0.0
-        """Moment whose values are shown while the pointer reads none."""
+        self._value_time_s = 0.0
+        """Time of the legends' values while the pointer is not over a chart."""
         self._next_panel = 0
-        self._scrolled = QTimer(self)
-        self._scrolled.setSingleShot(True)
-        self._scrolled.timeout.connect(self.refresh_visible)
+        self._scroll_timer = QTimer(self)
+        self._scroll_timer.setSingleShot(True)
+        self._scroll_timer.timeout.connect(self.refresh_visible)
         if heading:
             self.column.insertWidget(0, label(heading, "heading"))
             self.column.insertWidget(1, self.bar)
@@ -152,42 +154,43 @@ class ChartStack(PanelGrid):
 
     # Methods that subclasses override
 
-    def present(self, first_s: float, last_s: float) -> Sequence[str]:
-        """Return the names of the charts with content in this time."""
+    def charts_with_content(self, first_s: float, last_s: float) -> Sequence[str]:
+        """Return the names of the charts that have content between `first_s` and `last_s`."""
         raise NotImplementedError
 
-    def read(self, names: Sequence[str], first_s: float, last_s: float) -> None:
-        """Fetch the data that these charts need, once for all of them."""
+    def fetch_data(self, names: Sequence[str], first_s: float, last_s: float) -> None:
+        """Fetch the data of the charts `names`. Called once before they are drawn."""
 
     def draw_curves(self, name: str, first_s: float, last_s: float) -> None:
         raise NotImplementedError
 
     def texts_at(self, name: str, at_s: float) -> Mapping[str, str]:
-        """Return the legend text of each curve at a moment."""
+        """Return the legend text of each curve of a chart at a time."""
         raise NotImplementedError
 
     def end_s(self) -> float:
-        """Return the right edge while following, in whole seconds, so that charts drawn one after another show the same
-        time."""
+        """Return the time of the right edge while following.
+
+        It is rounded up to a whole second, so that charts drawn in successive calls show the same time.
+        """
         return float(math.ceil(self.session.timeline.shown_until_ns / 1e9))
 
-    def whole(self, last_s: float) -> tuple[float, float]:
-        """Return the whole available time as (first, last) second."""
+    def available_range(self, last_s: float) -> tuple[float, float]:
+        """Return the first and last second that can be shown. `last_s` is the right edge."""
         raise NotImplementedError
 
-    def snapped(self, x: float) -> float:
-        """Return the time of the curve point nearest to `x`.
+    def snap_to_point(self, x: float) -> float:
+        """Return the time of the curve point closest to `x`.
 
-        The pointer reads the values at this time, and a click goes to it, so that both show the same.
+        The legends show the values at this time, and a click goes to it, so that both agree.
         """
         return x
 
     def headline_time(self, name: str) -> str:
-        """Return a short text for the time of a chart's values while no other moment is read."""
+        """Return a short text for the time of a chart's values while the pointer is not over a chart."""
         return "current"
 
     def time_text(self, x: float) -> str:
-        """Return the bar's text for the moment that is read."""
         return self.clock_text(x)
 
     def clock_text(self, x: float) -> str:
@@ -197,27 +200,26 @@ class ChartStack(PanelGrid):
 
     @property
     def is_following(self) -> bool:
-        """Whether the right edge is the present."""
-        return self._fixed is None
+        return self._fixed_range is None
 
     @property
     def is_static(self) -> bool:
-        """Whether the shown time does not advance, so that no later refresh would draw the remaining charts."""
+        """Whether the shown time does not advance, so that no later `refresh` would draw the remaining charts."""
         timeline = self.session.timeline
         return timeline.is_paused if timeline.player is None else not timeline.player.is_playing
 
     def refresh(self) -> None:
-        """Draw the next `charts_per_refresh` charts; draw all visible ones if the shown time does not advance."""
+        """Draw the next `charts_per_refresh` charts, or all visible ones if the shown time does not advance."""
         if self.is_static:
             self.refresh_visible()
             return
         span = self._prepare()
-        num = min(self.charts_per_refresh, len(self.shown))
-        self._next_panel = (self._next_panel + num) % len(self.shown) if self.shown else 0
+        num_panels = min(self.charts_per_refresh, len(self.shown))
+        self._next_panel = (self._next_panel + num_panels) % len(self.shown) if self.shown else 0
         self._draw_panels(
             [
                 name
-                for name in (self.shown * 2)[self._next_panel : self._next_panel + num]
+                for name in (self.shown * 2)[self._next_panel : self._next_panel + num_panels]
                 if self._is_panel_visible(name)
             ],
             span,
@@ -232,32 +234,29 @@ class ChartStack(PanelGrid):
         self._draw_panels([name for name in self.shown if self._is_panel_visible(name)], span)
 
     def show_last(self, seconds: float) -> None:
-        """Show the last `seconds` (infinite: everything) and follow."""
+        """Show the last `seconds` (`math.inf`: everything) and follow the present."""
         self.range_s = seconds
         self.follow()
 
     def follow(self) -> None:
-        """Move the right edge to the present and follow it."""
-        self._set_fixed(None)
+        self._set_fixed_range(None)
         self.refresh_all()
 
     def show_fixed(self, first_s: float, last_s: float) -> None:
-        """Show a fixed time range and stop following."""
-        self._set_fixed((first_s, last_s))
+        self._set_fixed_range((first_s, last_s))
         self.refresh_all()
 
     def show_span(self, span: TimeSpan) -> None:
-        """Show a fixed range given by the wall clock."""
-        self.show_fixed(*self._seconds(span))
+        self.show_fixed(*self._to_seconds(span))
 
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)
         self.link.apply_theme(theme)
 
     def restore_settings(self, settings: QSettings) -> None:
-        kept = str(settings.value(self.range_setting, ""))
-        if kept in RANGES_S:
-            self.range_s = RANGES_S[kept]
+        range_name = str(settings.value(self.range_setting, ""))
+        if range_name in RANGES_S:
+            self.range_s = RANGES_S[range_name]
             self.bar.show_range(self.range_s)
 
     def save_settings(self, settings: QSettings) -> None:
@@ -266,8 +265,8 @@ class ChartStack(PanelGrid):
     def _is_panel_visible(self, name: str) -> bool:
         """Whether any part of a chart is visible.
 
-        The plot's viewport is checked too: a widget's own `visibleRegion` excludes what opaque children cover, and is
-        empty if only the plot of a partly scrolled chart is visible.
+        The plot's viewport is checked too. The panel's own `visibleRegion` excludes what opaque children cover, so it
+        is empty if only the plot of a partly scrolled chart is visible.
         """
         panel = self.panels[name]
         return any(not part.visibleRegion().isEmpty() for part in (panel, panel.plot.viewport()))
@@ -278,7 +277,7 @@ class ChartStack(PanelGrid):
             panel.show_cursor(self.hover_s)
             panel.hovered.connect(self.show_values_at)
             panel.range_dragged.connect(self._on_dragged)
-            panel.chosen.connect(lambda x: self._go_to(self.snapped(x)))
+            panel.chosen.connect(lambda x: self._go_to(self.snap_to_point(x)))
             panel.peak_chosen.connect(self._go_to)
             panel.fit_requested.connect(self._on_follow_chosen)
             panel.mark_chosen.connect(self.session.timeline.show_event)
@@ -287,11 +286,11 @@ class ChartStack(PanelGrid):
         super().set_scroll_area(area)
         if area is not None:
             # drop the scroll value, which `start` would take as milliseconds
-            area.verticalScrollBar().valueChanged.connect(lambda _: self._scrolled.start(0))
+            area.verticalScrollBar().valueChanged.connect(lambda _: self._scroll_timer.start(0))
 
     def show_values_at(self, x: float | None) -> None:
-        """Show the values of a moment in all charts; None: the newest values."""
-        x = None if x is None else self.snapped(x)
+        """Show the values at time `x` in all charts; None: the newest values."""
+        x = None if x is None else self.snap_to_point(x)
         self.hover_s = x
         for panel in self.panels.values():
             panel.show_cursor(x)
@@ -302,42 +301,41 @@ class ChartStack(PanelGrid):
         if not names:
             return
         first_s, last_s = span
-        self.read(names, first_s, last_s)
-        place_s = self.session.timeline.shown_until_ns / 1e9
-        is_behind = first_s <= place_s < last_s - self.late_s
-        stopped = stop_bands(self.session, first_s, last_s)
+        self.fetch_data(names, first_s, last_s)
+        cursor_s = self.session.timeline.shown_until_ns / 1e9
+        is_behind = first_s <= cursor_s < last_s - self.max_lag_s
+        stops = stop_bands(self.session, first_s, last_s)
         for name in names:
             panel = self.panels[name]
             panel.show_time(first_s, last_s, last_s if self.is_following and not is_behind else None)
-            panel.show_session_cursor(place_s if is_behind else None)
+            panel.show_session_cursor(cursor_s if is_behind else None)
             self.draw_curves(name, first_s, last_s)
-            panel.show_stops(stopped)
+            panel.show_stops(stops)
             panel.finish_layout()
-        self._read_s = place_s if is_behind else last_s
+        self._value_time_s = cursor_s if is_behind else last_s
         self._show_values(names)
 
     def _prepare(self) -> tuple[float, float]:
-        """Lay out the charts with content, and return the visible range."""
         span = self._span()
-        self.show_panels(self.present(*span))
+        self.show_panels(self.charts_with_content(*span))
         return span
 
     def _span(self) -> tuple[float, float]:
-        if self._fixed is not None:
-            return self._fixed
+        if self._fixed_range is not None:
+            return self._fixed_range
         last_s = self.end_s()
-        return self.whole(last_s) if math.isinf(self.range_s) else (last_s - self.range_s, last_s)
+        return self.available_range(last_s) if math.isinf(self.range_s) else (last_s - self.range_s, last_s)
 
     def _show_values(self, names: Sequence[str]) -> None:
         is_read = self.hover_s is not None
-        at_s = self._read_s if self.hover_s is None else self.hover_s
+        at_s = self._value_time_s if self.hover_s is None else self.hover_s
         for name in names:
             panel = self.panels[name]
             time_text = panel.clock_text(at_s) if is_read else self.headline_time(name)
             panel.legend.set_values(self.texts_at(name, at_s), time_text, is_read=is_read)
 
-    def _set_fixed(self, fixed: tuple[float, float] | None) -> None:
-        self._fixed = fixed
+    def _set_fixed_range(self, fixed: tuple[float, float] | None) -> None:
+        self._fixed_range = fixed
         self.bar.set_following(fixed is None)
         if fixed is None:
             self.bar.show_range(self.range_s)
@@ -345,12 +343,12 @@ class ChartStack(PanelGrid):
             self.bar.ranges.clear()
 
     def _on_linked(self, span: TimeSpan | None) -> None:
-        """Show the range of the linked views; None ends the zoom. Hidden charts are drawn later."""
-        self._set_fixed(None if span is None else self._seconds(span))
+        """Show the time range of the linked views; None: follow. Charts that are not on screen are drawn later."""
+        self._set_fixed_range(None if span is None else self._to_seconds(span))
         if is_on_screen(self):
             self.refresh_all()
 
-    def _seconds(self, span: TimeSpan) -> tuple[float, float]:
+    def _to_seconds(self, span: TimeSpan) -> tuple[float, float]:
         offset_ns = self.session.history.wall_ns(0)
         return (span.begin_ns - offset_ns) / 1e9, (span.end_ns - offset_ns) / 1e9
 

@@ -1,7 +1,7 @@
-"""Shaded time stretches behind the curves, over the full height of the plot, as a single graphics item.
+"""Shaded time ranges behind the curves, over the full height of the plot, as a single graphics item.
 
-pyqtgraph's item for one stretch takes 37 KiB, and a few minutes of an engine that answers only now and then, or
-that shares its machine with a busy process, have hundreds of them in each chart.
+pyqtgraph's item for one range takes 37 KiB. Each chart may have hundreds of ranges, for example after a few minutes
+with an engine that answers only now and then.
 """
 
 from __future__ import annotations
@@ -13,22 +13,20 @@ from PySide6.QtCore import QRectF
 from PySide6.QtGui import QColor, QPainter, QTransform
 from PySide6.QtWidgets import QStyleOptionGraphicsItem, QWidget
 
-_BEHIND = -20
+_Z_VALUE = -20
 
 
 class GapBands(pg.GraphicsObject):  # type: ignore[misc]
-    """Item that shades `gaps`, each given as (first x, last x)."""
-
     def __init__(self) -> None:
         super().__init__()
         self.gaps: tuple[tuple[float, float], ...] = ()
         self.color = QColor()
         self._bounds = QRectF()
-        self.setZValue(_BEHIND)
+        self.setZValue(_Z_VALUE)
 
     def show_gaps(self, gaps: Sequence[tuple[float, float]]) -> None:
-        if self.gaps != (shown := tuple(gaps)):
-            self.gaps = shown
+        if self.gaps != (new_gaps := tuple(gaps)):
+            self.gaps = new_gaps
             self.update()
 
     def set_color(self, color: str) -> None:
@@ -36,16 +34,16 @@ class GapBands(pg.GraphicsObject):  # type: ignore[misc]
         self.update()
 
     def boundingRect(self) -> QRectF:
-        """Return the visible rectangle: the bands cover the full height, whatever the range."""
-        seen = self.viewRect()
-        bounds = QRectF() if seen is None else QRectF(seen)
+        """Return the visible rectangle, because the bands cover the full height for any range."""
+        visible = self.viewRect()
+        bounds = QRectF() if visible is None else QRectF(visible)
         if bounds != self._bounds:
             self._bounds = bounds
             self.prepareGeometryChange()
         return bounds
 
     def paint(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None) -> None:
-        """Paint in the coordinates of the screen or picture: SVG files have too few digits for seconds since boot."""
+        """Paint in coordinates of the screen or picture. SVG numbers have too few digits for seconds since boot."""
         to_picture = painter.worldTransform()
         painter.save()
         painter.setWorldTransform(QTransform())
@@ -54,6 +52,6 @@ class GapBands(pg.GraphicsObject):  # type: ignore[misc]
         painter.restore()
 
     def rect_of(self, to_picture: QTransform, first: float, last: float) -> QRectF:
-        """Return the visible rectangle between two x values, in the coordinates of the picture."""
-        seen = self.boundingRect()
-        return to_picture.mapRect(QRectF(first, seen.top(), last - first, seen.height()).intersected(seen))
+        """Return the visible part of the band between two x values, in coordinates of the screen or picture."""
+        visible = self.boundingRect()
+        return to_picture.mapRect(QRectF(first, visible.top(), last - first, visible.height()).intersected(visible))

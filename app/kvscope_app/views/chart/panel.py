@@ -1,6 +1,6 @@
-"""Plot under a line with its title and current values. Owns the pyqtgraph items and their colours.
+"""Plot below a line with its title and current values. Owns the pyqtgraph items and their colours.
 
-Curves are passed in as arrays; must not depend on their source.
+Curves are passed in as arrays. Must not depend on their source.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from kvscope_app.views.chart.gap_bands import GapBands
 from kvscope_app.views.chart.peak_line import CurvePeak, PeakLine
 from kvscope_app.views.chart.plot import Plot
 
-_PAD: Final = 4.0
+_TEXT_PADDING: Final = 4.0
 PLOT_MIN_HEIGHT = 64
 TEXT_MARGIN = 7
-"""Margin of half a line of text: the outermost axis labels extend beyond the plot."""
-_SHRINK_BELOW = 0.45
-_KEY_SHARE = 0.1
-"""Share of the visible time by which an arrow key moves the visible range."""
-_KEY_READ = 0.01
-"""Share of the visible time by which an arrow key with Shift moves the cursor line."""
-_KEY_ZOOM = 0.5
-_BELOW_PLOT = 0.1
+"""Margin of half a line of text in pixels, because the outermost axis labels extend beyond the plot."""
+_MIN_FILLED_SHARE = 0.45
+_KEY_PAN_SHARE = 0.1
+"""Share of the visible time by which an arrow key moves the time range."""
+_KEY_CURSOR_SHARE = 0.01
+"""Share of the visible time by which Shift and an arrow key move the cursor line."""
+_KEY_ZOOM_FACTOR = 0.5
+_AREA_FLOOR_SHARE = 0.1
 """Share of the plot's height, below its bottom, at which filled areas end."""
 
 
 @dataclass(frozen=True, slots=True)
 class CurveSpec:
-    """Curve of a panel. `color` is the name of a theme colour, or an index into the theme's series."""
+    """Appearance of a curve. `color` is the name of a theme colour, or an index into `Theme.series`."""
 
     name: str
     label: str
@@ -53,35 +53,30 @@ class CurveSpec:
     dashed: bool = False
 
     def color_of(self, theme: Theme) -> str:
-        """Return the colour as `#rrggbb`."""
         return theme.series[self.color] if isinstance(self.color, int) else str(getattr(theme, self.color))
 
 
 @dataclass(frozen=True, slots=True)
 class PlotMark:
-    """Small triangle at a time, with a tooltip."""
-
     x: float
     text: str
     about: object = None
-    """Object that `mark_chosen` emits on a click; None if the mark represents events that are not known one by one."""
+    """Event that `mark_chosen` emits on a click; None if the mark stands for events that were only counted."""
 
 
 class ChartPanel(QWidget):
     """Title, values and plot. Coordinates: x in seconds, y from 0 to `top` or to a round number above the data."""
 
     hovered = Signal(object)
-    """Emitted with the x under the mouse in seconds, None when it leaves."""
+    """Emitted with the x in seconds at the pointer, or None when the pointer leaves."""
     chosen = Signal(float)
-    """Emitted with the x of a click in seconds."""
+    """Emitted with the x in seconds of a click."""
     peak_chosen = Signal(float)
-    """Emitted with the x of a maximum that the user wants to go to, in seconds."""
+    """Emitted with the x in seconds of a clicked maximum."""
     mark_chosen = Signal(object)
-    """Emitted with `PlotMark.about` of the clicked mark."""
     range_dragged = Signal(float, float)
-    """Emitted with the new range in seconds when the user pans or zooms."""
+    """Emitted with the first and last x in seconds when the user pans or zooms."""
     fit_requested = Signal()
-    """Emitted when the user wants to follow the present again, with the selected length."""
     _is_built = False
 
     def __init__(
@@ -108,11 +103,10 @@ class ChartPanel(QWidget):
         self._time_axis = time_axis or TimeAxis()
         self.plot = Plot(ValueAxis(axis_text), self._time_axis)
         self.dot_items: dict[str, pg.ScatterPlotItem] = {}
-        """Dots for points that are joined to no other, by curve name."""
+        """Dots for points that are joined to no other one, by curve name."""
         self.curve_items = {curve.name: self._add_curve(curve) for curve in self.curves}
         self._filled = {curve.name: curve.filled for curve in self.curves}
         self.gap_bands = GapBands()
-        """Stretches without data from the engine."""
         self.stop_bands = StopBands()
         self.mark_points = pg.ScatterPlotItem(symbol="t1", size=8, pen=None, hoverable=True, tip=_mark_tip)
         self.shown_marks: tuple[float, tuple[PlotMark, ...]] = (0.0, ())
@@ -131,7 +125,7 @@ class ChartPanel(QWidget):
         return QSize(320, 150)
 
     def show_time(self, first_s: float, last_s: float, now_s: float | None) -> None:
-        """Show `first_s` to `last_s`; `now_s` is the right edge while following, else None."""
+        """Show the time from `first_s` to `last_s`. `now_s` is the right edge while following, else None."""
         self._time_axis.now_s = now_s
         view = self.plot.view_box
         view.blockSignals(True)
@@ -140,25 +134,25 @@ class ChartPanel(QWidget):
         self._time_axis.setRange(first_s, last_s)
 
     def finish_layout(self) -> None:
-        """Finish the layout now. Otherwise pyqtgraph does it in the next paint, and then paints twice."""
+        """Complete the layout now. Otherwise pyqtgraph does it in the next paint, and then paints twice."""
         self.plot.scene().prepareForPaint()
 
     def zoom_by(self, steps: int) -> None:
-        """Zoom the time by `steps` around the moment that is read; 0: follow the present again."""
+        """Zoom the time by `steps` around the cursor line or the middle; 0: follow the present again."""
         if not steps:
             self.fit_requested.emit()
             return
         (first, last), _ = self.plot.view_box.viewRange()
-        share = _KEY_ZOOM**steps
+        share = _KEY_ZOOM_FACTOR**steps
         middle = float(self.cursor_line.value()) if self.cursor_line.isVisible() else (first + last) / 2
         self.range_dragged.emit(middle - (middle - first) * share, middle + (last - middle) * share)
 
     def clock_text(self, x: float) -> str:
         return self._time_axis.clock_text(x)
 
-    def show_time_labels(self, shown: bool) -> None:
-        self._time_axis.show_labels(shown)
-        self._has_time_labels = shown
+    def show_time_labels(self, is_shown: bool) -> None:
+        self._time_axis.show_labels(is_shown)
+        self._has_time_labels = is_shown
         self._update_margins()
 
     def changeEvent(self, event: QEvent) -> None:
@@ -172,65 +166,67 @@ class ChartPanel(QWidget):
         self.plot.set_margins(margin, 0 if self._has_time_labels else margin)
 
     def show_curve(self, name: str, x: FloatArray, y: FloatArray, phase: int) -> float:
-        """Draw a curve, shape (n,), NaN where unknown; `phase` as in `decimate`. Returns its maximum."""
+        """Draw a curve and return its maximum, 0 if no value is known.
+
+        Args:
+            name: Name of the curve in `curves`.
+            x: Times in seconds, shape (n,).
+            y: Values, shape (n,). NaN where unknown.
+            phase: Index of the first point in the whole series, see `decimate`.
+        """
         self._point_s = float(x[-1] - x[0]) / (x.size - 1) if x.size > 1 else 0.0
         x, y = decimate(x, y, max(self.plot.width() - 50, 50), phase)
         step = (x[-1] - x[0]) / max(x.size - 1, 1) if x.size else 0.0
-        x, y, joined = join_near(x, y, max(self._join_gap_s, 3.5 * step))
-        alone = ~joined & ~np.roll(joined, 1)
-        self.dot_items[name].setData(x[alone], y[alone])
+        x, y, is_joined = join_near(x, y, max(self._join_gap_s, 3.5 * step))
+        is_alone = ~is_joined & ~np.roll(is_joined, 1)
+        self.dot_items[name].setData(x[is_alone], y[is_alone])
         highest = float(y.max()) if y.size else 0.0
         if self._filled[name]:
-            below = -_BELOW_PLOT * max(highest, self._fixed_top or self._top, 1.0)
-            x, y, joined = close_areas(x, y, joined, below)
-        connect = "all" if joined[:-1].all() else joined.astype(np.uint8)
+            floor = -_AREA_FLOOR_SHARE * max(highest, self._fixed_top or self._top, 1.0)
+            x, y, is_joined = close_areas(x, y, is_joined, floor)
+        connect = "all" if is_joined[:-1].all() else is_joined.astype(np.uint8)
         self.curve_items[name].setData(x, y, connect=connect, skipFiniteCheck=True)
         return highest
 
     def fit(self, highest: float) -> None:
-        """Set the end of the value axis to a round number above `highest`; it shrinks only if much too high."""
+        """Set the end of the value axis to a round number above `highest`. It is lowered only if much too high."""
         if self._fixed_top is not None:
             return
         if highest <= 0:
             return  # an axis from zero to zero would be useless
-        if highest > self._top or highest < self._top * _SHRINK_BELOW:
+        if highest > self._top or highest < self._top * _MIN_FILLED_SHARE:
             self._top = nice_ceiling(highest * 1.04)
             self.plot.view_box.setYRange(0, self._top, padding=0)
 
     def show_gaps(self, gaps: Sequence[tuple[float, float]]) -> None:
-        """Shade stretches without data from the engine."""
         self.gap_bands.show_gaps(gaps)
 
     def show_stops(self, bands: Sequence[StopBand]) -> None:
-        """Shade the time in which the engine was paused or suspended. Each band shows the reason."""
         self.stop_bands.show_bands(bands)
 
     def show_peaks(self, peaks: Sequence[CurvePeak]) -> None:
-        """Show the maxima of the curves above the plot, most important first."""
         self.peak_line.show_peaks(peaks)
 
     def show_marks(self, marks: Sequence[PlotMark]) -> None:
-        """Draw marks near the bottom; hovering shows their text."""
         y = self._top * 0.06 if self._fixed_top is None else self._fixed_top * 0.06
-        shown = (y, tuple(marks))
-        if shown != self.shown_marks:
-            self.shown_marks = shown
+        marks_at = (y, tuple(marks))
+        if marks_at != self.shown_marks:
+            self.shown_marks = marks_at
             self.mark_points.setData([mark.x for mark in marks], [y] * len(marks), data=list(marks))
 
     def show_cursor(self, x: float | None) -> None:
-        """Move the hover line, which all panels share; None hides it."""
+        """Show the line at the pointer, which all panels share, at `x`; None hides it."""
         self.cursor_line.setVisible(x is not None)
         if x is not None:
             self.cursor_line.setPos(x)
 
     def show_session_cursor(self, x: float | None) -> None:
-        """Show the session's cursor at `x`; None hides it, where it is at the right edge."""
+        """Show the session's cursor at `x`; None hides it, because it is at the right edge."""
         self.session_cursor_line.setVisible(x is not None)
         if x is not None:
             self.session_cursor_line.setPos(x)
 
     def apply_theme(self, theme: Theme) -> None:
-        """Apply the theme to all items; pyqtgraph does not follow Qt's palette."""
         self.theme = theme
         self.plot.theme = theme
         self.plot.setBackground(theme.base)
@@ -283,16 +279,14 @@ class ChartPanel(QWidget):
             self._describe()
 
     def _describe(self) -> None:
-        """Set the accessible description: the values at the cursor line if it is visible, else the current ones."""
         self.plot.setAccessibleDescription(self._sentence())
 
     def _sentence(self) -> str:
-        when = f"{self.clock_text(float(self.cursor_line.value()))}: " if self.cursor_line.isVisible() else ""
-        stopped = self.stop_bands.text_at(float(self.cursor_line.value())) if self.cursor_line.isVisible() else ""
-        return when + self.legend.description + (f", engine {stopped}" if stopped else "")
+        time_text = f"{self.clock_text(float(self.cursor_line.value()))}: " if self.cursor_line.isVisible() else ""
+        stop_text = self.stop_bands.text_at(float(self.cursor_line.value())) if self.cursor_line.isVisible() else ""
+        return time_text + self.legend.description + (f", engine {stop_text}" if stop_text else "")
 
     def contextMenuEvent(self, event: QContextMenuEvent) -> None:
-        """Show a menu with the maxima and the actions of the surrounding dock's menu."""
         if not self.peak_line.peaks:
             event.ignore()
             return
@@ -301,12 +295,12 @@ class ChartPanel(QWidget):
         for peak in self.peak_line.peaks:
             go_to = menu.addAction(f"Go to maximum: {peak.text}")
             go_to.triggered.connect(lambda _=False, x=peak.x: self.peak_chosen.emit(x))
-        around = self.parentWidget()
-        while around is not None and around.contextMenuPolicy() is not Qt.ContextMenuPolicy.ActionsContextMenu:
-            around = around.parentWidget()
-        if around is not None:
+        ancestor = self.parentWidget()
+        while ancestor is not None and ancestor.contextMenuPolicy() is not Qt.ContextMenuPolicy.ActionsContextMenu:
+            ancestor = ancestor.parentWidget()
+        if ancestor is not None:
             menu.addSeparator()
-            menu.addActions(around.actions())
+            menu.addActions(ancestor.actions())
         menu.popup(event.globalPos())
 
     def leaveEvent(self, event: object) -> None:
@@ -314,42 +308,41 @@ class ChartPanel(QWidget):
 
     def _on_mouse_moved(self, position: QPointF) -> None:
         view = self.plot.view_box
-        inside = view.sceneBoundingRect().contains(position)
-        x = float(view.mapSceneToView(position).x()) if inside else None
-        words = "" if x is None else self.stop_bands.text_at(x)
-        self.plot.setToolTip(plain_tip(f"Engine {words}") if words else "")
+        is_inside = view.sceneBoundingRect().contains(position)
+        x = float(view.mapSceneToView(position).x()) if is_inside else None
+        stop_text = "" if x is None else self.stop_bands.text_at(x)
+        self.plot.setToolTip(plain_tip(f"Engine {stop_text}") if stop_text else "")
         self.hovered.emit(x)
 
     def _on_clicked(self, click: pg.GraphicsScene.mouseEvents.MouseClickEvent) -> None:
         view = self.plot.view_box
         if click.button() is not Qt.MouseButton.LeftButton or not view.sceneBoundingRect().contains(click.scenePos()):
             return
-        at = view.mapSceneToView(click.scenePos())
-        about = next(
-            (spot.data().about for spot in self.mark_points.pointsAt(at) if spot.data().about is not None), None
+        position = view.mapSceneToView(click.scenePos())
+        event = next(
+            (spot.data().about for spot in self.mark_points.pointsAt(position) if spot.data().about is not None), None
         )
-        if about is not None:
-            self.mark_chosen.emit(about)
+        if event is not None:
+            self.mark_chosen.emit(event)
         else:
-            self.chosen.emit(float(at.x()))
+            self.chosen.emit(float(position.x()))
 
     def _on_dragged(self, _axes: object) -> None:
         (first, last), _ = self.plot.view_box.viewRange()
         self.range_dragged.emit(float(first), float(last))
 
     def _on_key(self, key: Qt.Key, shift: bool) -> None:
-        """Handle keys: arrows move the time, with Shift the moment that is read; Enter goes to that moment."""
         (first, last), _ = self.plot.view_box.viewRange()
         length = last - first
         if key in (Qt.Key.Key_Left, Qt.Key.Key_Right):
-            by = max(length * _KEY_READ, self._point_s) if shift else length * _KEY_SHARE
-            by = by if key == Qt.Key.Key_Right else -by
+            delta = max(length * _KEY_CURSOR_SHARE, self._point_s) if shift else length * _KEY_PAN_SHARE
+            delta = delta if key == Qt.Key.Key_Right else -delta
             if shift:
-                at = self.cursor_line.value() if self.cursor_line.isVisible() else last
-                self.hovered.emit(min(max(float(at) + by, first), last))
+                cursor_s = self.cursor_line.value() if self.cursor_line.isVisible() else last
+                self.hovered.emit(min(max(float(cursor_s) + delta, first), last))
                 announce(self.plot, self._sentence())
             else:
-                self.range_dragged.emit(first + by, last + by)
+                self.range_dragged.emit(first + delta, last + delta)
         elif self.cursor_line.isVisible():
             self.chosen.emit(float(self.cursor_line.value()))
 
@@ -359,32 +352,34 @@ def _mark_tip(x: float, y: float, data: PlotMark) -> str:
 
 
 class CurveItem(pg.PlotCurveItem):  # type: ignore[misc]
-    """Curve whose line width is the same on any screen and at any picture scale, and which can be drawn to SVG.
+    """Curve whose line has the same width on any screen and at any picture scale, and which can be drawn to SVG.
 
-    A cosmetic pen of one pixel would be too thin on high-resolution screens, so on screens pyqtgraph paints the curve
-    with a scaled pen. For SVG the curve is drawn in picture coordinates: numbers there have six digits, too few for
-    seconds since boot, and viewers differ in how they draw a one-pixel line under scaled coordinates.
+    A cosmetic pen of one pixel would be too thin on high-resolution screens, so pyqtgraph paints with a scaled pen
+    there. For SVG, the curve is drawn in picture coordinates: SVG numbers have six digits, too few for seconds since
+    boot, and viewers differ in how they draw a one-pixel line under scaled coordinates.
     """
 
     def paint(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None) -> None:
         if painter.paintEngine().type() is not QPaintEngine.Type.SVG:
-            self._draw_as_wide(painter, option, widget)
+            self._draw_with_scaled_pen(painter, option, widget)
         elif self.xData is not None and len(self.xData):
             self._draw_into_svg(painter)
 
-    def _draw_as_wide(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None) -> None:
-        thin, view = self.opts["pen"], self.getViewWidget()
+    def _draw_with_scaled_pen(
+        self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None
+    ) -> None:
+        original, view = self.opts["pen"], self.getViewWidget()
         on_screen = 0.0 if view is None else (self.sceneTransform() * view.viewportTransform()).m22()
         scale = (
             painter.deviceTransform().m22() / on_screen if on_screen else 1.0
         )  # includes the screen's device pixel ratio
-        wide = QPen(thin)
-        wide.setWidthF(max(1.0, thin.widthF()) * max(1.0, scale))
-        self.opts["pen"] = wide
+        scaled_pen = QPen(original)
+        scaled_pen.setWidthF(max(1.0, original.widthF()) * max(1.0, scale))
+        self.opts["pen"] = scaled_pen
         try:
             super().paint(painter, option, widget)
         finally:
-            self.opts["pen"] = thin
+            self.opts["pen"] = original
 
     def _draw_into_svg(self, painter: QPainter) -> None:
         to_picture = painter.worldTransform()
@@ -399,33 +394,33 @@ class CurveItem(pg.PlotCurveItem):  # type: ignore[misc]
 
 
 def pause_background(theme: Theme) -> str:
-    """Return the background colour for time in which the engine is paused or suspended."""
+    """Return the background colour, as `#rrggbb`, of time in which the engine is paused or suspended."""
     return mix(theme.base, theme.warn, 0.17)
 
 
 class StopBands(GapBands):
     """Bands over the time in which the engine was paused or suspended.
 
-    A band shows its text where it is wide enough; the tooltip shows it everywhere. When two runs are compared, bands of
-    run A take the upper half and those of B the lower. Shows `bands`.
+    A band shows its text if it is wide enough. When two runs are compared, bands of run A take the upper half and those
+    of B the lower.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.bands: tuple[StopBand, ...] = ()
-        self._ink = QColor()
+        self._text_color = QColor()
 
     def show_bands(self, bands: Sequence[StopBand]) -> None:
-        if self.bands != (shown := tuple(bands)):
-            self.bands = shown
+        if self.bands != (new_bands := tuple(bands)):
+            self.bands = new_bands
             self.update()
 
     def apply_theme(self, theme: Theme) -> None:
-        self._ink = QColor(theme.warn)
+        self._text_color = QColor(theme.warn)
         self.set_color(pause_background(theme))
 
     def text_at(self, x: float) -> str:
-        """Return the text of the bands at `x`, or "" if there are none."""
+        """Return the text of the bands at time `x`, or "" if there are none."""
         return "; ".join(band.texts[0] for band in self.bands if band.first_s <= x <= band.last_s)
 
     def paint(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None) -> None:
@@ -433,7 +428,7 @@ class StopBands(GapBands):
         painter.save()
         painter.setWorldTransform(QTransform())
         painter.setFont(sans(0.82))
-        painter.setPen(QPen(self._ink))
+        painter.setPen(QPen(self._text_color))
         for band in self.bands:
             rect = self.rect_of(to_picture, band.first_s, band.last_s)
             if band.run:
@@ -441,8 +436,8 @@ class StopBands(GapBands):
             if band.run == "B":
                 rect.translate(0.0, rect.height())
             painter.fillRect(rect, self.color)
-            for words in band.texts:
-                if painter.fontMetrics().horizontalAdvance(words) + 2 * _PAD <= rect.width():
-                    painter.drawText(rect.adjusted(_PAD, 1, 0, 0), Qt.AlignmentFlag.AlignTop, words)
+            for text in band.texts:
+                if painter.fontMetrics().horizontalAdvance(text) + 2 * _TEXT_PADDING <= rect.width():
+                    painter.drawText(rect.adjusted(_TEXT_PADDING, 1, 0, 0), Qt.AlignmentFlag.AlignTop, text)
                     break
         painter.restore()

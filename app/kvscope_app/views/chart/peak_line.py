@@ -1,4 +1,4 @@
-"""Line between a chart's legend and its plot with links to the maximum of each curve in the visible time."""
+"""Line between a chart's legend and its plot, with links to the maximum of each curve in the visible time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvscope_app.ui.fonts import sans
 from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.ui.zoom import scaled
 
-_LEFT = 8
+_LEFT_MARGIN = 8
 _GAP = 12
 _PREFIX = "max in view"
 
@@ -21,19 +21,18 @@ _PREFIX = "max in view"
 @dataclass(frozen=True, slots=True)
 class CurvePeak:
     x: float
-    """Position in seconds."""
+    """Time in seconds."""
     text: str
-    """Curve, value and time, such as "running 11 at 23:49:33"."""
+    """Curve, value and time of day, such as "running 11 at 23:49:33"."""
 
 
 class PeakLine(QWidget):
-    """Links to the maxima, as many as fit.
+    """As many links to maxima as fit.
 
-    Painted directly instead of laid out as labels: the maxima change as values arrive, and must not move the layout.
+    Painted instead of composed of labels: the maxima change as values arrive, and must not move the layout.
     """
 
     chosen = Signal(float)
-    """Emitted with `CurvePeak.x` of the clicked link."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,12 +44,11 @@ class PeakLine(QWidget):
         self.hide()
 
     def show_peaks(self, peaks: Sequence[CurvePeak]) -> None:
-        """Show the maxima, most important first."""
         self.show()
-        if self.peaks != (shown := tuple(peaks)):
-            self.peaks, self._hovered = shown, None
+        if self.peaks != (new_peaks := tuple(peaks)):
+            self.peaks, self._hovered = new_peaks, None
             self.unsetCursor()
-            self.setAccessibleName(", ".join(f"{_PREFIX} {peak.text}" for peak in shown))
+            self.setAccessibleName(", ".join(f"{_PREFIX} {peak.text}" for peak in new_peaks))
             self.update()
 
     def apply_theme(self, theme: Theme) -> None:
@@ -59,16 +57,16 @@ class PeakLine(QWidget):
 
     @property
     def links(self) -> list[tuple[QRect, CurvePeak]]:
-        """Rectangle of each maximum that fits."""
-        found: list[tuple[QRect, CurvePeak]] = []
-        metrics, left = QFontMetricsF(_font()), float(_LEFT)
+        """Rectangle and maximum of each link that fits, most important first."""
+        links: list[tuple[QRect, CurvePeak]] = []
+        metrics, left = QFontMetricsF(_font()), float(_LEFT_MARGIN)
         for peak in self.peaks:
             width = metrics.horizontalAdvance(f"{_PREFIX} {peak.text}")
-            if found and left + width > self.width():
+            if links and left + width > self.width():
                 break
-            found.append((QRect(round(left), 0, round(width) + 1, self.height()), peak))
+            links.append((QRect(round(left), 0, round(width) + 1, self.height()), peak))
             left += width + scaled(_GAP)
-        return found
+        return links
 
     def sizeHint(self) -> QSize:
         return QSize(200, round(QFontMetricsF(_font()).height()))
@@ -84,10 +82,10 @@ class PeakLine(QWidget):
         painter.end()
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
-        self._hover(self._peak_at(event))
+        self._set_hovered(self._peak_at(event))
 
     def leaveEvent(self, event: object) -> None:
-        self._hover(None)
+        self._set_hovered(None)
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
         peak = self._peak_at(event)
@@ -95,10 +93,10 @@ class PeakLine(QWidget):
             self.chosen.emit(peak.x)
 
     def _peak_at(self, event: QMouseEvent) -> CurvePeak | None:
-        at = event.position().toPoint()
-        return next((peak for rect, peak in self.links if rect.contains(at)), None)
+        position = event.position().toPoint()
+        return next((peak for rect, peak in self.links if rect.contains(position)), None)
 
-    def _hover(self, peak: CurvePeak | None) -> None:
+    def _set_hovered(self, peak: CurvePeak | None) -> None:
         if peak == self._hovered:
             return
         self._hovered = peak

@@ -1,4 +1,4 @@
-"""Plot of a panel: the wheel zooms the time unless the panels scroll, and arrow keys move it. Contains no curves."""
+"""Plot area of a panel with its axes, wheel and keys. Contains no curves."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ KEYS: Final = frozenset((Qt.Key.Key_Left, Qt.Key.Key_Right, Qt.Key.Key_Return, Q
 
 
 class Plot(pg.GraphicsView):  # type: ignore[misc]
-    """View box with an axis on its left and one below. With Ctrl the wheel always zooms; without, it scrolls `area` if
-    that has scrollable content.
+    """View box with an axis at its left and one below it.
 
-    pyqtgraph's `PlotItem` is not used: it creates a menu of sixty widgets per plot, which is never shown but is styled
-    on each theme change, and would be nearly half of all widgets of a window.
+    The wheel scrolls `area` if that has scrollable content, otherwise it zooms. With Ctrl it always zooms.
+
+    pyqtgraph's `PlotItem` is not used, because it creates a menu of sixty widgets per plot. The menu would never be
+    shown but be styled on each theme change, and would contain nearly half of all widgets of a window.
     """
 
     keyed = Signal(object, bool)
-    """Emitted when one of `KEYS` is pressed, with whether Shift is held."""
+    """Emitted when one of `KEYS` is pressed, with whether Shift is pressed too."""
     focused = Signal()
 
     def __init__(self, left: pg.AxisItem, bottom: pg.AxisItem) -> None:
@@ -41,7 +42,6 @@ class Plot(pg.GraphicsView):  # type: ignore[misc]
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
 
     def set_margins(self, top: int, bottom: int) -> None:
-        """Set the margins above and below, in device-independent pixels."""
         self._grid.setContentsMargins(0, top, 0, bottom)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
@@ -69,8 +69,8 @@ class Plot(pg.GraphicsView):  # type: ignore[misc]
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         area = self.area
-        zooms = bool(event.modifiers() & Qt.KeyboardModifier.ControlModifier)
-        if zooms or area is None or area.verticalScrollBar().maximum() == 0:
+        is_zoom = bool(event.modifiers() & Qt.KeyboardModifier.ControlModifier)
+        if is_zoom or area is None or area.verticalScrollBar().maximum() == 0:
             super().wheelEvent(event)
         else:
             QCoreApplication.sendEvent(area.viewport(), event)
@@ -85,7 +85,7 @@ class Plot(pg.GraphicsView):  # type: ignore[misc]
             axis.setFlag(QGraphicsItem.GraphicsItemFlag.ItemNegativeZStacksBehindParent)
             grid.addItem(axis, row, column)
         grid.addItem(self.view_box, 0, 1)
-        for place, stretch in ((0, 1), (1, 100)):
-            grid.setColumnStretchFactor(place, stretch)
-            grid.setRowStretchFactor(1 - place, stretch)
+        for index, stretch in ((0, 1), (1, 100)):
+            grid.setColumnStretchFactor(index, stretch)
+            grid.setRowStretchFactor(1 - index, stretch)
         self.setCentralItem(self._body)

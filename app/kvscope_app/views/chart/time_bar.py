@@ -1,4 +1,4 @@
-"""Bar above charts: visible time range, follow button, and the time under the mouse."""
+"""Bar above charts: visible time range, follow button, and the time at the pointer."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from kvscope_app.ui.widget_factories import tool_button
 from kvscope_app.ui.widgets import FittingLabel, SegmentedControl
 
 RANGES_S = {"30 s": 30.0, "1 min": 60.0, "10 min": 600.0, "All": math.inf}
-"""Seconds of each range. `All` is the whole session, as far as it is retained."""
+"""Length of each range in seconds. `All` is the whole session, as far as it is retained."""
 DEFAULT_RANGE = "1 min"
-_HIDDEN_FIRST = (0, 2)
-"""Indices of the ranges that are hidden if not all fit."""
-_LONGEST_CLOCK = "00:00:00"
-"""Text as wide as the widest time of day."""
+_OPTIONAL_RANGES = (0, 2)
+"""Indices of the ranges that are hidden first if space is short."""
+_WIDEST_TIME = "00:00:00"
 
 
 class TimeBar(QWidget):
-    """Range buttons on the left, Live (in a recording: Follow) and the link button on the right, and the time under the
-    mouse between them."""
+    """Bar with the range buttons on the left, Live (in a recording: Follow) and the link button on the right.
+
+    The time at the pointer is between them.
+    """
 
     range_chosen = Signal(float)
-    """Emitted with the selected range in seconds; infinite for everything."""
+    """Emitted with the length of the selected range in seconds, `math.inf` for everything."""
     live_requested = Signal()
 
     def __init__(self, link: QToolButton, *, is_file: bool = False, inset: bool = True) -> None:
@@ -42,9 +43,9 @@ class TimeBar(QWidget):
         self.ranges.chosen.connect(lambda index: self.range_chosen.emit(list(RANGES_S.values())[index]))
         self.time = FittingLabel()
         self.time.setProperty("look", "muted")
-        word, what = ("Follow", "the cursor") if is_file else ("Live", "the present")
-        tip = f"Follow {what}. Drag a chart, or Ctrl+wheel over it, to look back; click to go there."
-        self.live = tool_button(word, tip, checkable=True, checked=True)
+        text, target = ("Follow", "the cursor") if is_file else ("Live", "the present")
+        tip = f"Follow {target}. Drag a chart, or Ctrl+wheel over it, to look back; click to go there."
+        self.live = tool_button(text, tip, checkable=True, checked=True)
         self.live.clicked.connect(self._on_live)
         self.link = link
         layout = self._row = QHBoxLayout(self)
@@ -56,39 +57,37 @@ class TimeBar(QWidget):
         layout.addWidget(link)
 
     def minimumSizeHint(self) -> QSize:
-        """Return the minimum width, for narrow docks.
+        """Return the size for the narrowest dock.
 
-        As the bar narrows, the time under the mouse is hidden, buttons move closer together, and two ranges are hidden.
-        No text is elided.
+        As the bar narrows, the time at the pointer is hidden first, then the buttons' padding is reduced, then two
+        ranges are hidden. No text is elided.
         """
-        least = self._whole_width() - sum(map(self.ranges.width_of, _HIDDEN_FIRST))
-        return QSize(least, super().minimumSizeHint().height())
+        width = self._buttons_width() - sum(map(self.ranges.width_of, _OPTIONAL_RANGES))
+        return QSize(width, super().minimumSizeHint().height())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        self.ranges.set_compact(self.width() < self._whole_width() + self.ranges.saved_width)
-        whole = self._whole_width()
-        room = self.width() - whole
-        for index in _HIDDEN_FIRST:
-            self.ranges.set_button_visible(index, room >= 0)
-            room += self.ranges.width_of(index)
-        clock = self.fontMetrics().horizontalAdvance(_LONGEST_CLOCK)
-        self.time.setVisible(self.width() >= whole + clock + self._row.spacing())
+        self.ranges.set_compact(self.width() < self._buttons_width() + self.ranges.saved_width)
+        buttons_width = self._buttons_width()
+        available = self.width() - buttons_width
+        for index in _OPTIONAL_RANGES:
+            self.ranges.set_button_visible(index, available >= 0)
+            available += self.ranges.width_of(index)
+        time_width = self.fontMetrics().horizontalAdvance(_WIDEST_TIME)
+        self.time.setVisible(self.width() >= buttons_width + time_width + self._row.spacing())
 
     def show_time(self, *lengths: str) -> None:
-        """Show the longest of these texts for the time under the mouse that fits; without texts, nothing."""
-        self.time.set_lengths(*lengths)
+        """Show the longest of these texts for the time at the pointer that fits, or nothing if there are none."""
+        self.time.set_variants(*lengths)
 
-    def _whole_width(self) -> int:
-        """Return the minimum width of all buttons, including hidden ones."""
-        hidden = sum(self.ranges.width_of(index) for index in _HIDDEN_FIRST if not self.ranges.is_shown(index))
+    def _buttons_width(self) -> int:
+        hidden = sum(self.ranges.width_of(index) for index in _OPTIONAL_RANGES if not self.ranges.is_shown(index))
         margins = self._row.contentsMargins()
         ends = self.live.minimumSizeHint().width() + self._row.spacing() + self.link.minimumSizeHint().width()
         buttons = self.ranges.minimumSizeHint().width() + hidden + ends
         return margins.left() + buttons + self._row.spacing() + margins.right()
 
     def show_range(self, seconds: float) -> None:
-        """Highlight the button of this range; none if there is no such button."""
         lengths = list(RANGES_S.values())
         if seconds in lengths:
             self.ranges.set_current(lengths.index(seconds))

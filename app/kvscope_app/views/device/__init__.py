@@ -1,2 +1,1 @@
-"""Devices: memory by process, utilization, temperature and throttling of every GPU and of the host, with their
-history."""
+"""Devices: memory by process, utilization, temperature and throttling of GPUs and of the host, over time."""

@@ -1,4 +1,4 @@
-"""Curves of devices over time: a chart per quantity with a curve per GPU, and charts of the host.
+"""Charts of devices over time: one per quantity, with a curve per GPU, and some of the host.
 
 A quantity without any data has no chart.
 """
@@ -17,17 +17,17 @@ from kvscope_app.session.session import Session
 from kvscope_app.setting_names import DEVICES_RANGE
 from kvscope_app.ui.number_text import NOTHING, num_bytes, percent
 from kvscope_app.ui.zoom import scaled
-from kvscope_app.views.chart.chart_stack import SHORTEST_S, ChartStack
+from kvscope_app.views.chart.chart_stack import MIN_RANGE_S, ChartStack
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
 
-_JOIN_S: Final = 3.0
-_HEIGHT: Final = 128
+_JOIN_GAP_S: Final = 3.0
+_CHART_HEIGHT: Final = 128
 _GIB: Final = float(1 << 30)
 
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """Quantity of a chart: column of the device log, whether of GPUs or of the host, and format of axis and values."""
+    """Definition of a chart: a column of the device log, for GPUs or for the host (`of_host`), and its formatting."""
 
     title: str
     column: str
@@ -36,7 +36,7 @@ class Quantity:
     value_text: Callable[[float], str]
     tip: str
     unit: float = 1.0
-    """Size of the axis unit, by which values are divided."""
+    """Values are divided by this before they are drawn. `axis_text` formats the quotient, `value_text` the value."""
     top: float | None = None
 
 
@@ -100,22 +100,22 @@ class DeviceCharts(ChartStack):
         self._devices: tuple[tuple[str, str], ...] = ()
 
     def show_devices(self, devices: Sequence[tuple[str, str]]) -> None:
-        """Set the (key, name) pairs of the GPUs; charts are recreated if these changed."""
+        """Set the (key, name) pairs of the GPUs. All charts are recreated if the pairs changed."""
         if tuple(devices) != self._devices or not self.panels:
             self._devices = tuple(devices)
             self.set_panels({quantity.title: self._make_panel(quantity) for quantity in QUANTITIES})
 
-    def present(self, first_s: float, last_s: float) -> Sequence[str]:
+    def charts_with_content(self, first_s: float, last_s: float) -> Sequence[str]:
         return [title for title in self.panels if self._is_available(_BY_TITLE[title])]
 
     def draw_curves(self, name: str, first_s: float, last_s: float) -> None:
         panel, quantity, highest = self.panels[name], _BY_TITLE[name], 0.0
         for curve in panel.curves:
             time_s, values = self._curve(curve.name, quantity)
-            begin = max(int(np.searchsorted(time_s, first_s)) - 1, 0)
+            start = max(int(np.searchsorted(time_s, first_s)) - 1, 0)
             end = int(np.searchsorted(time_s, last_s, "right")) + 1
-            shown = panel.show_curve(curve.name, time_s[begin:end], values[begin:end] / quantity.unit, begin)
-            highest = max(highest, shown)
+            curve_max = panel.show_curve(curve.name, time_s[start:end], values[start:end] / quantity.unit, start)
+            highest = max(highest, curve_max)
         panel.fit(highest)
 
     def texts_at(self, name: str, at_s: float) -> dict[str, str]:
@@ -123,9 +123,9 @@ class DeviceCharts(ChartStack):
         values = {curve.name: _value_at(*self._curve(curve.name, quantity), at_s) for curve in curves}
         return {key: NOTHING if value is None else quantity.value_text(value) for key, value in values.items()}
 
-    def whole(self, last_s: float) -> tuple[float, float]:
+    def available_range(self, last_s: float) -> tuple[float, float]:
         begin_s = self.session.history.devices.begin_s
-        return min(last_s if begin_s is None else begin_s, last_s - SHORTEST_S), last_s
+        return min(last_s if begin_s is None else begin_s, last_s - MIN_RANGE_S), last_s
 
     def _is_available(self, quantity: Quantity) -> bool:
         keys = [HOST] if quantity.of_host else [key for key, _ in self._devices]
@@ -141,14 +141,14 @@ class DeviceCharts(ChartStack):
             CurveSpec(key, name if len(names) > 1 else "", colors[index % len(colors)])
             for index, (key, name) in enumerate(names)
         ]
-        panel = ChartPanel(quantity.title, curves, quantity.axis_text, top=quantity.top, join_gap_s=_JOIN_S)
+        panel = ChartPanel(quantity.title, curves, quantity.axis_text, top=quantity.top, join_gap_s=_JOIN_GAP_S)
         panel.legend.explain(quantity.tip)
-        panel.setFixedHeight(scaled(_HEIGHT))
+        panel.setFixedHeight(scaled(_CHART_HEIGHT))
         return panel
 
 
 def _value_at(time_s: FloatArray, values: FloatArray, at_s: float) -> float | None:
-    """Return the newest value up to `at_s` (or the first one, if all are later), or None if it is unknown."""
+    """Return the newest value up to `at_s`, or the first one if all are later. None if it is unknown."""
     index = int(np.searchsorted(time_s, at_s, "right")) - 1
     if not time_s.size:
         return None

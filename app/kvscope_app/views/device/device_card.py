@@ -1,4 +1,4 @@
-"""Card of one GPU or of the host: name and state, a bar of memory by process, and all reported figures."""
+"""Card of one GPU or of the host: name, state, a bar of memory by process, and all reported figures."""
 
 from __future__ import annotations
 
@@ -20,12 +20,10 @@ from kvscope_app.views.memory.stacked_bar import BarSegment, StackedBar
 
 _BAR_HEIGHT: Final = 18
 _COLUMN_WIDTH: Final = 250
-"""Maximum width of a figure with its name."""
+"""Minimum width of a column of figures, name and value together, at 100 % zoom."""
 
 
 class DeviceCard(QWidget):
-    """Card of one device; repaints only what changed."""
-
     def __init__(self) -> None:
         super().__init__()
         self._theme: Theme = DARK
@@ -41,34 +39,34 @@ class DeviceCard(QWidget):
         self._grid.setContentsMargins(0, 0, 0, 0)
         self._figures: dict[str, tuple[QLabel, QLabel]] = {}
         self._num_columns = 0
-        self._pieces: tuple[tuple[MemoryUser, ...], int | None] = ((), None)
+        self._memory: tuple[tuple[MemoryUser, ...], int | None] = ((), None)
         self._lay_out()
 
     def show_state(self, title: str, text: str, color: str) -> None:
-        _set(self.title, title)
-        _set(self.state, text)
+        _set_text(self.title, title)
+        _set_text(self.state, text)
         self.state.setVisible(bool(text))
         if color != self.state_color:
             self.state_color = color
             self._color_state()
 
-    def show_memory(self, line: str, pieces: Sequence[MemoryUser], total: int | None) -> None:
-        """Show memory by user. `total`: bytes that the full bar represents, None if unknown."""
-        _set(self.memory, f"Memory {line}")
-        taken = sum(piece.num_bytes for piece in pieces)
-        _set(self.share, percent(taken / total, 0) if total and pieces else "")
-        self._pieces = tuple(pieces), total
+    def show_memory(self, line: str, users: Sequence[MemoryUser], total: int | None) -> None:
+        """Show the memory by user. A full bar represents `total` bytes, or the sum of the users if `total` is None."""
+        _set_text(self.memory, f"Memory {line}")
+        used = sum(user.num_bytes for user in users)
+        _set_text(self.share, percent(used / total, 0) if total and users else "")
+        self._memory = tuple(users), total
         self._show_bar()
         self.bar.setAccessibleName(f"Memory of {self.title.text()}")
 
     def show_figures(self, figures: Sequence[DeviceFigure]) -> None:
-        """Show the figures. Rows are recreated if the names changed."""
-        if [told.name for told in figures] != list(self._figures):
+        """Show the figures. The rows are recreated if the names of the figures changed."""
+        if [figure.name for figure in figures] != list(self._figures):
             self._make_figures(figures)
-        for told in figures:
-            value = self._figures[told.name][1]
-            _set(value, told.value)
-            set_look(value, "warning" if told.is_bad else "muted" if told.value == UNKNOWN else "")
+        for figure in figures:
+            value = self._figures[figure.name][1]
+            _set_text(value, figure.value)
+            set_look(value, "warning" if figure.is_bad else "muted" if figure.value == UNKNOWN else "")
 
     def value(self, name: str) -> str:
         return self._figures[name][1].text()
@@ -81,19 +79,19 @@ class DeviceCard(QWidget):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        self._place()
+        self._arrange_figures()
 
     def _show_bar(self) -> None:
-        pieces, total = self._pieces
-        whole = max(total or 0, sum(piece.num_bytes for piece in pieces), 1)
+        users, total = self._memory
+        full = max(total or 0, sum(user.num_bytes for user in users), 1)
         self.bar.show_segments(
             [
                 BarSegment(
-                    piece.num_bytes / whole,
-                    process_color(piece.color_index, self._theme),
-                    f"{piece.label}: {num_bytes(piece.num_bytes)}",
+                    user.num_bytes / full,
+                    process_color(user.color_index, self._theme),
+                    f"{user.label}: {num_bytes(user.num_bytes)}",
                 )
-                for piece in pieces
+                for user in users
             ]
         )
 
@@ -108,17 +106,16 @@ class DeviceCard(QWidget):
                 widget.hide()
                 widget.deleteLater()
         self._figures = {}
-        for told in figures:
-            name, value = label(told.name, "muted"), label(wraps=True, elastic=True)
+        for figure in figures:
+            name, value = label(figure.name, "muted"), label(wraps=True, elastic=True)
             name.setAlignment(Qt.AlignmentFlag.AlignTop)
             for widget in (name, value):
-                widget.setToolTip(told.meaning)
-            self._figures[told.name] = name, value
+                widget.setToolTip(figure.meaning)
+            self._figures[figure.name] = name, value
         self._num_columns = 0
-        self._place()
+        self._arrange_figures()
 
-    def _place(self) -> None:
-        """Arrange the figures in as many columns as fit, filled column by column."""
+    def _arrange_figures(self) -> None:
         columns = max(1, min(4, self.width() // scaled(_COLUMN_WIDTH)))
         if columns == self._num_columns or not self._figures:
             return
@@ -147,6 +144,6 @@ class DeviceCard(QWidget):
         column.addWidget(self._box)
 
 
-def _set(shown: QLabel, text: str) -> None:
-    if shown.text() != text:
-        shown.setText(text)
+def _set_text(text_label: QLabel, text: str) -> None:
+    if text_label.text() != text:
+        text_label.setText(text)

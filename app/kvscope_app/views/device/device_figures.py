@@ -1,4 +1,4 @@
-"""Figures of a GPU and of the host as text. Imports no Qt. Unknown values are shown as unknown, never as 0."""
+"""Figures of a GPU and of the host as text. Unknown values are shown as unknown, never as 0. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvscope_telemetry.messages.devices import Devices, Gpu, Host
 
 @dataclass(frozen=True, slots=True)
 class DeviceFigure:
-    """Name, value and meaning of a figure. `is_bad`: whether it needs attention."""
+    """Name, formatted value and explanation of a figure. `is_bad`: whether the value needs attention."""
 
     name: str
     value: str
@@ -22,13 +22,13 @@ class DeviceFigure:
 
 
 def gpu_title(gpu: Gpu, devices: Devices) -> str:
-    """Return text such as `GPU 0 - NVIDIA H100`, marked if the engine uses this one of several GPUs."""
-    used = " · the engine's" if gpu.index in devices.used_gpus and len(devices.gpus) > 1 else ""
-    return " · ".join(filter(None, (f"GPU {gpu.index}", gpu.name))) + used
+    """Return text such as `GPU 0 · NVIDIA H100`, with a note if the engine uses this one of several GPUs."""
+    suffix = " · the engine's" if gpu.index in devices.used_gpus and len(devices.gpus) > 1 else ""
+    return " · ".join(filter(None, (f"GPU {gpu.index}", gpu.name))) + suffix
 
 
 def gpu_state(gpu: Gpu) -> tuple[str, str]:
-    """Return text on faults and throttling, and its theme colour: "bad", "warn" or "muted"."""
+    """Return a text on faults and throttling, "" if unknown, and its theme colour: "bad", "warn" or "muted"."""
     if gpu.fault:
         return f"Does not answer: {gpu.fault}", "bad"
     if gpu.ecc_uncorrected:
@@ -46,13 +46,19 @@ def gpu_figures(gpu: Gpu) -> list[DeviceFigure]:
         DeviceFigure(
             "Memory utilization", percent(gpu.memory_utilization, 0), "Share of time that memory was read or written"
         ),
-        DeviceFigure("Power", _of(_watts(gpu.power_watts), _watts(gpu.power_limit_watts)), "Now, and the limit"),
+        DeviceFigure(
+            "Power", _with_limit(_watts(gpu.power_watts), _watts(gpu.power_limit_watts)), "Now, and the limit"
+        ),
         DeviceFigure(
             "Temperature", _temperatures(gpu), "Temperature of the chip, and of its memory if the driver reports it"
         ),
-        DeviceFigure("GPU clock", _of(_mhz(gpu.sm_clock_mhz), _mhz(gpu.max_sm_clock_mhz)), "Now, and the maximum"),
         DeviceFigure(
-            "Memory clock", _of(_mhz(gpu.memory_clock_mhz), _mhz(gpu.max_memory_clock_mhz)), "Now, and the maximum"
+            "GPU clock", _with_limit(_mhz(gpu.sm_clock_mhz), _mhz(gpu.max_sm_clock_mhz)), "Now, and the maximum"
+        ),
+        DeviceFigure(
+            "Memory clock",
+            _with_limit(_mhz(gpu.memory_clock_mhz), _mhz(gpu.max_memory_clock_mhz)),
+            "Now, and the maximum",
         ),
         DeviceFigure("PCIe", _traffic(gpu.pcie_sent_bytes_s, gpu.pcie_received_bytes_s), _pcie_meaning(gpu)),
         DeviceFigure(
@@ -73,14 +79,16 @@ def gpu_figures(gpu: Gpu) -> list[DeviceFigure]:
 def host_figures(host: Host) -> list[DeviceFigure]:
     return [
         DeviceFigure(
-            "CPU utilization", _of(percent(busy_share(host), 0), plural(len(host.cores or ()), "core")), "Total"
+            "CPU utilization", _with_limit(percent(busy_share(host), 0), plural(len(host.cores or ()), "core")), "Total"
         ),
         DeviceFigure("Memory used", num_bytes(host_used_bytes(host)), "Memory that cannot be freed without swapping"),
         DeviceFigure("Available", num_bytes(host.memory_available_bytes), "Free memory and most of the file cache"),
         DeviceFigure("File cache", num_bytes(host.cached_bytes), "The system frees it when needed"),
         DeviceFigure(
             "Swap used",
-            _of(num_bytes(host.swap_used_bytes), num_bytes(host.swap_total_bytes)) if host.swap_total_bytes else "none",
+            _with_limit(num_bytes(host.swap_used_bytes), num_bytes(host.swap_total_bytes))
+            if host.swap_total_bytes
+            else "none",
             "Memory swapped to disk",
             is_bad=bool(host.swap_used_bytes),
         ),
@@ -88,7 +96,7 @@ def host_figures(host: Host) -> list[DeviceFigure]:
 
 
 def memory_line(used: int | None, total: int | None) -> str:
-    return _of(num_bytes(used), num_bytes(total))
+    return _with_limit(num_bytes(used), num_bytes(total))
 
 
 def gpu_memory_line(gpu: Gpu) -> str:
@@ -96,7 +104,6 @@ def gpu_memory_line(gpu: Gpu) -> str:
 
 
 def no_gpu_text(devices: Devices) -> str:
-    """Return why no GPU is shown; "" if there is one or no fault was reported."""
     return f"No NVIDIA GPU detected: {devices.fault}" if devices.fault and not devices.gpus else ""
 
 
@@ -104,8 +111,8 @@ def rate_text(value: float | None) -> str:
     return UNKNOWN if value is None else f"{num_bytes(value)}/s"
 
 
-def _of(now: str, most: str) -> str:
-    return now if most == UNKNOWN or now == UNKNOWN else f"{now} of {most}"
+def _with_limit(current: str, limit: str) -> str:
+    return current if limit == UNKNOWN or current == UNKNOWN else f"{current} of {limit}"
 
 
 def _watts(value: float | None) -> str:
@@ -130,8 +137,8 @@ def _traffic(sent: int | None, received: int | None) -> str:
 
 
 def _pcie_meaning(gpu: Gpu) -> str:
-    known = gpu.pcie_generation and gpu.pcie_width
-    link = f", over {gpu.pcie_width} lanes of generation {gpu.pcie_generation}" if known else ""
+    is_known = gpu.pcie_generation and gpu.pcie_width
+    link = f", over {gpu.pcie_width} lanes of generation {gpu.pcie_generation}" if is_known else ""
     return f"Sent ↑ and received ↓ by the GPU per second{link}"
 
 

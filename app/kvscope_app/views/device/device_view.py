@@ -1,6 +1,6 @@
 """View of devices: each GPU and the host with memory by process, figures and curves, and a table of processes.
 
-Owns the card of each device. Shows the newest sample up to the moment shown.
+Owns the card of each device. Shows the newest sample up to the shown time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from PySide6.QtWidgets import (
 from kvscope_app.session.device_log import HOST, gpu_key, host_used_bytes
 from kvscope_app.session.session import Session
 from kvscope_app.ui.number_text import NOTHING, UNKNOWN, num_bytes
-from kvscope_app.ui.table_text import as_tsv, chosen_rows
+from kvscope_app.ui.table_text import as_tsv, selected_rows
 from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.ui.widget_factories import empty_state, label, scroll_area
 from kvscope_app.ui.zoom import scaled
@@ -58,8 +58,8 @@ _HEAD: Final = TableHead(
     ),
     (1, 3, 4),
 )
-_SORT: Final = Qt.ItemDataRole.UserRole
-_MAX_HEIGHT: Final = 320
+_SORT_ROLE: Final = Qt.ItemDataRole.UserRole
+_MAX_TABLE_HEIGHT: Final = 320
 _SWATCH: Final = 10
 EMPTY_TEXT = (
     "No device data.\nkvscope's own engine reports its devices; for another engine, run `kvscope-engine "
@@ -68,8 +68,6 @@ EMPTY_TEXT = (
 
 
 class DeviceView(ChartedView):
-    """A card per GPU, one for the host, the charts and the table of processes."""
-
     title: ClassVar[str] = "Devices"
     object_name: ClassVar[str] = "devices"
     refresh_hz: ClassVar[float] = 4.0
@@ -177,15 +175,15 @@ class ProcessModel(TableModel):
         self.theme: Theme = DARK
 
     def show_rows(self, rows: list[ProcessRow]) -> None:
-        """Show `rows`. If the processes are the same as before, rows keep their positions."""
-        same = [(row.device, row.pid) for row in rows] == [(row.device, row.pid) for row in self._rows]
-        if not same:
+        """Replace the rows. The view keeps selection and scroll position if the processes are the same as before."""
+        has_same_processes = [(row.device, row.pid) for row in rows] == [(row.device, row.pid) for row in self._rows]
+        if not has_same_processes:
             self.beginResetModel()
-        changed = rows != self._rows
+        has_changed = rows != self._rows
         self._rows = rows
-        if not same:
+        if not has_same_processes:
             self.endResetModel()
-        elif changed and rows:
+        elif has_changed and rows:
             self.dataChanged.emit(self.index(0, 2), self.index(len(rows) - 1, 4))
 
     def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
@@ -195,7 +193,7 @@ class ProcessModel(TableModel):
         row, column = self._rows[index.row()], index.column()
         if role == Qt.ItemDataRole.DisplayRole:
             return _texts(row)[column]
-        if role == _SORT:
+        if role == _SORT_ROLE:
             return (row.device, row.pid, row.name.lower(), row.num_bytes or -1, row.cores or -1.0)[column]
         if role == Qt.ItemDataRole.DecorationRole and column == 2:
             return QColor(process_color(row.color_index, self.theme))
@@ -203,16 +201,16 @@ class ProcessModel(TableModel):
 
 
 class ProcessTable(RowTable):
-    """Table sorted by a click on a header, in reported order until then. Its height fits its rows, up to a limit."""
+    """Table of processes, in reported order until a header is clicked. As high as its rows, up to a limit."""
 
     def __init__(self) -> None:
-        super().__init__("Processes", many=True)
+        super().__init__("Processes", is_multi_select=True)
         self.rows = ProcessModel()
         self.rows.setParent(self)
-        self._sorted = QSortFilterProxyModel(self)
-        self._sorted.setSourceModel(self.rows)
-        self._sorted.setSortRole(_SORT)
-        self.setModel(self._sorted)
+        self._sort_model = QSortFilterProxyModel(self)
+        self._sort_model.setSourceModel(self.rows)
+        self._sort_model.setSortRole(_SORT_ROLE)
+        self.setModel(self._sort_model)
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setIconSize(QSize(scaled(_SWATCH), scaled(_SWATCH)))
         self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
@@ -223,8 +221,8 @@ class ProcessTable(RowTable):
             header.setSectionResizeMode(column, mode)
         header.setSortIndicator(-1, Qt.SortOrder.AscendingOrder)
         self.setSortingEnabled(True)
-        self.rows.modelReset.connect(self._fit)
-        self._fit()
+        self.rows.modelReset.connect(self._update_height)
+        self._update_height()
 
     def apply_theme(self, theme: Theme) -> None:
         self.rows.theme = theme
@@ -235,15 +233,15 @@ class ProcessTable(RowTable):
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.matches(QKeySequence.StandardKey.Copy):
-            rows = chosen_rows(self) or list(range(self.model().rowCount()))
+            rows = selected_rows(self) or list(range(self.model().rowCount()))
             QGuiApplication.clipboard().setText(as_tsv(self, rows))
         else:
             super().keyPressEvent(event)
 
-    def _fit(self) -> None:
+    def _update_height(self) -> None:
         rows = self.model().rowCount()
         height = self.horizontalHeader().sizeHint().height() + rows * self.verticalHeader().defaultSectionSize() + 4
-        self.setFixedHeight(min(height, _MAX_HEIGHT))
+        self.setFixedHeight(min(height, _MAX_TABLE_HEIGHT))
 
 
 def _texts(row: ProcessRow) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Memory of a device by process, as segments of a bar and as rows of a table. Imports no Qt.
 
-The segments add up to the used memory that the driver or system reports. Memory of no reported process is a separate
-segment.
+The segments add up to the used memory that the driver or system reports. Memory that belongs to no reported process is
+a segment of its own.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from kvscope_app.session.device_log import host_used_bytes, used_bytes
 from kvscope_telemetry.messages.devices import Devices, Gpu, Host
 
 MAX_NAMED: Final = 6
-"""Maximum number of processes with their own segment; the others share one."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUser:
-    """Process or other user of memory. `color_index` is its colour index, -1 if it is not a single process."""
+    """Process or other user of memory. `color_index` is -1 for anything but a single process."""
 
     label: str
     num_bytes: int
@@ -26,28 +25,28 @@ class MemoryUser:
 
 
 def gpu_memory_users(gpu: Gpu) -> list[MemoryUser]:
-    taken = used_bytes(gpu)
-    if taken is None:
+    used = used_bytes(gpu)
+    if used is None:
         return []
-    sized = [(f"{p.name or 'process'} ({p.pid})", p.used_bytes) for p in gpu.processes or () if p.used_bytes]
-    pieces = _largest_users([(text, size) for text, size in sized if size is not None])
+    process_sizes = [(f"{p.name or 'process'} ({p.pid})", p.used_bytes) for p in gpu.processes or () if p.used_bytes]
+    users = _largest_users([(text, size) for text, size in process_sizes if size is not None])
     if gpu.memory_reserved_bytes:
-        pieces.append(MemoryUser("reserved by the driver", gpu.memory_reserved_bytes))
-    return _with_unattributed(pieces, taken)
+        users.append(MemoryUser("reserved by the driver", gpu.memory_reserved_bytes))
+    return _with_unattributed(users, used)
 
 
 def host_memory_users(host: Host) -> list[MemoryUser]:
-    """Return the users of host memory: anonymous and shared memory of each process, without mapped files."""
-    taken = host_used_bytes(host)
-    if taken is None:
+    """Return the users of host memory. Processes count with their anonymous and shared memory, without mapped files."""
+    used = host_used_bytes(host)
+    if used is None:
         return []
-    own = [(f"{p.name} ({p.pid})", _sum(p.anonymous_bytes, p.shared_bytes)) for p in host.processes or ()]
-    return _with_unattributed(_largest_users([(text, size) for text, size in own if size]), taken)
+    process_sizes = [(f"{p.name} ({p.pid})", _sum(p.anonymous_bytes, p.shared_bytes)) for p in host.processes or ()]
+    return _with_unattributed(_largest_users([(text, size) for text, size in process_sizes if size]), used)
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
-    """Process on a device; None means unknown."""
+    """Process on a device. None and "" mean unknown."""
 
     device: str
     pid: int
@@ -55,11 +54,10 @@ class ProcessRow:
     num_bytes: int | None
     cores: float | None = None
     color_index: int = -1
-    """Index of the process's segment in the device's bar, which determines its colour."""
+    """Index of the segment in the device's bar that has the same colour. -1: the process has no segment of its own."""
 
 
 def process_rows(devices: Devices) -> list[ProcessRow]:
-    """Return all reported processes, GPU by GPU, then those of the host."""
     rows = []
     for gpu in devices.gpus:
         color_indices = _color_indices([(process.pid, process.used_bytes) for process in gpu.processes or ()])
@@ -74,31 +72,32 @@ def process_rows(devices: Devices) -> list[ProcessRow]:
     ]
 
 
-def _color_indices(sized: list[tuple[int, int | None]]) -> dict[int, int]:
-    """Return the segment index by process id, for processes with their own segment."""
-    known = sorted(((size, pid) for pid, size in sized if size), key=lambda pair: -pair[0])
-    return {pid: index for index, (_, pid) in enumerate(known[:MAX_NAMED])}
+def _color_indices(sizes: list[tuple[int, int | None]]) -> dict[int, int]:
+    sorted_sizes = sorted(((size, pid) for pid, size in sizes if size), key=lambda pair: -pair[0])
+    return {pid: index for index, (_, pid) in enumerate(sorted_sizes[:MAX_NAMED])}
 
 
-def _largest_users(sized: list[tuple[str, int]]) -> list[MemoryUser]:
-    sized = sorted(sized, key=lambda pair: -pair[1])
-    pieces = [MemoryUser(text, size, index) for index, (text, size) in enumerate(sized[:MAX_NAMED])]
-    rest = sized[MAX_NAMED:]
-    if rest:
-        pieces.append(MemoryUser(f"{len(rest)} more processes", sum(size for _, size in rest)))
-    return pieces
+def _largest_users(sizes: list[tuple[str, int]]) -> list[MemoryUser]:
+    sizes = sorted(sizes, key=lambda pair: -pair[1])
+    users = [MemoryUser(text, size, index) for index, (text, size) in enumerate(sizes[:MAX_NAMED])]
+    others = sizes[MAX_NAMED:]
+    if others:
+        users.append(MemoryUser(f"{len(others)} more processes", sum(size for _, size in others)))
+    return users
 
 
-def _with_unattributed(pieces: list[MemoryUser], taken: int) -> list[MemoryUser]:
-    """Limit the pieces to `taken` bytes in total, since memory shared by processes counts once, and add the
-    unattributed rest."""
-    kept, left = [], taken
-    for piece in pieces:
-        size = min(piece.num_bytes, left)
-        left -= size
-        kept.append(MemoryUser(piece.label, size, piece.color_index))
-    return [*kept, MemoryUser("no process reported", left)] if left else kept
+def _with_unattributed(users: list[MemoryUser], used: int) -> list[MemoryUser]:
+    """Limit the users to `used` bytes in total, and add a user for memory that belongs to no reported process.
+
+    The limit is needed because memory shared by processes is reported for each of them.
+    """
+    limited, remaining = [], used
+    for user in users:
+        size = min(user.num_bytes, remaining)
+        remaining -= size
+        limited.append(MemoryUser(user.label, size, user.color_index))
+    return [*limited, MemoryUser("no process reported", remaining)] if remaining else limited
 
 
-def _sum(*parts: int | None) -> int | None:
-    return None if None in parts else sum(part or 0 for part in parts)
+def _sum(*values: int | None) -> int | None:
+    return None if None in values else sum(value or 0 for value in values)

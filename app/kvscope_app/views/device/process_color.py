@@ -1,4 +1,4 @@
-"""Colour of a process in the memory bar of a device, and next to its name in the table."""
+"""Colour of a process in the memory bar of a device and in the table of processes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from kvscope_app.ui.theme import Theme
 
 
 def process_color(index: int, theme: Theme) -> str:
-    """Return the colour `#rrggbb` of the segment `index`; a negative index means no single process."""
+    """Return the colour, `#rrggbb`, of segment `index`, or grey if it is negative: not a single process."""
     *series, grey = theme.series
     return grey if index < 0 else series[index % len(series)]

@@ -1,4 +1,4 @@
-"""Base of the models of event tables: columns and cell texts. Owns the texts, not the events."""
+"""Base class for models of event tables: columns and cell texts. Subclasses own the events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WHY: Final = 3
 
 
 class EventEntries(TableModel):
-    """Model of events; `wall_offset_ns` converts their times to wall clock."""
+    """Model of events, whose times plus `wall_offset_ns` are ns since 1970."""
 
     table_head: ClassVar[TableHead] = TableHead(HEADERS)
 
@@ -32,7 +32,7 @@ class EventEntries(TableModel):
         self.theme: Theme = DARK
         self._wall_offset_ns = wall_offset_ns
         self.cursor_ns: int | None = None
-        """Session's cursor in ns since 1970, after which events are shown muted; None: the cursor is at the end."""
+        """The session's cursor in ns since 1970; later events are muted. None: the cursor is at the end."""
 
     @abstractmethod
     def entry_at(self, row: int) -> LoggedEvent | None: ...
@@ -55,7 +55,7 @@ class EventEntries(TableModel):
         return None
 
     def is_ahead(self, entry: LoggedEvent) -> bool:
-        """Whether the event is later than the moment shown."""
+        """Whether the event is later than the session's cursor."""
         return self.cursor_ns is not None and self.wall_ns(entry) > self.cursor_ns
 
     def kind_color(self, entry: LoggedEvent) -> QColor:
@@ -76,13 +76,13 @@ class EventEntries(TableModel):
 
 
 def why_text(event: Event) -> str:
-    """Return the cause in one line, with the numbers and requests that the cause does not mention itself."""
+    """Return the cause in one line, followed by the numbers and requests that its text does not mention."""
     cause = cause_text(event)
-    said = set(re.findall(r"\d+", cause))
+    mentioned = set(re.findall(r"\d+", cause))
     parts = [cause] if cause else []
-    if event.other and str(event.other) not in said:
+    if event.other and str(event.other) not in mentioned:
         parts.append(f"for request #{event.other}")
     for number, noun in ((event.num_blocks, "block"), (event.num_tokens, "token")):
-        if number and str(number) not in said:
+        if number and str(number) not in mentioned:
             parts.append(plural(number, noun))
     return " · ".join(parts)

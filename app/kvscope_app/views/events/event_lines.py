@@ -1,5 +1,4 @@
-"""Events as lines of values for other programs: tab-separated on the clipboard, comma-separated in files. Imports no
-widget."""
+"""Events as tab-separated lines for the clipboard and as CSV or TSV files. Imports no widget."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ _EVENTS_PER_TURN: Final = 1_000
 
 
 def to_lines(rows: Iterable[tuple[int, Event]], delimiter: str = "\t", *, with_head: bool = True) -> str:
-    """Return one line per (wall-clock time, event). Times are local with UTC offset, and in ns since 1970."""
+    """Return one line per (ns since 1970, event). The time is given as local time with UTC offset, and in ns."""
     text = io.StringIO()
     writer = csv.writer(text, delimiter=delimiter, lineterminator="\n")
     if with_head:
@@ -34,11 +33,13 @@ def to_lines(rows: Iterable[tuple[int, Event]], delimiter: str = "\t", *, with_h
 
 
 class EventExport(QObject):
-    """Writes events to a file, a portion per turn of the event loop. An existing file is replaced only after all are
-    written."""
+    """Writes events to a file, a portion per turn of the event loop. Deletes itself at the end.
+
+    An existing file is replaced only after all events have been written.
+    """
 
     done = Signal(str)
-    """Emitted with the result: the number of events, or the error."""
+    """Emitted with the result as text: the number of events, or the error."""
 
     def __init__(self, path: str, events: list[TimedEvent], parent: QObject) -> None:
         super().__init__(parent)
@@ -47,10 +48,10 @@ class EventExport(QObject):
         self._delimiter = "\t" if self._path.suffix.lower() == ".tsv" else ","
         self._text = to_lines((), self._delimiter)
         self._timer = QTimer(self, interval=0)
-        self._timer.timeout.connect(self._write_some)
+        self._timer.timeout.connect(self._write_portion)
         self._timer.start()
 
-    def _write_some(self) -> None:
+    def _write_portion(self) -> None:
         events = self._events[self._num_written : self._num_written + _EVENTS_PER_TURN]
         self._text += to_lines(((e.time_ns, e.event) for e in events), self._delimiter, with_head=False)
         try:
@@ -63,18 +64,20 @@ class EventExport(QObject):
                 return
             os.replace(self._part, self._path)
         except OSError as error:
-            self._end(f"not written: {error.strerror}")
+            self._finish(f"not written: {error.strerror}")
             return
-        self._end(f"{self._num_written} written to {self._path.name}")
+        self._finish(f"{self._num_written} written to {self._path.name}")
 
-    def _end(self, words: str) -> None:
+    def _finish(self, result: str) -> None:
         self._timer.stop()
-        self.done.emit(words)
+        self.done.emit(result)
         self.deleteLater()
 
 
 def _row(time_ns: int, event: Event) -> tuple[str | int, ...]:
-    at = datetime.fromtimestamp(time_ns // 1_000_000_000).astimezone()
-    clock = at.strftime("%Y-%m-%dT%H:%M:%S") + f".{time_ns // 1000 % 1_000_000:06d}" + at.strftime("%z")
+    local_time = datetime.fromtimestamp(time_ns // 1_000_000_000).astimezone()
+    time_text = (
+        local_time.strftime("%Y-%m-%dT%H:%M:%S") + f".{time_ns // 1000 % 1_000_000:06d}" + local_time.strftime("%z")
+    )
     numbers = (event.number or "", event.other or "", event.num_blocks, event.num_tokens)
-    return clock, time_ns, kind_text(event.kind), *numbers, why_text(event)
+    return time_text, time_ns, kind_text(event.kind), *numbers, why_text(event)

@@ -32,7 +32,7 @@ _KINDS: Final[dict[EventFilter, tuple[str, ...]]] = {
 
 
 class EventModel(EventEntries):
-    """Newest `MAX_SHOWN` events of a log, or of one request in it."""
+    """Newest `MAX_SHOWN` events of a log that pass a filter, or the entries passed to `show_entries`."""
 
     def __init__(self, wall_offset_ns: int, parent: QObject | None = None) -> None:
         super().__init__(wall_offset_ns, parent)
@@ -41,22 +41,21 @@ class EventModel(EventEntries):
         self._serial = 0
         self._num_clears = 0
 
-    def follow(self, log: EventLog) -> None:
-        """Add what was appended to the log since the last call."""
+    def append_new(self, log: EventLog) -> None:
         if log.num_clears != self._num_clears:
             self._num_clears, self._serial = log.num_clears, 0
             self.show_entries([])
-        fresh = [entry for entry in log.since(self._serial, MAX_SHOWN) if self._is_wanted(entry)]
+        new_entries = [entry for entry in log.since(self._serial, MAX_SHOWN) if self._passes_filter(entry)]
         self._serial = log.last_serial
-        self._prepend(fresh)
+        self._prepend(new_entries)
 
-    def show_only(self, wanted: EventFilter, log: EventLog) -> None:
-        self._filter = wanted
-        self.show_entries(log.of_kinds(_KINDS[wanted], MAX_SHOWN))
+    def show_only(self, event_filter: EventFilter, log: EventLog) -> None:
+        self._filter = event_filter
+        self.show_entries(log.of_kinds(_KINDS[event_filter], MAX_SHOWN))
         self._serial = log.last_serial
 
     def show_entries(self, entries: Sequence[LoggedEvent]) -> None:
-        """Replace the rows by `entries`, given oldest first."""
+        """Replace the rows by `entries`, which are given oldest first."""
         newest_first = list(reversed(entries))[:MAX_SHOWN]
         if newest_first == self._entries:
             return
@@ -70,14 +69,14 @@ class EventModel(EventEntries):
     def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
         return 0 if parent.isValid() else len(self._entries)
 
-    def _is_wanted(self, entry: LoggedEvent) -> bool:
+    def _passes_filter(self, entry: LoggedEvent) -> bool:
         return entry.event.kind in _KINDS[self._filter]
 
-    def _prepend(self, fresh: list[LoggedEvent]) -> None:
-        if not fresh:
+    def _prepend(self, new_entries: list[LoggedEvent]) -> None:
+        if not new_entries:
             return
-        self.beginInsertRows(QModelIndex(), 0, len(fresh) - 1)
-        self._entries[:0] = reversed(fresh)
+        self.beginInsertRows(QModelIndex(), 0, len(new_entries) - 1)
+        self._entries[:0] = reversed(new_entries)
         self.endInsertRows()
         if len(self._entries) > MAX_SHOWN:
             self.beginRemoveRows(QModelIndex(), MAX_SHOWN, len(self._entries) - 1)

@@ -1,4 +1,4 @@
-"""Finds events of an index that pass a filter: by kind and request on columns, by text a bounded number per call.
+"""Searches the events of an index: by kind, request and time on columns, by text for a limited number per call.
 
 Owns the filter and the text matches found so far. An event is identified by its serial: its index counted from the
 first event ever recorded. Imports no Qt.
@@ -28,20 +28,19 @@ _NUMBER: Final = re.compile(r"#(\d{1,18})")
 
 
 class EventSearch:
-    """Search of an index. Call `update`; `serials` are the matches found so far, ascending."""
+    """Search for events. After `update`, `serials` has the matches found so far, ascending, shape (n,)."""
 
     def __init__(self) -> None:
         self.serials: IntArray = np.empty(0, np.int64)
         self.kinds: frozenset[str] | None = None
-        """Kinds to match; None: all."""
+        """Kinds to match; None: all kinds."""
         self.request: tuple[int, int] | None = None
-        """(epoch, number) of the request to match; None: any."""
+        """(epoch, number) of the request to match; None: all requests."""
         self.span: TimeSpan | None = None
-        """Time range to match; None: any."""
         self._words: tuple[str, ...] = ()
         self._verdicts = np.empty(0, np.uint8)
         self._first_serial = 0
-        """Serial of the first verdict."""
+        """Serial of the event that the first verdict is about."""
         self._index: EventIndex | None = None
         self._newest: TimedEvent | None = None
 
@@ -49,48 +48,50 @@ class EventSearch:
         self.kinds = None if kinds is None else frozenset(kinds)
 
     def set_text(self, text: str) -> None:
-        """Match only events with all of these words. `#12` matches request 12 only, not other numbers with these
-        digits."""
+        """Match only events that contain all words of `text`.
+
+        The word `#12` matches request 12, not other numbers that contain these digits.
+        """
         words = tuple(text.lower().split())
         if words != self._words:
             self._words = words
             self._verdicts[:] = _UNKNOWN
 
     def update(self, events: EventIndex, max_texts: int = 400) -> bool:
-        """Search new events, newest first. Returns whether texts remain to be searched."""
+        """Search `events`, newest first. Returns whether more than `max_texts` texts remained to be compared."""
         self._align_verdicts(events)
         first_ns, last_ns = (None, None) if self.span is None else (self.span.begin_ns, self.span.end_ns)
-        wanted = events.find(first_ns, last_ns, self.kinds, self.request) + events.num_forgotten
+        candidates = events.find(first_ns, last_ns, self.kinds, self.request) + events.num_forgotten
         if not self._words:
-            self.serials = wanted
+            self.serials = candidates
             return False
-        unknown = wanted[self._verdicts[wanted - self._first_serial] == _UNKNOWN]
+        unknown = candidates[self._verdicts[candidates - self._first_serial] == _UNKNOWN]
         for serial in unknown[-max_texts:].tolist():
             is_match = matches(events[serial - self._first_serial].event, self._words)
             self._verdicts[serial - self._first_serial] = _YES if is_match else _NO
-        self.serials = wanted[self._verdicts[wanted - self._first_serial] == _YES]
+        self.serials = candidates[self._verdicts[candidates - self._first_serial] == _YES]
         return bool(unknown.size > max_texts)
 
     def _align_verdicts(self, events: EventIndex) -> None:
-        """Align the verdicts with the events in the index, keeping those that are known."""
-        before, begin = self._verdicts, self._first_serial
+        """Shift the verdicts to the events that the index contains now. New events get `_UNKNOWN`."""
+        old_verdicts, old_first_serial = self._verdicts, self._first_serial
         self._first_serial = events.num_forgotten
         self._verdicts = np.full(len(events), _UNKNOWN, np.uint8)
         if events is self._index:
-            kept = before[max(self._first_serial - begin, 0) :][: len(events)]
-            at = len(before) + begin - self._first_serial - 1
-            is_late = 0 <= at < len(events) and events[at] is not self._newest
-            kept = kept[: max(kept.size - _MAX_LATE, 0)] if is_late else kept
-            self._verdicts[: kept.size] = kept
+            still_valid = old_verdicts[max(self._first_serial - old_first_serial, 0) :][: len(events)]
+            newest_index = len(old_verdicts) + old_first_serial - self._first_serial - 1
+            has_late_event = 0 <= newest_index < len(events) and events[newest_index] is not self._newest
+            still_valid = still_valid[: max(still_valid.size - _MAX_LATE, 0)] if has_late_event else still_valid
+            self._verdicts[: still_valid.size] = still_valid
         self._index = events
         self._newest = events[len(events) - 1] if len(events) else None
 
 
 def matches(event: Event, words: Collection[str]) -> bool:
-    """Whether the event's text contains all of the lower-case words."""
-    numbers = {int(found[1]) for word in words if (found := _NUMBER.fullmatch(word))}
+    """Whether the event's text contains all of `words`, which are in lower case."""
+    numbers = {int(match[1]) for word in words if (match := _NUMBER.fullmatch(word))}
     if not numbers <= {event.number, event.other}:
         return False
-    rest = [word for word in words if not _NUMBER.fullmatch(word)]
-    text = f"{kind_text(event.kind)} {why_text(event)}".lower() if rest else ""
-    return all(word in text for word in rest)
+    text_words = [word for word in words if not _NUMBER.fullmatch(word)]
+    text = f"{kind_text(event.kind)} {why_text(event)}".lower() if text_words else ""
+    return all(word in text for word in text_words)

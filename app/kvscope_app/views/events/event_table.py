@@ -1,4 +1,4 @@
-"""Table of events with columns, or, if it is too narrow, with cards. Choosing an event emits its request."""
+"""Table of events, with a row of cells or, if it is too narrow, a card for each event."""
 
 from __future__ import annotations
 
@@ -37,44 +37,44 @@ _MARGIN: Final = 8
 _GAP: Final = 10
 _PADDING: Final = 4
 NARROW: Final = 900
-"""Width below which a reason of usual length (120 to 200 characters) does not fit next to the other columns."""
+"""Width in pixels below which a reason of usual length does not fit next to the other columns."""
 
 
 class EventTable(RowTable):
-    """Table of events; choosing one emits its request."""
-
     request_chosen = Signal(object, object)
-    """Emitted with epoch and number. Declared as objects, because Qt's int has 32 bits and an epoch 63."""
+    """Emitted with the epoch and number of the clicked event's request.
+
+    Declared as objects, because Qt's int has 32 bits and an epoch 63.
+    """
 
     entry_chosen = Signal(object)
-    """Emitted with the event."""
     _is_built = False
 
     def __init__(self, model: EventEntries, name: str) -> None:
-        super().__init__(name, many=False)
+        super().__init__(name, is_multi_select=False)
         self.setModel(model)
         self.verticalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
         self.horizontalHeader().setStretchLastSection(True)
         self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
-        digits = self.fontMetrics()
+        metrics = self.fontMetrics()
         for column, sample in enumerate(("00:00:00.000", "preempted", "#12 345")):
-            self.setColumnWidth(column, digits.horizontalAdvance(sample) + 22)
+            self.setColumnWidth(column, metrics.horizontalAdvance(sample) + 22)
         self._events = model
         self._card = EventCard(model, self)
         self._row_height = 0
         self._has_cards = False
         self._cursor_row = 0
-        self._fit(self.width())
-        for changed in (model.rowsInserted, model.rowsRemoved, model.modelReset):
-            changed.connect(self._measure)
+        self._update_arrangement(self.width())
+        for signal in (model.rowsInserted, model.rowsRemoved, model.modelReset):
+            signal.connect(self._update_row_heights)
         self._is_built = True
         self.activated.connect(self._on_chosen)
         self.clicked.connect(self._on_chosen)
 
     def show_cursor(self, row: int, *, has_moved: bool) -> None:
-        """Draw the session's cursor above `row`; 0: at the newest event.
+        """Draw the session's cursor above `row`, or not at all if it is 0, the newest event.
 
-        If the cursor `has_moved`, it is scrolled into view; otherwise new rows do not change the scroll position.
+        A cursor that `has_moved` is scrolled into view. Otherwise new rows do not change the scroll position.
         """
         if row != self._cursor_row:
             self._cursor_row = row
@@ -102,7 +102,7 @@ class EventTable(RowTable):
         super().keyPressEvent(event)
 
     def scroll_by(self, num_rows: int) -> None:
-        """Scroll down immediately, including rows that were just added."""
+        """Scroll down immediately by `num_rows`, including rows that were just added."""
         self.updateGeometries()
         self.verticalScrollBar().setValue(self.verticalScrollBar().value() + num_rows)
 
@@ -115,20 +115,20 @@ class EventTable(RowTable):
     def changeEvent(self, event: QEvent) -> None:
         super().changeEvent(event)
         if event.type() == QEvent.Type.FontChange and self._is_built:
-            self._fit(self.width())
-            self._measure()
+            self._update_arrangement(self.width())
+            self._update_row_heights()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        self._fit(self.width())
-        self._measure()
+        self._update_arrangement(self.width())
+        self._update_row_heights()
 
     def scrollContentsBy(self, dx: int, dy: int) -> None:
         super().scrollContentsBy(dx, dy)
-        self._measure()
+        self._update_row_heights()
 
-    def _measure(self, *_: object) -> None:
-        """Set the heights of the visible rows; measuring thousands of others is not needed."""
+    def _update_row_heights(self, *_: object) -> None:
+        """Set the heights of the visible rows only, because there may be thousands of rows."""
         header, bottom = self.verticalHeader(), self.viewport().height()
         row, width = self.rowAt(0), self.viewport().width()
         while 0 <= row < self._events.rowCount() and self.rowViewportPosition(row) < bottom:
@@ -137,8 +137,8 @@ class EventTable(RowTable):
                 header.resizeSection(row, height)
             row += 1
 
-    def _fit(self, width: int) -> None:
-        """Choose columns, or cards if the reason would not fit. Cards initially have the maximum height."""
+    def _update_arrangement(self, width: int) -> None:
+        """Choose between columns and cards. Cards have the maximum height until they are measured."""
         is_narrow, line = width < NARROW, self.fontMetrics().height()
         height = self._card.max_height(line, width) if is_narrow else line + 6
         if height == self._row_height:
@@ -159,10 +159,10 @@ class EventTable(RowTable):
 
 
 class EventCard(QStyledItemDelegate):
-    """Delegate that paints an event as a card: its head in one line, and below it the wrapped reason.
+    """Delegate that paints an event as a card: kind, request and time in one line, and the wrapped reason below.
 
-    A card is as high as its reason requires, up to a maximum number of lines; the tooltip contains the rest. The card
-    shows the whole event of a row, whatever the column.
+    A card is as high as its reason requires, up to a maximum number of lines. The tooltip has the full reason. The card
+    shows all columns of a row, whatever the index's column.
     """
 
     def __init__(self, model: EventEntries, parent: QObject) -> None:
@@ -171,7 +171,6 @@ class EventCard(QStyledItemDelegate):
 
     @staticmethod
     def max_height(line: int, width: int) -> int:
-        """Return the maximum height of a card of this width, for lines of `line` pixels."""
         return (1 + _max_lines(width)) * line + 2 * _PADDING
 
     def height(self, row: int, font: QFont, width: int) -> int:
@@ -192,16 +191,16 @@ class EventCard(QStyledItemDelegate):
         if option.state & QStyle.StateFlag.State_Selected:
             painter.fillRect(box, palette.highlight())
         inner = box.adjusted(_MARGIN, _PADDING, -_MARGIN, -_PADDING)
-        at, kind, request = self._events.head(entry)
+        time_text, kind, request = self._events.head(entry)
         theme, line = self._events.theme, QFontMetrics(painter.font()).height()
         x = inner.left()
         is_ahead = self._events.is_ahead(entry)
-        ink = theme.color("muted" if is_ahead else "text")
-        for text, color in ((kind, ink if is_ahead else self._events.kind_color(entry)), (request, ink)):
+        text_color = theme.color("muted" if is_ahead else "text")
+        for text, color in ((kind, text_color if is_ahead else self._events.kind_color(entry)), (request, text_color)):
             x = _draw_word(painter, QRect(x, inner.top(), inner.right() - x, line), text, color) if text else x
         painter.setPen(theme.color("muted"))
-        painter.drawText(QRect(x, inner.top(), inner.right() - x, line), Qt.AlignmentFlag.AlignRight, at)
-        painter.setPen(ink)
+        painter.drawText(QRect(x, inner.top(), inner.right() - x, line), Qt.AlignmentFlag.AlignRight, time_text)
+        painter.setPen(text_color)
         _draw_reason(painter, inner.adjusted(0, line, 0, 0), why_text(entry.event))
         painter.setPen(theme.color("border"))
         painter.drawLine(box.bottomLeft(), box.bottomRight())
@@ -209,36 +208,33 @@ class EventCard(QStyledItemDelegate):
 
 
 def _max_lines(width: int) -> int:
-    """Return the maximum number of lines of the reason, which fits usual texts."""
-    return next((lines for below, lines in _LINES_BELOW_WIDTH if width < below), _MIN_LINES)
+    return next((lines for limit, lines in _LINES_BELOW_WIDTH if width < limit), _MIN_LINES)
 
 
 def _draw_word(painter: QPainter, box: QRect, text: str, color: QColor) -> int:
-    """Draw a word. Returns the x coordinate of the next one."""
     painter.setPen(color)
     painter.drawText(box, Qt.AlignmentFlag.AlignLeft, text)
     return box.left() + painter.fontMetrics().horizontalAdvance(text) + _GAP
 
 
-def _lines(text: str, font: QFont, width: int, most: int) -> list[str]:
-    """Break `text` into at most `most` lines of this width; the last one contains the rest."""
+def _lines(text: str, font: QFont, width: int, max_lines: int) -> list[str]:
+    """Break `text` into at most `max_lines` lines of `width` pixels. The last line contains all remaining text."""
     layout = QTextLayout(text, font)
     layout.setTextOption(QTextOption(Qt.AlignmentFlag.AlignLeft))
     layout.beginLayout()
-    begins: list[int] = []
-    while len(begins) < most and (line := layout.createLine()).isValid():
+    starts: list[int] = []
+    while len(starts) < max_lines and (line := layout.createLine()).isValid():
         line.setLineWidth(max(width, 1))
-        begins.append(line.textStart())
+        starts.append(line.textStart())
     layout.endLayout()
-    return [text[begin:end].strip() for begin, end in zip(begins, [*begins[1:], len(text)], strict=True)]
+    return [text[start:end].strip() for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
 
 
 def _draw_reason(painter: QPainter, box: QRect, text: str) -> None:
-    """Draw as many lines as fit, eliding the last if there is more."""
     metrics = painter.fontMetrics()
     lines = _lines(text, painter.font(), box.width(), max(1, box.height() // metrics.height()))
-    for number, words in enumerate(lines):
+    for index, line in enumerate(lines):
         painter.drawText(
-            QPointF(box.left(), box.top() + number * metrics.height() + metrics.ascent()),
-            metrics.elidedText(words, Qt.TextElideMode.ElideRight, box.width()),
+            QPointF(box.left(), box.top() + index * metrics.height() + metrics.ascent()),
+            metrics.elidedText(line, Qt.TextElideMode.ElideRight, box.width()),
         )

@@ -1,6 +1,6 @@
 """View of all events of the timeline, newest first, with search, cursor and export.
 
-Owns the filter bar, and connects the lines with the session's cursor and selection.
+Owns the filter bar, and connects the rows with the session's cursor and selection.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class EventsView(View):
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
-        self._choice = TimeNavigator(session)
+        self._navigator = TimeNavigator(session)
         self._search = EventSearch()
         self._shown_state: tuple[object, ...] = ()
         self.model = IndexModel(self)
@@ -63,31 +63,31 @@ class EventsView(View):
         self.text.setAccessibleName("Find in events")
         self.text.setClearButtonEnabled(True)
         self.kinds = tool_button("All kinds ▾", "Kinds of events")
-        self.kind_actions = self._make_kinds()
+        self.kind_actions = self._make_kind_menu()
         self.preemptions = tool_button(
             "Preemptions",
             "Show only preemptions: which request, why, and how many tokens are recomputed",
             checkable=True,
         )
-        self.of_selected = tool_button(
+        self.only_selected = tool_button(
             "Selected request", "Only events of the selected request, or caused by it", checkable=True
         )
-        self.in_range = tool_button(
+        self.only_in_range = tool_button(
             "In range", "Only events of the time to which the linked views are zoomed", checkable=True
         )
         self.export = tool_button("Export…", "Save the listed events to a file")
         self.count = FittingLabel()
-        self._later = QTimer(self, singleShot=True, interval=0)
-        self._later.timeout.connect(self.refresh)
+        self._continue_timer = QTimer(self, singleShot=True, interval=0)
+        self._continue_timer.timeout.connect(self.refresh)
         self._lay_out()
         self._connect()
         self.setFocusProxy(self.text)
 
     def refresh(self) -> None:
-        self._choice.select_pending()
+        self._navigator.select_pending()
         events = self.session.overview.events
-        self._search.request = (self._choice.selected or (-1, -1)) if self.of_selected.isChecked() else None
-        self._search.span = self.session.timeline.shared_zoom.span if self.in_range.isChecked() else None
+        self._search.request = (self._navigator.selected or (-1, -1)) if self.only_selected.isChecked() else None
+        self._search.span = self.session.timeline.shared_zoom.span if self.only_in_range.isChecked() else None
         filtered = (self._search.kinds, self._search.request, self._search.span, self.text.text())
         state = (id(events), events.num_forgotten, len(events), filtered)
         if state != self._shown_state:
@@ -100,7 +100,7 @@ class EventsView(View):
         self._show_rows(has_more)
         self._shown_state = () if has_more else state
         if has_more:
-            self._later.start()
+            self._continue_timer.start()
 
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)
@@ -108,28 +108,26 @@ class EventsView(View):
         self.table.viewport().update()
 
     def export_to(self, path: str) -> EventExport:
-        """Write the listed events to a file: tab-separated if it ends in `.tsv`, else comma-separated."""
-        writing = EventExport(path, self.model.shown_events(), self)
-        writing.done.connect(self.count.set_lengths)
-        return writing
+        export = EventExport(path, self.model.shown_events(), self)
+        export.done.connect(self.count.set_variants)
+        return export
 
     def _show_rows(self, has_more: bool) -> None:
-        """Update the rows without moving the lines that the user reads further down."""
-        bar, before, top = self.table.verticalScrollBar(), self.model.rowCount(), self.table.rowAt(0)
-        chosen = self.model.timed_at(self.table.currentIndex().row())
+        bar, old_num_rows, top = self.table.verticalScrollBar(), self.model.rowCount(), self.table.rowAt(0)
+        current = self.model.timed_at(self.table.currentIndex().row())
         self.model.show_serials(self.session.overview.events, self._search.serials)
-        if top > 0 and self.model.rowCount() > before > 0 and not has_more and bar.value() > 0:
-            self.table.scroll_by(self.model.rowCount() - before)
-        if chosen is not None and not self.table.currentIndex().isValid():
-            self._choose_again(chosen)
+        if top > 0 and self.model.rowCount() > old_num_rows > 0 and not has_more and bar.value() > 0:
+            self.table.scroll_by(self.model.rowCount() - old_num_rows)
+        if current is not None and not self.table.currentIndex().isValid():
+            self._restore_selection(current)
         num_events = len(self.session.overview.events)
-        shown = self.model.rowCount()
-        words = plural(num_events, "event")
-        if shown < num_events or has_more:
-            words = f"{count(shown)} of {count(num_events)}"
-        self.count.set_lengths(words + (", searching…" if has_more else ""), words, count(shown))
+        num_rows = self.model.rowCount()
+        text = plural(num_events, "event")
+        if num_rows < num_events or has_more:
+            text = f"{count(num_rows)} of {count(num_events)}"
+        self.count.set_variants(text + (", searching…" if has_more else ""), text, count(num_rows))
         self._stack.setCurrentIndex(1 if num_events else 0)
-        self.export.setEnabled(shown > 0)
+        self.export.setEnabled(num_rows > 0)
 
     def _show_cursor(self) -> None:
         timeline = self.session.timeline
@@ -140,41 +138,38 @@ class EventsView(View):
             self.table.viewport().update()
         self.table.show_cursor(0 if at_ns is None else self.model.num_ahead(at_ns), has_moved=has_moved)
 
-    def _choose_again(self, chosen: object) -> None:
-        """Select the row of an event again after a model reset, if it is among the newest."""
+    def _restore_selection(self, timed: object) -> None:
         flags = QItemSelectionModel.SelectionFlag.ClearAndSelect | QItemSelectionModel.SelectionFlag.Rows
         for row in range(min(self.model.rowCount(), 500)):
-            if self.model.timed_at(row) is chosen:
+            if self.model.timed_at(row) is timed:
                 self.table.selectionModel().setCurrentIndex(self.model.index(row, 0), flags)
                 return
 
     def _on_chosen(self, entry: LoggedEvent) -> None:
         rows = {index.row() for index in self.table.selectionModel().selectedIndexes()}
         if len(rows) <= 1:  # several rows are selected for copying
-            self._choice.show_event(TimedEvent(entry.time_ns, entry.epoch, entry.event))
+            self._navigator.show_event(TimedEvent(entry.time_ns, entry.epoch, entry.event))
 
     def _on_kinds(self) -> None:
-        wanted = [kind for kind, action in self.kind_actions.items() if action.isChecked()]
-        is_all = len(wanted) in (0, len(KIND_NAMES))
-        self._search.set_kinds(None if is_all else wanted)
-        few = ", ".join(map(kind_text, wanted)) if len(wanted) <= 2 else f"{len(wanted)} kinds"
-        self.kinds.setText(f"{'All kinds' if is_all else few} ▾")
+        kinds = [kind for kind, action in self.kind_actions.items() if action.isChecked()]
+        is_all = len(kinds) in (0, len(KIND_NAMES))
+        self._search.set_kinds(None if is_all else kinds)
+        kinds_text = ", ".join(map(kind_text, kinds)) if len(kinds) <= 2 else f"{len(kinds)} kinds"
+        self.kinds.setText(f"{'All kinds' if is_all else kinds_text} ▾")
         with QSignalBlocker(self.preemptions):
-            self.preemptions.setChecked(wanted == ["preempted"])
+            self.preemptions.setChecked(kinds == ["preempted"])
         self.refresh()
 
-    def _on_preemptions(self, alone: bool) -> None:
-        """Check only preemptions in the menu of kinds, or nothing."""
+    def _on_preemptions(self, is_only: bool) -> None:
         for kind, action in self.kind_actions.items():
             with QSignalBlocker(action):
-                action.setChecked(alone and kind == "preempted")
+                action.setChecked(is_only and kind == "preempted")
         self._on_kinds()
 
     def _ask_file(self) -> None:
         ask_save(self, "Export events", Path("events.csv"), _FILES, self.export_to)
 
-    def _make_kinds(self) -> dict[str, QAction]:
-        """Create the menu of kinds; none checked means all."""
+    def _make_kind_menu(self) -> dict[str, QAction]:
         menu = QMenu(self.kinds)
         actions = {kind: menu.addAction(kind_text(kind)) for kind in KIND_NAMES}
         for action in actions.values():
@@ -187,8 +182,8 @@ class EventsView(View):
     def _connect(self) -> None:
         self.table.entry_chosen.connect(self._on_chosen)
         self.text.textChanged.connect(self.refresh)
-        self.of_selected.toggled.connect(self.refresh)
-        self.in_range.toggled.connect(self.refresh)
+        self.only_selected.toggled.connect(self.refresh)
+        self.only_in_range.toggled.connect(self.refresh)
         self.session.timeline.shared_zoom.changed.connect(self._on_overview_changed)
         self.preemptions.toggled.connect(self._on_preemptions)
         self.export.clicked.connect(self._ask_file)
@@ -200,8 +195,16 @@ class EventsView(View):
             self.refresh()
 
     def _lay_out(self) -> None:
-        parts = (self.text, self.kinds, self.preemptions, self.of_selected, self.in_range, self.count, self.export)
-        bar = FlowLayout(*parts, margins=QMargins(8, 6, 8, 4))
+        widgets = (
+            self.text,
+            self.kinds,
+            self.preemptions,
+            self.only_selected,
+            self.only_in_range,
+            self.count,
+            self.export,
+        )
+        bar = FlowLayout(*widgets, margins=QMargins(8, 6, 8, 4))
         body = QWidget()
         column = QVBoxLayout(body)
         column.setContentsMargins(0, 0, 0, 0)
@@ -214,9 +217,9 @@ class EventsView(View):
 
 
 class IndexModel(EventEntries):
-    """Model of an overview's events, newest first, that stores only a serial per row. Owns the rows.
+    """Model of an overview's events, newest first. Stores only a serial per row.
 
-    Times of an overview are wall clock already.
+    Times of an overview are ns since 1970 already.
     """
 
     def __init__(self, parent: QObject | None = None) -> None:
@@ -225,25 +228,25 @@ class IndexModel(EventEntries):
         self._serials: IntArray = np.empty(0, np.int64)
 
     def show_serials(self, events: EventIndex, serials: IntArray) -> None:
-        """Show these events, ascending; unchanged rows are not touched."""
-        kept = self._serials[int(np.searchsorted(self._serials, events.num_forgotten)) :]
-        if events is not self._events or not np.array_equal(serials[: kept.size], kept):
+        """Show the events with these ascending serials. Rows that are unchanged keep their selection."""
+        still_indexed = self._serials[int(np.searchsorted(self._serials, events.num_forgotten)) :]
+        if events is not self._events or not np.array_equal(serials[: still_indexed.size], still_indexed):
             self.beginResetModel()
             self._events, self._serials = events, serials
             self.endResetModel()
             return
-        num_gone, num_fresh = self._serials.size - kept.size, serials.size - kept.size
-        if num_gone:
-            self.beginRemoveRows(QModelIndex(), kept.size, self._serials.size - 1)
-            self._serials = kept
+        num_removed, num_added = self._serials.size - still_indexed.size, serials.size - still_indexed.size
+        if num_removed:
+            self.beginRemoveRows(QModelIndex(), still_indexed.size, self._serials.size - 1)
+            self._serials = still_indexed
             self.endRemoveRows()
-        if num_fresh:
-            self.beginInsertRows(QModelIndex(), 0, num_fresh - 1)
+        if num_added:
+            self.beginInsertRows(QModelIndex(), 0, num_added - 1)
             self._serials = serials
             self.endInsertRows()
 
     def timed_at(self, row: int) -> TimedEvent | None:
-        """Return the event in a row, or None if it was dropped meanwhile."""
+        """Return the event in `row`, or None if the index has dropped it meanwhile."""
         if not 0 <= row < self._serials.size:
             return None
         index = int(self._serials[-1 - row]) - self._events.num_forgotten
@@ -254,7 +257,7 @@ class IndexModel(EventEntries):
         return None if timed is None else LoggedEvent(row + 1, timed.time_ns, timed.epoch, timed.event)
 
     def num_ahead(self, time_ns: int) -> int:
-        """Return the number of rows from the top that are later than `time_ns`."""
+        """Return the number of rows, from the top, with events later than `time_ns`."""
         first = int(np.searchsorted(self._events.time_ns, time_ns, "right")) + self._events.num_forgotten
         return int(self._serials.size - np.searchsorted(self._serials, first))
 

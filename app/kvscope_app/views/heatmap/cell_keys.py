@@ -1,7 +1,7 @@
-"""One-byte keys that determine a cell's colour, for each bin and second, in four modes. Uses numpy only.
+"""One-byte keys of the heatmap's cells, one for each bin and second, in four modes. Imports no Qt.
 
-Keys are ordered by importance: where several cells share a pixel, the highest is shown, as on the page map. Key 0 is a
-second without data, 1 an address that did not exist, 2 free.
+A key determines the colour. Keys are ordered by importance: if several cells share a pixel, the highest key is shown,
+as on the page map. Key 0 is a second without data, 1 an address that did not exist, 2 free.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ IntArray = npt.NDArray[np.int64]
 GAP: Final = 0
 FREE: Final = 2
 LEVELS: Final = 16
-"""Number of shades per colour. The shade shows how much of the bin is in use."""
-_FAINTEST: Final = 0.45
-"""Strength of the faintest shade, from 0 (the colour of free blocks) to 1, at which one block among thousands is
-visible.
+"""Number of shades per colour. The shade shows how much of a bin is in use."""
+_MIN_STRENGTH: Final = 0.45
+"""Share of a state's colour in its faintest shade, 0 to 1; the rest is the colour of free blocks.
+
+One used block among thousands is visible at this share.
 """
-_UNHELD: Final = 3
-_OWNER: Final = 128
+_UNREFERENCED_KEY: Final = 3
+_FIRST_OWNER_KEY: Final = 128
 
 
 class HeatMode(StrEnum):
@@ -49,19 +50,23 @@ _STATES: Final = (
     page_map.ACTIVE,
     page_map.SHARED,
 )
-"""Page map keys of the block states. A heatmap key is `_FIRST` + (index in this tuple) * `LEVELS` + shade."""
-_FIRST: Final = 16
+"""Page map keys of the block states.
+
+A heatmap key is `_FIRST_STATE_KEY` + (index in this tuple) * `LEVELS` + shade.
+"""
+_FIRST_STATE_KEY: Final = 16
 _ACTIVE: Final = np.array([5, 3, 2, 5, 3], np.uint8)
 _CACHED: Final = np.array([4, 1, 0, 4, 1], np.uint8)
 _SHARED: Final = np.array([6, 3, 2, 6, 3], np.uint8)
-"""Indices in `_STATES`, by tier."""
+"""Index in `_STATES` of shared blocks, by tier; likewise `_ACTIVE` and `_CACHED`."""
 
 
 def cell_keys(mode: HeatMode, overview: SessionOverview, indices: IntArray, tiers: IntArray) -> Keys:
-    """Return the key of each bin in each of the chosen seconds. Shape (n, bins).
+    """Return the key of each bin in each second, shape (n, bins).
 
     Args:
-        overview: Summaries per second.
+        mode: Quantity that the colours show.
+        overview: Figures per second.
         indices: Indices of the seconds in `overview`, shape (n,). All must have the same number of bins.
         tiers: Tier of each bin, shape (bins,).
     """
@@ -69,9 +74,9 @@ def cell_keys(mode: HeatMode, overview: SessionOverview, indices: IntArray, tier
     if active.shape[1] != tiers.size:
         return np.full((len(indices), tiers.size), GAP, np.uint8)
     if mode is HeatMode.USED:
-        return _used(active, cached, np.asarray(overview.bins("filled", indices), np.uint8))
+        return _used_keys(active, cached, np.asarray(overview.bins("filled", indices), np.uint8))
     if mode is HeatMode.OWNER:
-        return _owner(cached, np.asarray(overview.bins("owner", indices), np.int32), active)
+        return _owner_keys(cached, np.asarray(overview.bins("owner", indices), np.int32), active)
     if mode is HeatMode.TIER:
         in_use = np.minimum(active.astype(np.int16) + cached, 255)
         return _with_level(np.broadcast_to(tiers[None], in_use.shape), in_use)
@@ -82,7 +87,7 @@ def cell_keys(mode: HeatMode, overview: SessionOverview, indices: IntArray, tier
     return _with_level(state, np.where(active > 0, active, cached))
 
 
-def look_up(mode: HeatMode, theme: Theme) -> Pixels:
+def key_pixels(mode: HeatMode, theme: Theme) -> Pixels:
     colors = [theme.base] * 256
     colors[NO_ADDRESS] = theme.base
     colors[FREE] = theme.block_free
@@ -90,41 +95,45 @@ def look_up(mode: HeatMode, theme: Theme) -> Pixels:
     return np.array([pixel(color) for color in colors], np.uint32)
 
 
-def unheld_color(theme: Theme) -> str:
-    """Return the colour of a bin of cached blocks without owner, in owner mode."""
+def unreferenced_color(theme: Theme) -> str:
+    """Return the colour, in owner mode, of a bin with cached blocks that no request holds."""
     return mix(theme.block_cached, theme.block_free, 0.62)
 
 
 def _with_level(kinds: npt.NDArray[np.integer], shares: npt.NDArray[np.integer]) -> Keys:
-    """Return keys of kinds with the level of their share (0 to 255), or FREE if the share is 0."""
-    keys = (kinds.astype(np.uint8, copy=False) << 4) + (shares.astype(np.uint8, copy=False) >> 4) + np.uint8(_FIRST)
+    """Return keys with a shade for each share (0 to 255), or `FREE` if it is 0. `kinds`: indices in `_STATES`."""
+    keys = (
+        (kinds.astype(np.uint8, copy=False) << 4)
+        + (shares.astype(np.uint8, copy=False) >> 4)
+        + np.uint8(_FIRST_STATE_KEY)
+    )
     keys[shares == 0] = FREE
     return keys
 
 
-def _used(active: Keys, cached: Keys, filled: Keys) -> Keys:
+def _used_keys(active: Keys, cached: Keys, filled: Keys) -> Keys:
     in_use = active.astype(np.float32) + cached.astype(np.float32)
-    empty = 1 - np.minimum(filled.astype(np.float32) / np.maximum(in_use, 1), 1)
-    keys = page_map.FILL_FULL + np.rint(empty * page_map.FILL_STEPS)
+    empty_share = 1 - np.minimum(filled.astype(np.float32) / np.maximum(in_use, 1), 1)
+    keys = page_map.FILL_FULL + np.rint(empty_share * page_map.FILL_STEPS)
     return np.where(in_use > 0, keys, FREE).astype(np.uint8)
 
 
-def _owner(cached: Keys, owner: npt.NDArray[np.int32], active: Keys) -> Keys:
-    keys = np.where(cached > 0, np.uint8(_UNHELD), np.uint8(FREE))
-    owned = _OWNER + owner % page_map.NUM_OWNER_KEYS
-    return np.where((owner >= 0) & (active > 0), owned, keys).astype(np.uint8)
+def _owner_keys(cached: Keys, owner: npt.NDArray[np.int32], active: Keys) -> Keys:
+    keys = np.where(cached > 0, np.uint8(_UNREFERENCED_KEY), np.uint8(FREE))
+    referenced = _FIRST_OWNER_KEY + owner % page_map.NUM_OWNER_KEYS
+    return np.where((owner >= 0) & (active > 0), referenced, keys).astype(np.uint8)
 
 
-def _fill_levels(colors: list[str], theme: Theme, solid: list[str]) -> None:
-    for index, color in enumerate(solid):
+def _fill_levels(colors: list[str], theme: Theme, full_colors: list[str]) -> None:
+    for index, color in enumerate(full_colors):
         for level in range(LEVELS):
-            strength = _FAINTEST + (1 - _FAINTEST) * level / (LEVELS - 1)
-            colors[_FIRST + index * LEVELS + level] = mix(theme.block_free, color, strength)
+            strength = _MIN_STRENGTH + (1 - _MIN_STRENGTH) * level / (LEVELS - 1)
+            colors[_FIRST_STATE_KEY + index * LEVELS + level] = mix(theme.block_free, color, strength)
 
 
 def _state_colors(colors: list[str], theme: Theme) -> None:
-    own = page_map.STATE.key_colors(theme)
-    _fill_levels(colors, theme, [own[key] for key in _STATES])
+    map_colors = page_map.STATE.key_colors(theme)
+    _fill_levels(colors, theme, [map_colors[key] for key in _STATES])
 
 
 def _tier_colors(colors: list[str], theme: Theme) -> None:
@@ -132,16 +141,16 @@ def _tier_colors(colors: list[str], theme: Theme) -> None:
 
 
 def _used_colors(colors: list[str], theme: Theme) -> None:
-    own = page_map.FILL.key_colors(theme)
+    map_colors = page_map.FILL.key_colors(theme)
     for key in range(page_map.FILL_FULL, page_map.FILL_FULL + page_map.FILL_STEPS + 1):
-        colors[key] = own[key]
+        colors[key] = map_colors[key]
 
 
 def _owner_colors(colors: list[str], theme: Theme) -> None:
-    own = page_map.OWNER.key_colors(theme)
-    colors[_UNHELD] = unheld_color(theme)
+    map_colors = page_map.OWNER.key_colors(theme)
+    colors[_UNREFERENCED_KEY] = unreferenced_color(theme)
     for index in range(page_map.NUM_OWNER_KEYS):
-        colors[_OWNER + index] = own[page_map.OWNER_ACTIVE + index]
+        colors[_FIRST_OWNER_KEY + index] = map_colors[page_map.OWNER_ACTIVE + index]
 
 
 _FILLERS: Final = {

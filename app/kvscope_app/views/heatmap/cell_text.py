@@ -1,4 +1,4 @@
-"""Describes a cell of the heatmap, or of the free-run picture, in a sentence. Imports no Qt."""
+"""Describes a cell of the heatmap or of the picture of free runs in a sentence. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -16,33 +16,36 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 
 
 def index_at(overview: SessionOverview, time_ns: int) -> int:
-    """Return the index of the second that contains the moment, or -1 if there is no data for it."""
+    """Return the index of the second that contains `time_ns`, or -1 if there are no data for it."""
     index = overview.index_at(time_ns)
     return index if index >= 0 and time_ns - int(overview.time_ns[index]) < SECOND_NS else -1
 
 
 def cell_text(overview: SessionOverview, pools: PoolRegistry, time_ns: int, address: int) -> str:
-    """Return text such as `14:03:20  -  Block 128 to 135  -  75 % active, 25 % cached  -  request #12`."""
+    """Return text such as `14:03:20  ·  Block 128 to 135  ·  75 % active, 25 % cached  ·  request #12`."""
     index = index_at(overview, time_ns)
     if index < 0:
         return f"{clock_text(time_ns)}  ·  nothing recorded"
     epoch, num_rows = int(overview.epoch[index]), int(overview.column("num_rows")[index])
     if address >= num_rows:
-        return f"{clock_text(time_ns)}  ·  outside the cache, which had {plural(num_rows, 'place')} then"
+        return f"{clock_text(time_ns)}  ·  outside the cache, which had {plural(num_rows, 'block')} then"
     row = int(np.searchsorted(bin_edges(num_rows), address, "right")) - 1
     first, last = bin_edges(num_rows)[row : row + 2].tolist()
     cache = pools.cache_of(epoch, num_rows)
-    name = f"Place {count(first)}" if cache is None else locate_block(cache, first).name
+    name = f"Block {count(first)}" if cache is None else locate_block(cache, first).name
     if last - first > 1:
         end = last - 1 if cache is None else locate_block(cache, last - 1).number
         name += f" to {count(end)}"
-    stopped = stop_text_at(overview, time_ns)
-    parts = [*_use(overview, index, row, last - first), *([f"engine {stopped}"] if stopped else [])]
+    stop_text = stop_text_at(overview, time_ns)
+    parts = [*_use_texts(overview, index, row, last - first), *([f"engine {stop_text}"] if stop_text else [])]
     return "  ·  ".join([clock_text(time_ns), name, *parts])
 
 
 def runs_text(overview: SessionOverview, time_ns: int, exponent: int) -> str:
-    """Return text such as `14:03:20  -  12 runs of 4 to 7 free blocks, 40 in total  -  longest 96 blocks`."""
+    """Return text such as `14:03:20  ·  12 runs of 4 to 7 free blocks, 40 in total  ·  longest 96 blocks`.
+
+    `exponent`: the runs described have 2 ** `exponent` blocks or more, but less than twice as many.
+    """
     index = index_at(overview, time_ns)
     if index < 0:
         return f"{clock_text(time_ns)}  ·  nothing recorded"
@@ -54,23 +57,23 @@ def runs_text(overview: SessionOverview, time_ns: int, exponent: int) -> str:
     return f"{clock_text(time_ns)}  ·  {sentence}  ·  longest {plural(longest, 'block')}"
 
 
-def _use(overview: SessionOverview, index: int, row: int, size: int) -> list[str]:
-    table = {name: overview.bins(name, np.array([index])) for name in ("active", "cached", "shared", "filled", "owner")}
-    if table["active"].shape[1] <= row:
+def _use_texts(overview: SessionOverview, index: int, row: int, size: int) -> list[str]:
+    bins = {name: overview.bins(name, np.array([index])) for name in ("active", "cached", "shared", "filled", "owner")}
+    if bins["active"].shape[1] <= row:
         return ["not recorded"]
-    at = {name: int(values[0, row]) for name, values in table.items()}
-    shares = [f"{_percent(at[n], size)}{n}" for n in ("active", "shared", "cached") if at[n]]
+    cell = {name: int(values[0, row]) for name, values in bins.items()}
+    shares = [f"{_percent(cell[n], size)}{n}" for n in ("active", "shared", "cached") if cell[n]]
     parts = [", ".join(shares) if shares else "free"]
-    in_use = at["active"] + at["cached"]
+    in_use = cell["active"] + cell["cached"]
     if in_use:
-        parts.append(f"{min(round(at['filled'] / in_use * 100), 100)} % of slots used")
-    if at["active"] and at["owner"] >= 0:
-        parts.append(f"request #{at['owner']}" + (" is the newest owner" if size > 1 else ""))
+        parts.append(f"{min(round(cell['filled'] / in_use * 100), 100)} % of slots used")
+    if cell["active"] and cell["owner"] >= 0:
+        parts.append(f"request #{cell['owner']}" + (" is the newest owner" if size > 1 else ""))
     return parts
 
 
 def _percent(share: int, size: int) -> str:
-    """Return the percentage followed by a space, or "" for a single block, which is in one state entirely."""
+    """Return a percentage followed by a space, or "" for a single block, which is entirely in one state."""
     if size == 1:
         return ""
     return "under 1 % " if share <= 2 else f"{round(share / 255 * 100)} % "

@@ -1,4 +1,4 @@
-"""Small curves stacked on the heatmap's time axis, and the ruler with the times below them."""
+"""Small curves stacked on the heatmap's time axis, and the ruler with the times of day below them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,15 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 
 IntArray = npt.NDArray[np.int64]
 STRIP_HEIGHT: Final = 40
-_PAD: Final = 3
+_PADDING: Final = 3
 _STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
-_TICK_APART: Final = 74
+_MIN_TICK_SPACING: Final = 74
 _Curve = tuple[float, list[QLineF]]
-"""(value at the top, lines)."""
+"""Value at the top of the strip, and the lines to draw."""
 _STOP_SHARE: Final = 0.0
 
 
 class CurveStrip(TimeArea):
-    """One curve with its title and its value at the hovered moment, or else at the cursor."""
-
     def __init__(
         self,
         frame: TimeFrame,
@@ -49,8 +47,8 @@ class CurveStrip(TimeArea):
         self._times: IntArray = np.zeros(0, np.int64)
         self._values: FloatArray = np.zeros(0)
         self._current = float("nan")
-        self._lines: tuple[tuple[object, ...], _Curve] | None = None
-        """Inputs of the last drawn curve, and its result: moving the cursor does not require a new curve."""
+        self._cached_curve: tuple[tuple[object, ...], _Curve] | None = None
+        """Inputs of the curve drawn last, and the curve. Moving the cursor does not require a new one."""
         self.setAccessibleName(title)
         self.setToolTip(tip)
         self.setFixedHeight(scaled(STRIP_HEIGHT))
@@ -59,24 +57,23 @@ class CurveStrip(TimeArea):
         return QSize(240, scaled(STRIP_HEIGHT))
 
     def show_values(self, times: IntArray, values: FloatArray) -> None:
-        """Show the value of the second that starts at each of `times`; NaN where unknown."""
-        self._times, self._values, self._lines = times, values, None
+        """Show one value for each second, which starts at `times` (ns), shape (n,) each. Unknown values are NaN."""
+        self._times, self._values, self._cached_curve = times, values, None
         self.update()
 
     def show_current(self, value: float) -> None:
-        """Show the value at the cursor, whose second may be incomplete; NaN if unknown."""
+        """Set the value at the cursor, whose second may be incomplete. NaN if unknown."""
         if value != self._current:
             self._current = value
             self.update()
 
     @property
     def value_text(self) -> str:
-        """Value at the hovered moment, or else at the cursor, as text."""
         value = self._current if self.hover_ns is None else self.value_at(self.hover_ns)
         return self._text(value) if np.isfinite(value) else "–"
 
     def value_at(self, time_ns: int) -> float:
-        """Return the value of the second that contains the moment, or NaN."""
+        """Return the value of the second that contains `time_ns`, or NaN if there is none."""
         index = int(np.searchsorted(self._times, time_ns, "right")) - 1
         if index < 0 or time_ns - int(self._times[index]) >= SECOND_NS:
             return float("nan")
@@ -95,16 +92,15 @@ class CurveStrip(TimeArea):
         painter.end()
 
     def _curve(self, text_height: int) -> _Curve:
-        drawn_with = (self.frame.scale, self.width(), self.height(), text_height)
-        if self._lines is None or self._lines[0] != drawn_with:
+        inputs = (self.frame.scale, self.width(), self.height(), text_height)
+        if self._cached_curve is None or self._cached_curve[0] != inputs:
             lows, highs = self._extremes()
             highest = float(np.nanmax(highs)) if np.isfinite(highs).any() else 0.0
             top = self._fixed_top or nice_ceiling(highest * 1.04)
-            self._lines = drawn_with, (top, self._lines_of(lows / top, highs / top, text_height))
-        return self._lines[1]
+            self._cached_curve = inputs, (top, self._make_lines(lows / top, highs / top, text_height))
+        return self._cached_curve[1]
 
     def _extremes(self) -> tuple[FloatArray, FloatArray]:
-        """Return the minimum and the maximum known value in each pixel column; NaN without data."""
         scale = self.frame.scale
         width = max(self.width() - gutter(), 1)
         edges = scale.begin_ns + np.arange(width + 1) * ((scale.end_ns - scale.begin_ns) / width)
@@ -112,45 +108,45 @@ class CurveStrip(TimeArea):
         ends = np.searchsorted(self._times, edges[1:], "left")
         lows = np.full(width, np.nan)
         highs = lows.copy()
-        known = np.flatnonzero(ends > starts)
-        if known.size:
+        with_data = np.flatnonzero(ends > starts)
+        if with_data.size:
             values = np.append(self._values, np.nan)
-            pairs = np.stack((starts[known], ends[known]), axis=1).ravel()
-            lows[known] = np.fmin.reduceat(values, pairs)[::2]
-            highs[known] = np.fmax.reduceat(values, pairs)[::2]
+            pairs = np.stack((starts[with_data], ends[with_data]), axis=1).ravel()
+            lows[with_data] = np.fmin.reduceat(values, pairs)[::2]
+            highs[with_data] = np.fmax.reduceat(values, pairs)[::2]
         return lows, highs
 
-    def _lines_of(self, lows: FloatArray, highs: FloatArray, text_height: int) -> list[QLineF]:
-        bottom, room = self.height() - _PAD, self.height() - 2 * _PAD - text_height
+    def _make_lines(self, lows: FloatArray, highs: FloatArray, text_height: int) -> list[QLineF]:
+        bottom, plot_height = self.height() - _PADDING, self.height() - 2 * _PADDING - text_height
         lines = []
         columns = np.flatnonzero(np.isfinite(highs))
-        ys_low, ys_high = bottom - lows * room, bottom - highs * room
-        before = -2
+        ys_low, ys_high = bottom - lows * plot_height, bottom - highs * plot_height
+        previous = -2
         for x in columns.tolist():
             top, low = float(ys_high[x]), float(ys_low[x])
-            if before == x - 1:
-                near = min(max(float(ys_low[before]), top), low)
-                lines.append(QLineF(gutter() + before, float(ys_low[before]), gutter() + x, near))
+            if previous == x - 1:
+                joint = min(max(float(ys_low[previous]), top), low)
+                lines.append(QLineF(gutter() + previous, float(ys_low[previous]), gutter() + x, joint))
             lines.append(QLineF(gutter() + x, top, gutter() + x, low if low - top > 1 else top + 1))
-            before = x
+            previous = x
         return lines
 
     def _draw_labels(self, painter: QPainter, top: float) -> None:
-        words = self.value_text
-        self.setAccessibleDescription(words)
+        value_text = self.value_text
+        self.setAccessibleDescription(value_text)
         painter.setFont(sans(0.9))
         metrics = painter.fontMetrics()
         painter.setPen(self.theme.color("muted"))
         line = QRect(gutter() + 4, 1, self.width() - gutter() - 8, metrics.height())
         painter.drawText(line, Qt.AlignmentFlag.AlignLeft, self.title)
         painter.setPen(self.theme.color("text"))
-        painter.drawText(line, Qt.AlignmentFlag.AlignRight, words)
+        painter.drawText(line, Qt.AlignmentFlag.AlignRight, value_text)
         painter.setFont(sans(0.82))
         painter.setPen(self.theme.color("muted"))
-        small = painter.fontMetrics().height()
-        rect = QRect(0, metrics.height() - 2, gutter() - 6, small)
+        small_height = painter.fontMetrics().height()
+        rect = QRect(0, metrics.height() - 2, gutter() - 6, small_height)
         painter.drawText(rect, Qt.AlignmentFlag.AlignRight, self._axis_text(top))
-        rect.moveTop(self.height() - small)
+        rect.moveTop(self.height() - small_height)
         painter.drawText(rect, Qt.AlignmentFlag.AlignRight, "0")
 
 
@@ -161,15 +157,14 @@ class Ruler(TimeArea):
         self.setFixedHeight(scaled(20))
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Return (x in the widget, text) of each tick."""
         scale = self.frame.scale
         width = max(self.width() - gutter(), 1)
-        wanted = (scale.end_ns - scale.begin_ns) / SECOND_NS * scaled(_TICK_APART) / width
-        step = next((step for step in _STEPS_S if step >= wanted), _STEPS_S[-1])
-        shift = time.localtime(scale.begin_ns // SECOND_NS).tm_gmtoff  # round in local time, not in UTC
-        first = -(-(scale.begin_ns + shift * SECOND_NS) // (step * SECOND_NS))
-        last = (scale.end_ns + shift * SECOND_NS) // (step * SECOND_NS)
-        seconds = [index * step - shift for index in range(first, last + 1)]
+        min_step_s = (scale.end_ns - scale.begin_ns) / SECOND_NS * scaled(_MIN_TICK_SPACING) / width
+        step = next((step for step in _STEPS_S if step >= min_step_s), _STEPS_S[-1])
+        utc_offset_s = time.localtime(scale.begin_ns // SECOND_NS).tm_gmtoff  # round in local time, not in UTC
+        first = -(-(scale.begin_ns + utc_offset_s * SECOND_NS) // (step * SECOND_NS))
+        last = (scale.end_ns + utc_offset_s * SECOND_NS) // (step * SECOND_NS)
+        seconds = [index * step - utc_offset_s for index in range(first, last + 1)]
         return [(self.x_of(second * SECOND_NS), clock_text(second * SECOND_NS)) for second in seconds]
 
     def paintEvent(self, event: QPaintEvent) -> None:
@@ -187,5 +182,5 @@ class Ruler(TimeArea):
 
 
 def clock_text(time_ns: int) -> str:
-    """Return text such as `14:03:20`, in local time."""
+    """Format a time in ns since 1970 as local time: `14:03:20`."""
     return time.strftime("%H:%M:%S", time.localtime(time_ns // SECOND_NS))

@@ -1,6 +1,6 @@
-"""Widget of a heatmap picture: blits its pixels, labels its rows, and moves a cell cursor by keyboard.
+"""Widget of a heatmap picture: draws the picture and its row labels, and moves a cell cursor by keyboard.
 
-Owns the keyboard cursor. `HeatRaster` draws the cells; the view supplies all text.
+Owns the cell cursor. `HeatRaster` computes the pixels; the view supplies all text.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _GAP_SHARE: Final = 0.30
 _STOP_SHARE: Final = 0.45
-"""Opacity of the band over stopped time; the picture is visible through it."""
+"""Opacity, 0 to 1, of the band over time in which the engine was stopped. The picture is visible through it."""
 
 
 class RowLabel(NamedTuple):
-    """Text in the gutter at a cell row. `line`: whether a border is drawn above that row."""
+    """Text left of the picture at a row of cells. `line`: whether a border is drawn above the row."""
 
     cell: float
     text: str
@@ -53,7 +53,7 @@ class Cell(NamedTuple):
 
 class HeatCanvas(TimeArea):
     cell_pointed = Signal(object)
-    """Emitted with the `Cell` under the mouse or the keyboard cursor, None if there is none."""
+    """Emitted with the `Cell` at the pointer or the keyboard cursor, or None if there is none."""
 
     def __init__(self, frame: TimeFrame, name: str, *, height: int, grows: bool, parent: QWidget | None = None) -> None:
         super().__init__(frame, parent)
@@ -61,7 +61,6 @@ class HeatCanvas(TimeArea):
         self.store: KeyStore | None = None
         self.labels: tuple[RowLabel, ...] = ()
         self.cell: Cell | None = None
-        """Cell of the keyboard cursor."""
         self._height = height
         self._image = QImage()
         vertical = QSizePolicy.Policy.Expanding if grows else QSizePolicy.Policy.Fixed
@@ -76,20 +75,19 @@ class HeatCanvas(TimeArea):
         return QSize(240, self._height)
 
     def set_colors(self, colors: Pixels, theme: Theme) -> None:
-        """Set the pixel of each key, shape (256,)."""
+        """Set the pixel of each key, shape (256,), and the theme for everything else."""
         hatch = mix(theme.base, theme.muted, _GAP_SHARE)
         self.raster.set_colors(colors, pixel(theme.base), pixel(hatch))
         self.redraw()
 
     def show_store(self, store: KeyStore, labels: Sequence[RowLabel], from_ns: int | None) -> None:
-        """Show `store`; keys from `from_ns` on have changed."""
+        """Show the keys of `store`, of which those from `from_ns` on have changed."""
         if store is not self.store or tuple(labels) != self.labels:
             self.store, self.labels = store, tuple(labels)
             self.update()
         self.redraw(from_ns)
 
     def redraw(self, from_ns: int | None = None) -> None:
-        """Draw the columns that are missing, or changed from `from_ns` on."""
         if self.store is None or not self.isVisible():
             self.raster.invalidate()
             return
@@ -103,7 +101,7 @@ class HeatCanvas(TimeArea):
             )
 
     def zoom_by(self, steps: int) -> None:
-        """Zoom around the keyboard cursor; without one, around the newest second while following, else the middle."""
+        """Zoom around the cell cursor or, without one, around the newest second while following, else the middle."""
         if not steps:
             self.frame.fit()
             return
@@ -112,7 +110,6 @@ class HeatCanvas(TimeArea):
         self.frame.zoom(ZOOM_STEP**steps, at_newest if self.cell is None else scale.x_of(self.cell.time_ns))
 
     def announce(self, sentence: str) -> None:
-        """Announce `sentence`, which describes the cell under the cursor, to assistive technology."""
         announce(self, sentence)
 
     def paintEvent(self, event: QPaintEvent) -> None:
@@ -148,38 +145,38 @@ class HeatCanvas(TimeArea):
     def keyPressEvent(self, event: QKeyEvent) -> None:
         key = Qt.Key(event.key())
         if key in CELL_KEYS and self.store is not None and len(self.store):
-            self._step(*CELL_KEYS[key])
+            self._step_cell(*CELL_KEYS[key])
         elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self.cell is not None:
             self.chosen.emit(self.cell.time_ns)
         elif key == Qt.Key.Key_Escape:
-            self._go(None)
+            self._set_cell(None)
         else:
             super().keyPressEvent(event)
 
-    def _step(self, dx: int, dy: int) -> None:
-        assert self.store is not None, "nothing to step on"
+    def _step_cell(self, dx: int, dy: int) -> None:
+        assert self.store is not None, "no store is shown"
         step_ns = max(SECOND_NS, self.frame.scale.column_ns)
         cell = self.cell
         if cell is None:
-            at = self.cursor_ns or self.frame.scale.end_ns
-            shown = min(max(at, self.frame.scale.begin_ns), self.frame.scale.end_ns - 1)
-            cell, dx, dy = Cell(shown // SECOND_NS * SECOND_NS + SECOND_NS // 2, 0), 0, 0
+            scale = self.frame.scale
+            start_ns = min(max(self.cursor_ns or scale.end_ns, scale.begin_ns), scale.end_ns - 1)
+            cell, dx, dy = Cell(start_ns // SECOND_NS * SECOND_NS + SECOND_NS // 2, 0), 0, 0
         first_ns, last_ns = self.store.first_ns, self.store.last_ns
         time_ns = min(max(cell.time_ns + dx * step_ns, first_ns), last_ns - 1)
-        self._go(Cell(time_ns, min(max(cell.row + dy, 0), self.store.num_cells - 1)))
+        self._set_cell(Cell(time_ns, min(max(cell.row + dy, 0), self.store.num_cells - 1)))
 
-    def _go(self, cell: Cell | None) -> None:
+    def _set_cell(self, cell: Cell | None) -> None:
         self.cell = cell
         if cell is not None:
             self.frame.reveal(cell.time_ns)
         self.cell_pointed.emit(cell)
         self.update()
 
-    def _cell_at(self, at: QPointF) -> Cell | None:
+    def _cell_at(self, position: QPointF) -> Cell | None:
         if self.store is None:
             return None
-        row = int(at.y() * self.store.num_cells / max(self.height(), 1))
-        return Cell(self.time_at(at.x()), min(max(row, 0), self.store.num_cells - 1))
+        row = int(position.y() * self.store.num_cells / max(self.height(), 1))
+        return Cell(self.time_at(position.x()), min(max(row, 0), self.store.num_cells - 1))
 
     def _draw_labels(self, painter: QPainter) -> None:
         painter.setFont(sans(0.86))
@@ -199,9 +196,11 @@ class HeatCanvas(TimeArea):
     def _draw_cell(self, painter: QPainter) -> None:
         if self.cell is None or not self.hasFocus() or self.store is None:
             return
-        high = self.height() / self.store.num_cells
+        cell_height = self.height() / self.store.num_cells
         left, right = (self.x_of(t) for t in (self.cell.time_ns // SECOND_NS * SECOND_NS,) * 2)
         right += max(SECOND_NS / self.frame.scale.column_ns / self.devicePixelRatioF(), 1)
         painter.setPen(QPen(self.theme.color("accent"), 2))
         painter.setBrush(Qt.BrushStyle.NoBrush)
-        painter.drawRect(QRectF(left, self.cell.row * high, right - left, max(high, 1)).adjusted(-3, -3, 3, 3))
+        painter.drawRect(
+            QRectF(left, self.cell.row * cell_height, right - left, max(cell_height, 1)).adjusted(-3, -3, 3, 3)
+        )

@@ -1,7 +1,6 @@
 """View of fragmentation: heatmap of addresses over time, lengths of free runs, internal and external fragmentation.
 
-Owns the colour mode, and decides which parts are shown in the available space. All data comes from the session's
-overview.
+Owns the colour mode, and decides which parts are shown in the available space. All data is from the session's overview.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from kvscope_app.views.base import View
 from kvscope_app.views.block_locations import tier_title
 from kvscope_app.views.capability_messages import why_no_addresses
 from kvscope_app.views.heatmap.address_rows import num_cells
-from kvscope_app.views.heatmap.cell_keys import HeatMode, look_up
+from kvscope_app.views.heatmap.cell_keys import HeatMode, key_pixels
 from kvscope_app.views.heatmap.cell_text import cell_text, runs_text
 from kvscope_app.views.heatmap.curve_strips import CurveStrip, Ruler
 from kvscope_app.views.heatmap.heat_canvas import Cell, HeatCanvas, RowLabel
@@ -60,18 +59,16 @@ _TIPS: Final = (
 _MAP_HEIGHT: Final = 92
 _RUNS_HEIGHT: Final = 78
 _OTHERS_HEIGHT: Final = 92
-"""Height of the parts that are always shown besides the map: a row of buttons, the ruler and the legend."""
+"""Height of the row of buttons, the ruler and the legend together, which are always visible."""
 _MARGIN: Final = 8
-_WIDE: Final = 760
-"""Width from which the text is next to the buttons instead of below them."""
-_LOW: Final = 420
-"""Height below which the legend has one line."""
+_WIDE_FROM: Final = 760
+"""Width in pixels from which the text is next to the buttons instead of below them."""
+_LOW_BELOW: Final = 420
+"""Height in pixels below which the legend has one line."""
 _MIN_SIZE: Final = QSize(300, 168)
 
 
 class HeatmapView(View):
-    """View with one pixel column per second, or another ratio when zoomed."""
-
     title: ClassVar[str] = "Fragmentation"
     object_name: ClassVar[str] = "heatmap"
     refresh_hz: ClassVar[float] = 4.0
@@ -93,7 +90,7 @@ class HeatmapView(View):
         self.mode = mode
         self._modes.set_current(MODES.index(mode))
         self._stores = None
-        self._color()
+        self._update_colors()
         self.refresh()
 
     def refresh(self) -> None:
@@ -131,10 +128,10 @@ class HeatmapView(View):
         for part in self._parts:
             part.apply_theme(theme)
         self.link.apply_theme(theme)
-        self._color()
+        self._update_colors()
 
     def minimumSizeHint(self) -> QSize:
-        """Return a fixed minimum: parts that do not fit are hidden and do not enlarge the dock."""
+        """Return a fixed size, because parts that do not fit are hidden instead of enlarging the dock."""
         return _MIN_SIZE
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -167,15 +164,15 @@ class HeatmapView(View):
         self.runs.show_store(runs, run_labels(runs.num_cells), runs_from)
 
     def _new_stores(self) -> tuple[KeyStore, KeyStore]:
-        mode, pools, num = self.mode, self.pools, self._num_addresses
-        cells = KeyStore(lambda overview, at: pools.keys(mode, overview, at, num), num_cells(num))
-        sizes = num_sizes(num)
+        mode, pools, num_addresses = self.mode, self.pools, self._num_addresses
+        cells = KeyStore(lambda overview, at: pools.keys(mode, overview, at, num_addresses), num_cells(num_addresses))
+        sizes = num_sizes(num_addresses)
         return cells, KeyStore(lambda overview, at: run_keys(overview, at, sizes), sizes)
 
     # Appearance
 
-    def _color(self) -> None:
-        self.map.set_colors(look_up(self.mode, self.theme), self.theme)
+    def _update_colors(self) -> None:
+        self.map.set_colors(key_pixels(self.mode, self.theme), self.theme)
         self.runs.set_colors(run_colors(self.theme), self.theme)
         self._show_legend()
 
@@ -196,26 +193,25 @@ class HeatmapView(View):
             self.frame.set_width(width)
 
     def _show_parts_that_fit(self) -> None:
-        """Show as many parts, most informative first, as leave the map its minimum height."""
-        is_wide = self.width() >= scaled(_WIDE)
-        self._top.setDirection(QBoxLayout.Direction.LeftToRight if is_wide else QBoxLayout.Direction.TopToBottom)
-        self.legend.set_low(self.height() < scaled(_LOW))
-        folded = 0 if is_wide else self.fit_button.sizeHint().height()
-        room = self.height() - scaled(_MAP_HEIGHT + _OTHERS_HEIGHT) - folded
+        is_wide = self.width() >= scaled(_WIDE_FROM)
+        self._top_row.setDirection(QBoxLayout.Direction.LeftToRight if is_wide else QBoxLayout.Direction.TopToBottom)
+        self.legend.set_low(self.height() < scaled(_LOW_BELOW))
+        buttons_height = 0 if is_wide else self.fit_button.sizeHint().height()
+        available = self.height() - scaled(_MAP_HEIGHT + _OTHERS_HEIGHT) - buttons_height
         for part in self._by_priority:
-            room -= part.sizeHint().height() + 2
-            part.setVisible(room >= 0)
+            available -= part.sizeHint().height() + 2
+            part.setVisible(available >= 0)
         self._runs_title.setVisible(not self.runs.isHidden())
 
     # User input
 
-    def _point(self, cell: Cell | None) -> None:
+    def _show_hover(self, cell: Cell | None) -> None:
         self._hover_ns = None if cell is None else cell.time_ns
         for part in self._parts:
             part.show_hover(self._hover_ns)
 
-    def _point_at_part(self, part: TimeArea, at: object) -> None:
-        self._point(None if at is None else Cell(part.time_at(at.x()), 0))  # type: ignore[attr-defined]
+    def _on_part_pointed(self, part: TimeArea, at: object) -> None:
+        self._show_hover(None if at is None else Cell(part.time_at(at.x()), 0))  # type: ignore[attr-defined]
 
     def _show_cell(self, cell: Cell | None) -> None:
         if cell is None or self._stores is None:
@@ -232,14 +228,14 @@ class HeatmapView(View):
         exponent = self._stores[1].num_cells - 1 - cell.row
         self._show_caption(runs_text(self.session.overview, cell.time_ns, exponent), self.runs)
 
-    def _show_caption(self, words: str, by: HeatCanvas) -> None:
-        self.caption.setText(words)
-        self.caption.setToolTip(words)
-        if by.hasFocus():
-            by.announce(words)
+    def _show_caption(self, text: str, canvas: HeatCanvas) -> None:
+        self.caption.setText(text)
+        self.caption.setToolTip(text)
+        if canvas.hasFocus():
+            canvas.announce(text)
 
     def _go_to(self, time_ns: int) -> None:
-        """Go to the end of the second at `time_ns`, because that is the state drawn."""
+        """Go to the end of the second at `time_ns`, whose state the picture shows."""
         self.session.timeline.go_to((time_ns // SECOND_NS + 1) * SECOND_NS - 1)
         self.refresh()
 
@@ -267,8 +263,8 @@ class HeatmapView(View):
         self.follow_button = tool_button("Follow", "Keep the latest data at the right edge", checkable=True)
 
     def _lay_out(self) -> None:
-        self._top = QHBoxLayout()
-        self._top.setSpacing(6)
+        self._top_row = QHBoxLayout()
+        self._top_row.setSpacing(6)
         for index, tip in enumerate(_TIPS):
             self._modes.set_tip(index, tip)
         line = QHBoxLayout()
@@ -276,10 +272,10 @@ class HeatmapView(View):
         line.addWidget(self.fit_button)
         line.addWidget(self.follow_button)
         line.addWidget(self.link.button)
-        self._top.addWidget(self._modes)
-        self._top.addLayout(line, 1)
-        for words in (self.caption, self._runs_title):
-            words.setProperty("look", "muted")
+        self._top_row.addWidget(self._modes)
+        self._top_row.addLayout(line, 1)
+        for text_label in (self.caption, self._runs_title):
+            text_label.setProperty("look", "muted")
         parts = QWidget()
         column = QVBoxLayout(parts)
         column.setContentsMargins(0, 0, 0, 0)
@@ -299,7 +295,7 @@ class HeatmapView(View):
         layout.setContentsMargins(_MARGIN, 6, _MARGIN, 6)
         layout.setSizeConstraint(QLayout.SizeConstraint.SetNoConstraint)
         layout.setSpacing(4)
-        layout.addLayout(self._top)
+        layout.addLayout(self._top_row)
         layout.addWidget(pages, 1)
         self.setFocusProxy(self.map)
 
@@ -313,15 +309,15 @@ class HeatmapView(View):
         for part in self._parts:
             part.chosen.connect(self._go_to)
         for strip in (*self.strips.all, self._ruler):
-            strip.pointed.connect(lambda at, strip=strip: self._point_at_part(strip, at))
+            strip.pointed.connect(lambda at, strip=strip: self._on_part_pointed(strip, at))
         for canvas, show in ((self.map, self._show_cell), (self.runs, self._show_run)):
-            canvas.cell_pointed.connect(self._point)
+            canvas.cell_pointed.connect(self._show_hover)
             canvas.cell_pointed.connect(show)
         self.session.overview_changed.connect(self._on_overview)
 
 
 def run_colors(theme: Theme) -> Pixels:
-    """Return the pixel of each key of the free-run picture: one hue, stronger for more runs."""
+    """Return the pixel of each key of the picture of free runs, shape (256,): more runs have a stronger colour."""
     colors = [theme.base] * 256
     for level in range(1, MAX_LEVEL + 1):
         share = 0.4 + 0.6 * (level - 1) / (MAX_LEVEL - 1)
@@ -332,7 +328,7 @@ def run_colors(theme: Theme) -> Pixels:
 class LossStrips:
     """Four curves around the heatmap: external and internal fragmentation, longest free run, and number of free runs.
 
-    Owns the curves' data. All curves share `frame` as their time axis; the view lays them out.
+    Supplies the curves with data. All use `frame` as their time axis; the view lays them out.
     """
 
     def __init__(self, frame: TimeFrame) -> None:
@@ -350,24 +346,24 @@ class LossStrips:
         self.number = CurveStrip(frame, "Free runs", "Number of runs of free blocks", 2, count, count)
         self.internal = _share_strip(frame, "Internal fragmentation", "Wasted share of the slots that requests hold", 3)
         self.all = (self.external, self.longest, self.number, self.internal)
-        self._shown: tuple[SessionOverview, int] | None = None
+        self._shown_version: tuple[SessionOverview, int] | None = None
 
     def show_overview(self, overview: SessionOverview) -> None:
         version = (overview, overview.version)
-        if version == self._shown:
+        if version == self._shown_version:
             return
-        self._shown = version
+        self._shown_version = version
         self.external.show_values(overview.time_ns, fragmentation_of(overview))
         self.longest.show_values(overview.time_ns, overview.column("longest_free_run"))
         self.number.show_values(overview.time_ns, overview.column("num_free_runs"))
         self.internal.show_values(overview.time_ns, waste_of(overview))
 
     def show_current(self, mirror: Mirror) -> None:
-        """Show the values at the cursor. `mirror` is the state at the cursor's time, as in the Memory view."""
+        """Show the values at the cursor, from `mirror`, which has the state at the cursor's time."""
         use, has_slots = pool_use(mirror), mirror.capabilities.filled
         runs = free_run_lengths(mirror.ledger.state[: mirror.num_blocks])
-        waste, scattered = use.internal_fragmentation, use.external_fragmentation
-        self.external.show_current(np.nan if scattered is None else scattered)
+        waste, external = use.internal_fragmentation, use.external_fragmentation
+        self.external.show_current(np.nan if external is None else external)
         self.longest.show_current(float(runs.max(initial=0)))
         self.number.show_current(float(runs.size))
         self.internal.show_current(np.nan if waste is None or not has_slots else waste)
@@ -379,7 +375,7 @@ def _share_strip(frame: TimeFrame, title: str, tip: str, series: int) -> CurveSt
 
 # Labels next to the heatmap's rows: addresses or lengths of free runs. These functions do not depend on Qt.
 def address_labels(num_addresses: int, hello: Hello | None) -> list[RowLabel]:
-    """Return a label where each tier starts; with a single tier, its first and last address."""
+    """Return a label where each tier starts or, with a single tier, its first and last address."""
     cells = num_cells(num_addresses)
     if hello is None or hello.cache.num_rows != num_addresses:
         return [RowLabel(0, "0"), RowLabel(cells, count(num_addresses - 1))]
@@ -391,6 +387,6 @@ def address_labels(num_addresses: int, hello: Hello | None) -> list[RowLabel]:
 
 
 def run_labels(num_sizes: int) -> list[RowLabel]:
-    """Return the minimum length of each row's runs, longest row first."""
+    """Return a label with the minimum run length for each size class, longest runs first."""
     top = num_sizes - 1
     return [RowLabel(top - power, f"{count(1 << power)}" + ("+" if power else "")) for power in range(top, -1, -1)]

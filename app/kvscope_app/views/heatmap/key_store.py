@@ -1,6 +1,6 @@
-"""Keys of every second of an overview, computed once, and the maximum over any stretch of time.
+"""Keys of every second of an overview, computed once, and the maximum key in any range of time.
 
-Owns the number of rows: beyond `max_rows`, pairs of neighbours are merged. Must not depend on colours.
+Above `max_rows` rows, pairs of rows are merged. Must not depend on colours.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 
 IntArray = npt.NDArray[np.int64]
 MakeKeys = Callable[[SessionOverview, IntArray], Keys]
-"""Function (overview, indices of seconds) -> keys, shape (n, cells)."""
+"""Function that computes keys, shape (n, cells), from an overview and the indices of n seconds in it."""
 MAX_ROWS: Final = 16_384
-"""Rows for 4.5 hours at one row per second."""
+"""Enough for 4.5 hours at one row per second."""
 _SECONDS_PER_BATCH: Final = 1_024
 
 
 class KeyStore:
-    """One row of `num_cells` keys per second, or per several seconds after merging."""
+    """Table of keys with a row of `num_cells` keys per second, or per several seconds after merging."""
 
     def __init__(self, make_keys: MakeKeys, num_cells: int, max_rows: int = MAX_ROWS) -> None:
         self.num_computed = 0
-        """Total number of seconds whose keys were computed."""
         self.num_cells = num_cells
         self._make_keys, self._max_rows = make_keys, max_rows
         self._stride = 1
@@ -51,51 +50,57 @@ class KeyStore:
         return int(self._end_ns[self._size - 1]) if self._size else 0
 
     def update(self, overview: SessionOverview) -> int | None:
-        """Update to the overview's new data. Returns the time from which keys may have changed, or None if nothing
-        changed."""
+        """Compute the keys of the overview's new seconds.
+
+        Returns the time in ns from which keys may have changed, or None if nothing changed.
+        """
         if self._version == (overview, overview.version):
             return None
-        same = self._version is not None and self._version[0] is overview
+        is_same = self._version is not None and self._version[0] is overview
         self._version = (overview, overview.version)
-        kept = self._num_valid(overview) if same else 0
-        first = int(np.searchsorted(overview.time_ns, self._end_ns[kept - 1], "left")) if kept else 0
-        from_ns = int(self._begin_ns[kept]) if kept < self._size else None
-        self._size = kept
+        num_valid = self._num_valid(overview) if is_same else 0
+        first = int(np.searchsorted(overview.time_ns, self._end_ns[num_valid - 1], "left")) if num_valid else 0
+        from_ns = int(self._begin_ns[num_valid]) if num_valid < self._size else None
+        self._size = num_valid
         if first < len(overview):
             from_ns = min(from_ns or int(overview.time_ns[first]), int(overview.time_ns[first]))
-            for begin in range(first, len(overview), _SECONDS_PER_BATCH * self._stride):
-                self._append(overview, np.arange(begin, min(begin + _SECONDS_PER_BATCH * self._stride, len(overview))))
+            for start in range(first, len(overview), _SECONDS_PER_BATCH * self._stride):
+                self._append(overview, np.arange(start, min(start + _SECONDS_PER_BATCH * self._stride, len(overview))))
         return from_ns
 
     def columns(self, scale: TimeScale, first: int, last: int) -> Keys:
-        """Return the maximum keys of the picture columns `first` to `last` (exclusive), shape (columns, cells); 0
-        without data."""
+        """Return the maximum keys in the columns `first` to `last` (exclusive) of `scale`, shape (columns, cells).
+
+        Columns without data have key 0.
+        """
         edges = (scale.first + np.arange(first, last + 1, dtype=np.int64)) * scale.column_ns
         starts = np.searchsorted(self._end_ns[: self._size], edges[:-1], "right")
         ends = np.searchsorted(self._begin_ns[: self._size], edges[1:], "left")
         return highest(self._keys[: self._size], starts, ends, axis=0)
 
     def _num_valid(self, overview: SessionOverview) -> int:
-        """Return the number of rows that remain valid. The last row is always recomputed: its second may have been
-        incomplete."""
-        begins, times = self._begin_ns[: self._size], overview.time_ns
+        """Return the number of rows that remain valid.
+
+        The last row is always computed again, because its second may have been incomplete.
+        """
+        start_ns, times = self._begin_ns[: self._size], overview.time_ns
         if not times.size:
             return 0
-        gone = int(np.searchsorted(self._end_ns[: self._size], times[0], "right"))
-        if gone:
-            self._drop_first(gone)
-            begins = self._begin_ns[: self._size]
-        inner = begins[1:] if begins.size and begins[0] < times[0] else begins
-        indices = np.minimum(np.searchsorted(times, inner), times.size - 1)
-        wrong = np.flatnonzero(times[indices] != inner)
-        kept = begins.size - inner.size + (int(wrong[0]) if wrong.size else inner.size)
-        return max(min(kept, self._size - 1), 0)
+        num_dropped = int(np.searchsorted(self._end_ns[: self._size], times[0], "right"))
+        if num_dropped:
+            self._drop_first(num_dropped)
+            start_ns = self._begin_ns[: self._size]
+        complete_ns = start_ns[1:] if start_ns.size and start_ns[0] < times[0] else start_ns
+        indices = np.minimum(np.searchsorted(times, complete_ns), times.size - 1)
+        mismatches = np.flatnonzero(times[indices] != complete_ns)
+        num_valid = start_ns.size - complete_ns.size + (int(mismatches[0]) if mismatches.size else complete_ns.size)
+        return max(min(num_valid, self._size - 1), 0)
 
     def _drop_first(self, count: int) -> None:
-        left = self._size - count
+        num_left = self._size - count
         for array in (self._begin_ns, self._end_ns, self._keys):
-            array[:left] = array[count : self._size].copy()
-        self._size = left
+            array[:num_left] = array[count : self._size].copy()
+        self._size = num_left
 
     def _append(self, overview: SessionOverview, indices: IntArray) -> None:
         keys = self._make_keys(overview, indices)
@@ -106,8 +111,8 @@ class KeyStore:
             keys = np.maximum.reduceat(keys, starts, axis=0)
         ends = times[np.minimum(starts + self._stride, len(indices)) - 1] + SECOND_NS
         self._reserve(self._size + starts.size)
-        into = slice(self._size, self._size + starts.size)
-        self._begin_ns[into], self._end_ns[into], self._keys[into] = times[starts], ends, keys
+        rows = slice(self._size, self._size + starts.size)
+        self._begin_ns[rows], self._end_ns[rows], self._keys[rows] = times[starts], ends, keys
         self._size += starts.size
         while self._size > self._max_rows:
             self._merge_pairs()
@@ -116,13 +121,12 @@ class KeyStore:
         capacity = self._begin_ns.size
         if size <= capacity:
             return
-        more = max(size, 2 * capacity) - capacity
-        self._begin_ns = np.concatenate((self._begin_ns, np.empty(more, np.int64)))
-        self._end_ns = np.concatenate((self._end_ns, np.empty(more, np.int64)))
-        self._keys = np.concatenate((self._keys, np.empty((more, self.num_cells), np.uint8)))
+        num_added = max(size, 2 * capacity) - capacity
+        self._begin_ns = np.concatenate((self._begin_ns, np.empty(num_added, np.int64)))
+        self._end_ns = np.concatenate((self._end_ns, np.empty(num_added, np.int64)))
+        self._keys = np.concatenate((self._keys, np.empty((num_added, self.num_cells), np.uint8)))
 
     def _merge_pairs(self) -> None:
-        """Merge pairs of rows, keeping the higher keys."""
         starts = np.arange(0, self._size, 2)
         lasts = np.minimum(starts + 1, self._size - 1)
         self._end_ns[: starts.size] = self._end_ns[lasts]

@@ -1,4 +1,4 @@
-"""Free runs of a pool by size and second, from an overview. Uses numpy only."""
+"""Numbers of free runs by size and second, from an overview, as keys. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 IntArray = npt.NDArray[np.int64]
 NO_RUNS: Final = 2
-"""Key of a size without any run; each doubling of the number of runs adds one."""
+"""Key of a size class without any run. The key increases by 1 for each doubling of the number of runs."""
 MAX_LEVEL: Final = 12
 
 
 def num_sizes(num_addresses: int) -> int:
-    """Return the number of run-size classes of a pool: 1, 2 to 3, 4 to 7, ..."""
+    """Return the number of size classes (1, 2 to 3, 4 to 7, … blocks) of the free runs of a pool."""
     return max(int(num_addresses).bit_length(), 1)
 
 
 def run_keys(overview: SessionOverview, indices: IntArray, num: int) -> Keys:
-    """Return keys for the number of free runs in each of `num` size classes, longest first, shape (n, num)."""
+    """Return keys for the number of free runs in each of `num` size classes, longest runs first, shape (n, num)."""
     counts = np.zeros((len(indices), num), np.int64)
     for row, index in enumerate(indices.tolist()):
         runs = overview.free_runs(index)[:num]

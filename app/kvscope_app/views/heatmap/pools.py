@@ -1,7 +1,6 @@
-"""Sizes of the pool and the lower tiers at each time, by engine start.
+"""`CacheInfo` of each engine start, which divides the rows of an overview into the pool and the lower tiers.
 
-An overview contains only the number of rows. Their division into tiers is known only from the engine, for its current
-start.
+An overview contains only the number of rows. Their division is known only from the engine, for its current start.
 """
 
 from __future__ import annotations
@@ -19,26 +18,28 @@ IntArray = npt.NDArray[np.int64]
 
 
 class PoolRegistry:
-    """Caches of all engine starts seen so far, by epoch."""
+    """`CacheInfo` of all engine starts seen so far, by epoch."""
 
     def __init__(self) -> None:
         self._caches: dict[int, CacheInfo] = {}
         self._newest: CacheInfo | None = None
 
     def record(self, epoch: int, cache: CacheInfo) -> bool:
-        """Record the cache of an engine start. Returns whether it is new or changed."""
-        is_news = self._caches.get(epoch) != cache
+        """Record the `CacheInfo` of an engine start. Returns whether it differs from the one recorded before."""
+        is_new = self._caches.get(epoch) != cache
         self._caches[epoch] = self._newest = cache
-        return is_news
+        return is_new
 
     def cache_of(self, epoch: int, num_rows: int) -> CacheInfo | None:
-        """Return the cache of an engine start, or None. An unknown start is assumed to have the newest cache if the
-        number of rows is equal."""
+        """Return the `CacheInfo` of an engine start, or None if it is unknown or has another number of rows.
+
+        An unknown start is assumed to have the same cache as the newest one.
+        """
         cache = self._caches.get(epoch, self._newest)
         return cache if cache is not None and cache.num_rows == num_rows else None
 
     def tiers(self, epoch: int, num_rows: int) -> IntArray:
-        """Return the tier of each bin, by its first row; `Tier.HBM` for all if the cache is unknown."""
+        """Return the tier of each bin's first row, shape (bins,). `Tier.HBM` for all if the cache is unknown."""
         result = np.zeros(num_cells(num_rows), np.int64)
         cache = self.cache_of(epoch, num_rows)
         if cache is not None:
@@ -46,15 +47,14 @@ class PoolRegistry:
         return result
 
     def keys(self, mode: HeatMode, overview: SessionOverview, indices: IntArray, num_addresses: int) -> Keys:
-        """Return the keys of the seconds at indices `places`, over the cells of `num_addresses` addresses, shape (n,
-        cells)."""
+        """Return the keys of the seconds at `indices`, shape (n, cells), for the cells of `num_addresses` addresses."""
         result = np.zeros((len(indices), num_cells(num_addresses)), np.uint8)
         epochs, rows = overview.epoch[indices], overview.column("num_rows")[indices].astype(np.int64)
-        cuts = np.flatnonzero((np.diff(epochs) != 0) | (np.diff(rows) != 0)) + 1
-        for part in np.split(np.arange(len(indices)), cuts):
+        boundaries = np.flatnonzero((np.diff(epochs) != 0) | (np.diff(rows) != 0)) + 1
+        for part in np.split(np.arange(len(indices)), boundaries):
             num_rows = int(rows[part[0]]) if part.size else 0
             if num_rows:
                 tiers = self.tiers(int(epochs[part[0]]), num_rows)
-                own = cell_keys(mode, overview, indices[part], tiers)
-                result[part] = spread(own, num_rows, num_addresses)
+                pool_keys = cell_keys(mode, overview, indices[part], tiers)
+                result[part] = spread(pool_keys, num_rows, num_addresses)
         return result

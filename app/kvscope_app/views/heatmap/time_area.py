@@ -1,4 +1,4 @@
-"""Base of parts with a time axis: the wheel zooms, dragging pans, a click goes to a time, a double click fits.
+"""Base class of parts with a time axis. The wheel zooms, dragging pans, a click goes to a time, a double click fits.
 
 Owns the mouse state. Subclasses draw; `TimeFrame` owns the visible time.
 """
@@ -17,23 +17,20 @@ from kvscope_app.views.heatmap.time_frame import TimeFrame
 from kvscope_telemetry.running_time import RunningTime
 
 GUTTER: Final = 80
-"""Width of the left axis in pixels at 100 % scale, equal in all parts so that their times are aligned."""
+"""Width of the left margin in pixels at 100 % zoom. It is equal in all parts, so that their times are aligned."""
 ZOOM_STEP: Final = 1.25
-_DRAG_FROM: Final = 4
+_MIN_DRAG_PX: Final = 4
 
 
 def gutter() -> int:
-    """Return `GUTTER` in pixels at the current scale."""
     return scaled(GUTTER)
 
 
 class TimeArea(QWidget):
-    """Widget that shows the times of `frame` right of the gutter."""
-
     chosen = Signal(object)
-    """Emitted with the clicked moment, in ns since 1970."""
+    """Emitted with the clicked time, in ns since 1970."""
     pointed = Signal(object)
-    """Emitted with the mouse position, a QPointF, or None when it leaves."""
+    """Emitted with the pointer's position, a QPointF, or None when the pointer leaves."""
 
     def __init__(self, frame: TimeFrame, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -42,10 +39,10 @@ class TimeArea(QWidget):
         self.cursor_ns = 0
         self.hover_ns: int | None = None
         self._stops = RunningTime()
-        self._stops_shown = (-1, 0)
-        self._press: QPointF | None = None
+        self._shown_stops = (-1, 0)
+        self._press_position: QPointF | None = None
         self._dragged_to: QPointF | None = None
-        self._left_over = 0.0
+        self._pan_remainder = 0.0
         self.setMouseTracking(True)
         self.setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
@@ -56,14 +53,13 @@ class TimeArea(QWidget):
         self.update()
 
     def show_cursor(self, time_ns: int) -> None:
-        before, self.cursor_ns = self.cursor_ns, time_ns
-        if round(self.x_of(time_ns)) != round(self.x_of(before)):
+        old_ns, self.cursor_ns = self.cursor_ns, time_ns
+        if round(self.x_of(time_ns)) != round(self.x_of(old_ns)):
             self.update()
 
     def show_stops(self, stops: RunningTime) -> None:
-        """Show when the engine was paused or suspended."""
-        if (stops.version, id(stops)) != self._stops_shown:
-            self._stops, self._stops_shown = stops, (stops.version, id(stops))
+        if (stops.version, id(stops)) != self._shown_stops:
+            self._stops, self._shown_stops = stops, (stops.version, id(stops))
             self.update()
 
     def show_hover(self, time_ns: int | None) -> None:
@@ -78,15 +74,14 @@ class TimeArea(QWidget):
         return self.frame.scale.time_at((x - gutter()) * self.devicePixelRatioF())
 
     def draw_stops(self, painter: QPainter, share: float) -> None:
-        """Draw a translucent band with opacity `share` over each time in which the engine was stopped, and a bar along
-        its top."""
-        veil = QColor(self.theme.base)
-        veil.setAlphaF(share)
+        """Draw a band with opacity `share`, and a bar at its top, over each time in which the engine was stopped."""
+        band_color = QColor(self.theme.base)
+        band_color.setAlphaF(share)
         for begin_ns, end_ns in zip(*(times.tolist() for times in self._stops.stretches), strict=True):
             left, right = (min(max(self.x_of(at), gutter()), self.width()) for at in (begin_ns, end_ns))
             if end_ns > self.frame.scale.begin_ns and begin_ns < self.frame.scale.end_ns:
                 band = QRectF(left, 0, max(right - left, 1), self.height())
-                painter.fillRect(band, veil)
+                painter.fillRect(band, band_color)
                 painter.fillRect(QRectF(band.left(), 0, band.width(), 3), self.theme.color("warn"))
 
     def draw_cursor(self, painter: QPainter) -> None:
@@ -99,32 +94,32 @@ class TimeArea(QWidget):
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         steps = event.angleDelta().y() / 120
-        sideways = event.angleDelta().x()
+        horizontal = event.angleDelta().x()
         ratio = self.devicePixelRatioF()
         if steps:
             self.frame.zoom(ZOOM_STEP**steps, max((event.position().x() - gutter()) * ratio, 0.0))
-        elif sideways:
-            self.frame.pan(round(sideways * ratio / 2))
+        elif horizontal:
+            self.frame.pan(round(horizontal * ratio / 2))
         event.accept()
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
         if event.button() in (Qt.MouseButton.LeftButton, Qt.MouseButton.MiddleButton):
-            self._press, self._left_over = event.position(), 0.0
+            self._press_position, self._pan_remainder = event.position(), 0.0
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
-        if self._press is not None and self._is_drag(event.position()):
-            before = self._dragged_to or self._press
+        if self._press_position is not None and self._is_drag(event.position()):
+            previous = self._dragged_to or self._press_position
             self._dragged_to = event.position()
             self.setCursor(Qt.CursorShape.ClosedHandCursor)
-            moved = (event.position().x() - before.x()) * self.devicePixelRatioF() + self._left_over
-            self._left_over = moved - round(moved)
-            self.frame.pan(round(moved))
-        elif self._press is None:
+            delta = (event.position().x() - previous.x()) * self.devicePixelRatioF() + self._pan_remainder
+            self._pan_remainder = delta - round(delta)
+            self.frame.pan(round(delta))
+        elif self._press_position is None:
             self.pointed.emit(event.position() if event.position().x() >= gutter() else None)
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
-        was_click = self._press is not None and self._dragged_to is None
-        self._press = self._dragged_to = None
+        was_click = self._press_position is not None and self._dragged_to is None
+        self._press_position = self._dragged_to = None
         self.unsetCursor()
         if was_click and event.button() == Qt.MouseButton.LeftButton and event.position().x() >= gutter():
             self.chosen.emit(self.time_at(event.position().x()))
@@ -139,4 +134,4 @@ class TimeArea(QWidget):
     def _is_drag(self, position: QPointF) -> bool:
         if self._dragged_to is not None:
             return True
-        return self._press is not None and (position - self._press).manhattanLength() >= _DRAG_FROM
+        return self._press_position is not None and (position - self._press_position).manhattanLength() >= _MIN_DRAG_PX

@@ -1,6 +1,6 @@
-"""Visible time that all parts of the view share: one scale, and the rules by which it moves. Parts only request moves.
+"""Visible time of all parts of the heatmap view: one scale, and the rules by which it moves.
 
-There are three modes: fit everything (also as data grows), follow the newest data at the right edge, or stay.
+There are three modes: fit everything (also as data grows), follow the newest data at the right edge, or stay fixed.
 """
 
 from __future__ import annotations
@@ -15,19 +15,17 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 
 
 class TimeFrameMode(StrEnum):
-    """Rule by which the visible time changes as data is added."""
-
     FIT = "fit"
     FOLLOW = "follow"
     FIXED = "stand"
 
 
 class TimeFrame(QObject):
-    """Owner of `scale`, which is in device pixels."""
+    """Owner of `scale`, which counts device pixels."""
 
     changed = Signal()
     span_chosen = Signal(object)
-    """Emitted with the `TimeSpan` that the user zoomed or panned to; None if the user chose to fit or follow."""
+    """Emitted with the `TimeSpan` that the user zoomed or panned to, or None if the user chose to fit or follow."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -35,7 +33,7 @@ class TimeFrame(QObject):
         self.mode = TimeFrameMode.FIT
         self._range: tuple[int, int] | None = None
         self._requested: TimeSpan | None = None
-        """Range requested by `show_only`; it is fitted again when the width changes."""
+        """Range passed to `show_only`, which is shown again when the width changes."""
 
     def set_width(self, width: int) -> None:
         if width != self.scale.width and width > 0:
@@ -50,45 +48,44 @@ class TimeFrame(QObject):
 
     @property
     def span(self) -> TimeSpan:
-        """Visible time range, in whole pixel columns."""
+        """Visible time, in whole pixel columns."""
         return TimeSpan(self.scale.begin_ns, self.scale.end_ns)
 
     def fit(self) -> None:
-        """Show everything, as chosen by the user."""
+        """Show everything at the user's request."""
         self._set_mode(TimeFrameMode.FIT, self.scale)
         self.span_chosen.emit(None)
 
     def end_zoom(self) -> None:
-        """Show everything, unless the newest data is followed."""
+        """Show everything, unless the view follows the newest data."""
         if self.mode is TimeFrameMode.FIXED:
             self._set_mode(TimeFrameMode.FIT, self.scale)
 
     def show_only(self, span: TimeSpan) -> None:
-        """Show exactly this range, and stay on it."""
+        """Show this range, rounded to whole columns, and stay there."""
         width = self.scale.width
-        wanted_ns = -(-span.length_ns // max(width - 1, 1))
-        column_ns = min(max(wanted_ns, SHORTEST_NS // width), MAX_COLUMN_NS)
+        min_column_ns = -(-span.length_ns // max(width - 1, 1))
+        column_ns = min(max(min_column_ns, SHORTEST_NS // width), MAX_COLUMN_NS)
         self._set_mode(TimeFrameMode.FIXED, TimeScale(span.begin_ns // column_ns, width, column_ns), span)
 
     def set_following(self, following: bool) -> None:
-        """Follow the newest data at the right edge, or stop following."""
         self._set_mode(TimeFrameMode.FOLLOW if following else TimeFrameMode.FIXED, self.scale)
         if following:
             self.span_chosen.emit(None)
 
     def zoom(self, factor: float, x: float) -> None:
-        """Zoom in by `factor` around column `x`, and stop following."""
+        """Zoom in by `factor` around column `x`, and stay there."""
         self._set_mode(TimeFrameMode.FIXED, self.scale.zoomed(factor, x))
         self.span_chosen.emit(self.span)
 
     def pan(self, columns: int) -> None:
-        """Move to earlier times by `columns`, within the range."""
+        """Move to earlier times by `columns`, while part of the data stays visible."""
         if columns:
             self._set_mode(TimeFrameMode.FIXED, self._bounded(self.scale.moved(-columns)))
             self.span_chosen.emit(self.span)
 
     def reveal(self, time_ns: int) -> None:
-        """Pan by the minimum that makes this moment visible."""
+        """Pan by as little as makes `time_ns` visible."""
         x = int(self.scale.x_of(time_ns))
         if x < 0 or x >= self.scale.width:
             self.pan(-(x if x < 0 else x - self.scale.width + 1))
@@ -96,29 +93,30 @@ class TimeFrame(QObject):
     def _bounded(self, scale: TimeScale) -> TimeScale:
         if self._range is None:
             return scale
-        begin, end = (at // scale.column_ns for at in self._range)
-        seen = scale.width // 8  # share of the width that stays covered by data
-        return scale.moved(min(max(scale.first, begin - scale.width + seen), end - seen) - scale.first)
+        first_column, last_column = (at // scale.column_ns for at in self._range)
+        min_covered = scale.width // 8  # columns that stay covered by data
+        first = max(scale.first, first_column - scale.width + min_covered)
+        return scale.moved(min(first, last_column - min_covered) - scale.first)
 
-    def _set_mode(self, stance: TimeFrameMode, scale: TimeScale, wanted: TimeSpan | None = None) -> None:
-        self._requested = wanted
-        before = self.mode
-        self.mode = stance
-        self._set_scale(scale, is_new_mode=before is not stance)
+    def _set_mode(self, mode: TimeFrameMode, scale: TimeScale, requested: TimeSpan | None = None) -> None:
+        self._requested = requested
+        old_mode = self.mode
+        self.mode = mode
+        self._set_scale(scale, is_new_mode=old_mode is not mode)
 
     def _set_scale(self, scale: TimeScale, *, is_new_mode: bool = False) -> None:
         if self._range is not None:
-            scale = self._placed(scale, *self._range)
+            scale = self._positioned(scale, *self._range)
         if is_new_mode or scale != self.scale:
             self.scale = scale
             self.changed.emit()
 
-    def _placed(self, scale: TimeScale, begin_ns: int, end_ns: int) -> TimeScale:
+    def _positioned(self, scale: TimeScale, begin_ns: int, end_ns: int) -> TimeScale:
         if self.mode is TimeFrameMode.FOLLOW:
             return scale.ending_at(end_ns)
         if self.mode is TimeFrameMode.FIT:
             fits = scale.begin_ns <= begin_ns < scale.begin_ns + scale.column_ns and end_ns <= scale.end_ns
-            is_roomy = end_ns - begin_ns < (scale.end_ns - begin_ns) * 0.85
+            has_space = end_ns - begin_ns < (scale.end_ns - begin_ns) * 0.85
             fitted = scale.fitted(begin_ns, max(end_ns, begin_ns + SECOND_NS))
-            return scale if fits and not (is_roomy and fitted.column_ns < scale.column_ns) else fitted
+            return scale if fits and not (has_space and fitted.column_ns < scale.column_ns) else fitted
         return scale

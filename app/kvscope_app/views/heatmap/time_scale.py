@@ -1,7 +1,6 @@
-"""Visible times as whole pixel columns of equal duration. Imports no Qt.
+"""Visible time as whole pixel columns of equal duration. Imports no Qt.
 
-Columns are counted from 1970, so that a moment keeps its column while the picture scrolls, and drawn columns stay
-valid.
+Columns are counted from 1970. A time keeps its column while the picture scrolls, so that drawn columns stay valid.
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 MIN_COLUMN_NS: Final = SECOND_NS // 50
 MAX_COLUMN_NS: Final = 3600 * SECOND_NS
 FIRST_COLUMN_NS: Final = SECOND_NS // 32
-"""Minimum column duration when fitting: a short overview is not stretched further unless the user zooms in."""
-_LADDER: Final = 1.1
-"""Ratio between column durations when fitting a growing overview, so that refits are rare and each leaves some
-space."""
+"""Minimum duration of a column when fitting. A short overview is stretched further only if the user zooms in."""
+_STEP_RATIO: Final = 1.1
+"""Ratio of successive column durations when a growing overview is fitted, so that refits are rare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,29 +39,27 @@ class TimeScale:
         return int((self.first + x) * self.column_ns) if x % 1 else (self.first + int(x)) * self.column_ns
 
     def x_of(self, time_ns: int) -> float:
-        """Return the column of a moment, fractional; outside 0 to `width` if it is not visible."""
+        """Return the fractional column of `time_ns`, which is outside 0 to `width` if the time is not visible."""
         return (time_ns - self.begin_ns) / self.column_ns
 
     def resized(self, width: int) -> TimeScale:
-        """Return the scale with another width and the same right edge."""
         return replace(self, first=self.first + self.width - width, width=width)
 
     def moved(self, columns: int) -> TimeScale:
         return replace(self, first=self.first + columns)
 
     def zoomed(self, factor: float, x: float) -> TimeScale:
-        """Return the scale zoomed in by `factor`, keeping the moment at column `x` fixed."""
-        wanted = round(self.column_ns / factor)
-        column_ns = min(max(wanted, min(MIN_COLUMN_NS, self.column_ns)), MAX_COLUMN_NS)
+        """Return a scale zoomed in by `factor`, with the time at column `x` kept there."""
+        requested_ns = round(self.column_ns / factor)
+        column_ns = min(max(requested_ns, min(MIN_COLUMN_NS, self.column_ns)), MAX_COLUMN_NS)
         return TimeScale(round(self.time_at(x) / column_ns - x), self.width, column_ns)
 
     def ending_at(self, time_ns: int) -> TimeScale:
-        """Return the scale whose last column contains the moment just before `time_ns`."""
         return replace(self, first=-(-time_ns // self.column_ns) - self.width)
 
     def fitted(self, begin_ns: int, end_ns: int) -> TimeScale:
         """Return a scale that covers `begin_ns` to `end_ns` with some space to grow."""
-        needed = max((end_ns - begin_ns) / max(self.width - 1, 1) / FIRST_COLUMN_NS, 1.0)
-        steps = math.ceil(math.log(needed, _LADDER) - 1e-9)
-        column_ns = min(math.ceil(FIRST_COLUMN_NS * _LADDER**steps), MAX_COLUMN_NS)
+        ratio = max((end_ns - begin_ns) / max(self.width - 1, 1) / FIRST_COLUMN_NS, 1.0)
+        steps = math.ceil(math.log(ratio, _STEP_RATIO) - 1e-9)
+        column_ns = min(math.ceil(FIRST_COLUMN_NS * _STEP_RATIO**steps), MAX_COLUMN_NS)
         return TimeScale(begin_ns // column_ns, self.width, column_ns)

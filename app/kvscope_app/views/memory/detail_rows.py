@@ -1,4 +1,4 @@
-"""Details of the KV pool as rows of (name, value, meaning). Imports no Qt."""
+"""Details of the KV pool as rows of (name, value, explanation). Imports no Qt."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ Row = tuple[str, str, str]
 def detail_rows(detail: KVDetail) -> list[Row]:
     return [
         ("Allocation", detail.allocator or UNKNOWN, "How requests get their blocks (--allocator)"),
-        *(_slots(detail) if detail.capabilities.filled else []),
-        *(_fragmentation(detail) if detail.capabilities.filled and detail.capabilities.physical_rows else []),
-        *_others(detail),
+        *(_slot_rows(detail) if detail.capabilities.filled else []),
+        *(_fragmentation_rows(detail) if detail.capabilities.filled and detail.capabilities.physical_rows else []),
+        *_other_rows(detail),
     ]
 
 
 def counter_rows(counters: Counters, capabilities: Capabilities = OWN_ENGINE) -> list[Row]:
-    """Return rows about block events since the engine started; empty if it does not count them."""
+    """Return rows about block events since the engine started, or none if it does not count them."""
     if not (counters.admitted or counters.evicted_blocks or counters.copied_blocks):
         return []
     copied = "Copied on write", plural(counters.copied_blocks, "block"), "Copies of shared blocks made before a write"
     return [
         ("Evicted", plural(counters.evicted_blocks, "block"), "Cached blocks reused for other tokens, in total"),
         *([copied] if capabilities.ref_counts else []),
-        ("Preempted", f"{count(counters.preemptions)} ×", "Requests that gave up their blocks to another"),
+        ("Preempted", f"{count(counters.preemptions)} ×", "Requests that lost their blocks to another request"),
     ]
 
 
-def _slots(detail: KVDetail) -> list[Row]:
+def _slot_rows(detail: KVDetail) -> list[Row]:
     use = detail.use
     return [
         (
@@ -59,8 +59,8 @@ def _wasted_meaning(allocator: str) -> str:
     return "Empty, held: the unfilled ends of requests' last blocks"
 
 
-def _fragmentation(detail: KVDetail) -> list[Row]:
-    use, scattered = detail.use, detail.use.external_fragmentation
+def _fragmentation_rows(detail: KVDetail) -> list[Row]:
+    use, external = detail.use, detail.use.external_fragmentation
     return [
         (
             "Internal fragmentation",
@@ -69,7 +69,7 @@ def _fragmentation(detail: KVDetail) -> list[Row]:
         ),
         (
             "External fragmentation",
-            "no free blocks" if scattered is None else percent(scattered),
+            "no free blocks" if external is None else percent(external),
             "1 − largest free run / free. Harmless where any block will do (paged); refuses requests where "
             "runs are needed (contiguous, buddy)",
         ),
@@ -84,7 +84,7 @@ def _fragmentation(detail: KVDetail) -> list[Row]:
     ]
 
 
-def _others(detail: KVDetail) -> list[Row]:
+def _other_rows(detail: KVDetail) -> list[Row]:
     use, capabilities = detail.use, detail.capabilities
     saved = f"{num_bytes(detail.saved_bytes)} ({plural(detail.num_saved_blocks, 'block')})"
     resident = [

@@ -1,6 +1,6 @@
 """Division of a device's memory between the engine, other processes, the driver and free memory. Imports no Qt.
 
-All values come from the newest sample. If all are known, `total = engine + others + reserved + free`, to the byte.
+All values are from one sample. If all are known, `total = engine + others + reserved + free`, to the byte.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ from kvscope_telemetry.messages.telemetry import DeviceSample, Hello
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """Bytes, None where unknown."""
+    """Bytes of a device's memory by user. None: unknown."""
 
     total: int | None = None
     free: int | None = None
     reserved: int | None = None
-    """Memory reserved by driver and firmware for themselves."""
+    """Memory that the driver and the firmware reserve for themselves."""
     engine: int | None = None
     others: int | None = None
 
     @property
-    def taken(self) -> int | None:
-        """Memory that the engine's breakdown must explain. If the engine's share is unknown, it includes other
-        processes."""
+    def used_by_engine(self) -> int | None:
+        """Bytes that the engine's breakdown must explain. If its share is unknown, other processes are included."""
         if self.engine is not None:
             return self.engine
         if self.total is None or self.free is None:
@@ -34,15 +33,15 @@ class DeviceUse:
 
 
 def device_use(hello: Hello | None, devices: Devices | None, sample: DeviceSample | None) -> DeviceUse:
-    """Return the division by the full device sample if there is one, else by the small `DeviceSample`."""
+    """Return the division of memory from the full device sample or, without one, from the small `DeviceSample`."""
     total_bytes = hello.device.total_bytes or None if hello is not None else None
     if hello is not None and devices is not None:
         gpu = next((gpu for gpu in devices.gpus if gpu.index in devices.used_gpus[:1]), None)
-        found = _gpu_use(gpu, hello.pid) if gpu is not None else None
+        use = _gpu_use(gpu, hello.pid) if gpu is not None else None
         if hello.device.kind != "cuda" and devices.host is not None:
-            found = _host_use(devices.host, hello.pid)
-        if found is not None:
-            return found
+            use = _host_use(devices.host, hello.pid)
+        if use is not None:
+            return use
     return _sample_use(sample, total_bytes)
 
 
@@ -56,9 +55,9 @@ def _gpu_use(gpu: Gpu, pid: int) -> DeviceUse | None:
 
 
 def _host_use(host: Host, pid: int) -> DeviceUse | None:
-    """Return the division of host memory.
+    """Return the division of host memory, or None if the sample is incomplete.
 
-    Files that the engine maps could be reclaimed, so the system counts them as available; here they count as the
+    The system counts files that the engine maps as available, because it could reclaim them. Here they are the
     engine's.
     """
     total, available = host.memory_total_bytes, host.memory_available_bytes
@@ -84,5 +83,5 @@ def _sample_use(sample: DeviceSample | None, reported_total: int | None) -> Devi
 
 
 def _known(value: int) -> int | None:
-    """Map -1, which means unknown in messages, to None."""
+    """Convert -1, which means unknown in messages, to None."""
     return value if value >= 0 else None

@@ -1,6 +1,6 @@
 """Breakdown of the device's memory into parts that do not overlap. Imports no Qt.
 
-Values that were not measured are None and are shown as unknown, never as zero.
+Values that were not measured are None and shown as unknown, never as zero.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceSample, Memory
 from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.mirror.pool_use import PoolUse, pool_use
 
-_COUNTED: Final = ("weights", "kv_active", "kv_cached", "kv_free")
-"""Parts that must all be known before the unattributed rest can be computed."""
-_REST_MEANING: Final = (
+_ACCOUNTED_KEYS: Final = ("weights", "kv_active", "kv_cached", "kv_free")
+"""Keys of the parts that must be known before the unattributed memory can be computed."""
+_UNATTRIBUTED_MEANING: Final = (
     "Memory of the engine's process beyond the parts above, as reported by the driver or system: "
     "libraries, the program itself, and anything uncounted. Negative when reserved parts are not backed by "
     "memory yet"
@@ -38,12 +38,11 @@ class MemoryAccount:
 
     @property
     def whole_bytes(self) -> int:
-        """Bytes that the bar's full length represents: the device's size, or the known parts if that is unknown."""
-        known = sum(max(part.num_bytes or 0, 0) for part in self.parts)
-        return max(self.total_bytes or 0, known, 1)
+        """Bytes that the full bar represents: the device's size or, if that is unknown, the sum of the known parts."""
+        known_bytes = sum(max(part.num_bytes or 0, 0) for part in self.parts)
+        return max(self.total_bytes or 0, known_bytes, 1)
 
     def share(self, part: MemoryPart) -> float | None:
-        """Return the part's share of the device (0 to 1), or None if either size is unknown."""
         if part.num_bytes is None or not self.total_bytes:
             return None
         return part.num_bytes / self.total_bytes
@@ -54,8 +53,8 @@ def memory_account(
 ) -> MemoryAccount:
     """Return the current breakdown of the device's memory.
 
-    The difference between the engine's own accounting and what the driver or system reports is a separate part, so that
-    the parts of each sample add up to the total.
+    The difference between the engine's own accounting and the memory that the driver or system reports is a part of its
+    own, so that the parts add up to the total.
     """
     use = device_use(mirror.hello, devices, sample)
     block_bytes = mirror.hello.cache.block_bytes if mirror.hello else 0
@@ -68,7 +67,7 @@ def memory_account(
             "kv_cached", "KV cached", kv[1], "block_cached", "Blocks not held, kept for prompts with the same prefix"
         ),
         MemoryPart("kv_free", "KV free", kv[2], "kv_free", "Empty blocks, reserved by the pool"),
-        *_states(mirror),
+        *_state_parts(mirror),
         *(
             [
                 MemoryPart(
@@ -80,11 +79,13 @@ def memory_account(
         ),
         *workspace_parts(memory),
     ]
-    owned = sum(part.num_bytes or 0 for part in parts)
-    is_available = memory is not None and all(part.num_bytes is not None for part in parts if part.key in _COUNTED)
-    rest = use.taken - owned if use.taken is not None and is_available else None
+    accounted = sum(part.num_bytes or 0 for part in parts)
+    is_available = memory is not None and all(
+        part.num_bytes is not None for part in parts if part.key in _ACCOUNTED_KEYS
+    )
+    unattributed = use.used_by_engine - accounted if use.used_by_engine is not None and is_available else None
     parts += [
-        MemoryPart("other", "Unattributed", rest, "other", _REST_MEANING),
+        MemoryPart("other", "Unattributed", unattributed, "other", _UNATTRIBUTED_MEANING),
         MemoryPart("others", "Other processes", use.others, "others", "All other processes on this device"),
         *(
             [MemoryPart("driver", "Driver", use.reserved, "driver", "Reserved by driver and firmware")]
@@ -98,32 +99,30 @@ def memory_account(
 
 @dataclass(frozen=True, slots=True)
 class KVDetail:
-    """Use of the pool's blocks. Tokens, slots and blocks are counts."""
-
     block_size: int
     block_bytes: int
     use: PoolUse
     num_saved_blocks: int
-    """Additional blocks that would be needed without sharing."""
+    """Number of additional blocks that requests would need without sharing."""
     resident_bytes: int | None = None
-    """Memory that currently backs blocks, as measured (allocator `virtual`)."""
+    """Physical memory behind the blocks, as measured (allocator `virtual`)."""
     dtype: str = ""
     allocator: str = ""
     capabilities: Capabilities = OWN_ENGINE
 
     @property
     def token_bytes(self) -> float | None:
-        """KV bytes of one token over all layers; None if the engine does not report the block size."""
+        """KV bytes of one token over all layers, or None if the block's size in bytes is unknown."""
         return self.block_bytes / self.block_size if self.block_bytes and self.block_size else None
 
     @property
     def saved_bytes(self) -> int | None:
-        """Bytes saved by sharing; None if the engine does not report the block size."""
+        """Bytes saved by sharing, or None if the block's size in bytes is unknown."""
         return self.num_saved_blocks * self.block_bytes if self.block_bytes else None
 
 
 def kv_detail(mirror: Mirror, memory: MemoryBreakdown | None = None) -> KVDetail:
-    """Return the use of the device's pool, without lower tiers. Reads the ledger in O(blocks)."""
+    """Return the use of the device's pool, without lower tiers. Takes O(blocks)."""
     cache = mirror.hello.cache if mirror.hello else CacheInfo(num_blocks=0, block_size=0)
     ref_count = mirror.ledger.ref_count[: mirror.num_blocks]
     shared = ref_count[(ref_count > 1).nonzero()[0]]
@@ -140,14 +139,14 @@ def kv_detail(mirror: Mirror, memory: MemoryBreakdown | None = None) -> KVDetail
 
 
 def host_tier_bytes(mirror: Mirror) -> int:
-    """Return the bytes that the host tier takes of the device's memory: nonzero only if the device is a CPU."""
+    """Return the bytes of the device's memory that the host tier uses: 0 unless the device is a CPU."""
     if mirror.hello is None or mirror.hello.device.kind != "cpu":
         return 0
     cache = mirror.hello.cache
     return cache.host_tier_bytes
 
 
-def _states(mirror: Mirror) -> list[MemoryPart]:
+def _state_parts(mirror: Mirror) -> list[MemoryPart]:
     if mirror.hello is None or not mirror.hello.cache.num_states:
         return []
     kinds = (
@@ -164,16 +163,16 @@ def _states(mirror: Mirror) -> list[MemoryPart]:
     size = mirror.hello.cache.state_bytes or None
     counts = {state: mirror.count(state, Tier.STATES) for state, *_ in kinds}
     return [
-        MemoryPart(key, words, size and counts[state] * size, color, meaning)
-        for state, key, words, color, meaning in kinds
+        MemoryPart(key, text, size and counts[state] * size, color, meaning)
+        for state, key, text, color, meaning in kinds
     ]
 
 
 def block_counts(mirror: Mirror) -> tuple[int | None, int | None, int | None]:
     """Return the numbers of active, cached and free blocks, None where unknown.
 
-    On a GPU, all memory of the pool is allocated at startup. On a CPU, pages are allocated when they are touched, so
-    free blocks without memory are not counted there.
+    On a CPU, free blocks that were never touched are left out, because they have no physical memory yet. On a GPU, all
+    memory of the pool is allocated at startup.
     """
     if not mirror.capabilities.free_rows:
         return round(mirror.used_share * mirror.num_blocks) if mirror.used_share >= 0 else None, None, None
@@ -182,7 +181,6 @@ def block_counts(mirror: Mirror) -> tuple[int | None, int | None, int | None]:
 
 
 def _known(value: int) -> int | None:
-    """Map -1, which means unknown in messages, to None."""
     return value if value >= 0 else None
 
 

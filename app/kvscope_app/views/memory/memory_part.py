@@ -1,4 +1,4 @@
-"""Part of a device's memory. Imports no Qt."""
+"""Part of a device's memory, used by the breakdown and its charts. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class MemoryPart:
-    """Part of the device's memory. `color` is the name of a theme colour or a key of the view's series."""
+    """Part of a device's memory. `color` is the name of a theme colour or a key of the view's series."""
 
     key: str
     label: str

@@ -43,25 +43,23 @@ from kvscope_telemetry.alarms.alarm_figures import forecast_at
 from kvscope_telemetry.alarms.forecast import WINDOW_S
 from kvscope_telemetry.source import Update
 
-_SOON_S: Final = 60.0
-_TIP: Final = (
+_WARN_BELOW_S: Final = 60.0
+_FORECAST_TIP: Final = (
     f"From the slope of the last {WINDOW_S} seconds. Cached blocks count as free: they are evicted on "
     "demand. After that, requests wait or are preempted"
 )
 EMPTY_TEXT = "Waiting for the engine's first report."
-_WIDE = 680
-"""Width from which the two tables are side by side."""
+_WIDE_FROM = 680
+"""Width in pixels from which the two tables are side by side."""
 _SEGMENTS_TIP = "A map of the segments and blocks of PyTorch's allocator, as reported now"
-_SERIES = {"weights": 6, "workspace": 7, "other": 4, "others": 3, "torch_cache": 5, "context": 2, "driver": 1}
+_SERIES_INDICES = {"weights": 6, "workspace": 7, "other": 4, "others": 3, "torch_cache": 5, "context": 2, "driver": 1}
 
 
 class MemoryView(ChartedView):
-    """Stacked bar, a table of the same parts in bytes, and the KV pool in tokens and slots."""
-
     title: ClassVar[str] = "Memory"
     object_name: ClassVar[str] = "memory"
     refresh_hz: ClassVar[float] = 4.0
-    in_step: ClassVar[bool] = True
+    follows_page_map: ClassVar[bool] = True
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
@@ -80,7 +78,6 @@ class MemoryView(ChartedView):
         self.segments_sheet: SegmentsSheet | None = None
         self.charts = MemoryOverTime(session)
         self._has_memory = False
-        """Whether a memory breakdown is shown."""
         self._lay_out()
         session.timeline.updated.connect(self._on_update)
 
@@ -90,13 +87,13 @@ class MemoryView(ChartedView):
             return
         self._stack.setCurrentIndex(1)
         self._has_memory = memory is not None
-        now = memory_account(mirror, memory, history.newest_sample, history.devices.newest)
+        account = memory_account(mirror, memory, history.newest_sample, history.devices.newest)
         device = mirror.hello.device
         kind = {"cpu": "CPU memory", "cuda": "GPU memory", "unknown": "Device memory"}.get(device.kind, device.kind)
         self.heading.setText(f"{kind} · {device.name}" if device.name else kind)
-        self.bar.show_segments(self._segments(now))
+        self.bar.show_segments(self._segments(account))
         self.forecast.refresh()
-        self.table.show_account(now)
+        self.table.show_account(account)
         self.tiers.show_uses(tier_uses(mirror), mirror.counters, mirror.capabilities)
         rows = detail_rows(kv_detail(mirror, memory))
         self.details.show_rows([*rows, *counter_rows(mirror.counters, mirror.capabilities)])
@@ -124,7 +121,6 @@ class MemoryView(ChartedView):
         self.charts.refresh_all()
 
     def open_segments(self) -> None:
-        """Open the dialog that requests the segments of PyTorch's allocator from the engine."""
         self.segments_sheet = SegmentsSheet(self.window(), self.session, self.theme)
         self.segments_sheet.show()
 
@@ -135,10 +131,12 @@ class MemoryView(ChartedView):
         self.segments_button.setEnabled(not reason)
         self.segments_button.setToolTip(reason or _SEGMENTS_TIP)
 
-    def _segments(self, now: MemoryAccount) -> list[BarSegment]:
+    def _segments(self, account: MemoryAccount) -> list[BarSegment]:
         return [
-            BarSegment(max(part.num_bytes or 0, 0) / now.whole_bytes, part_color(part, self.theme), _tip(now, part))
-            for part in now.parts
+            BarSegment(
+                max(part.num_bytes or 0, 0) / account.whole_bytes, part_color(part, self.theme), _tip(account, part)
+            )
+            for part in account.parts
             if part.key != "free"
         ]
 
@@ -161,15 +159,15 @@ class MemoryView(ChartedView):
 
     def _tables(self) -> QBoxLayout:
         pool = QWidget()
-        below = QVBoxLayout(pool)
-        below.setContentsMargins(0, 0, 0, 0)
-        below.setSpacing(6)
-        below.addWidget(label("KV pool in detail", "heading"))
-        below.addWidget(self.details)
-        below.addWidget(self.tiers)
-        below.addWidget(self._allocator_heading)
-        below.addWidget(self.allocator_details)
-        below.addWidget(self.segments_button, 0, Qt.AlignmentFlag.AlignLeft)
+        pool_column = QVBoxLayout(pool)
+        pool_column.setContentsMargins(0, 0, 0, 0)
+        pool_column.setSpacing(6)
+        pool_column.addWidget(label("KV pool in detail", "heading"))
+        pool_column.addWidget(self.details)
+        pool_column.addWidget(self.tiers)
+        pool_column.addWidget(self._allocator_heading)
+        pool_column.addWidget(self.allocator_details)
+        pool_column.addWidget(self.segments_button, 0, Qt.AlignmentFlag.AlignLeft)
         self._tables_layout = QBoxLayout(QBoxLayout.Direction.TopToBottom)
         self._tables_layout.setSpacing(14)
         for table in (self.table, pool):
@@ -178,10 +176,10 @@ class MemoryView(ChartedView):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        wide = self.width() >= scaled(_WIDE)
-        direction = QBoxLayout.Direction.LeftToRight if wide else QBoxLayout.Direction.TopToBottom
+        is_wide = self.width() >= scaled(_WIDE_FROM)
+        direction = QBoxLayout.Direction.LeftToRight if is_wide else QBoxLayout.Direction.TopToBottom
         self._tables_layout.setDirection(direction)
-        self._tables_layout.setSpacing(48 if wide else 14)
+        self._tables_layout.setSpacing(48 if is_wide else 14)
 
 
 class PartTable(QWidget):
@@ -192,20 +190,19 @@ class PartTable(QWidget):
         self._parts: tuple[MemoryPart, ...] = ()
         self._theme: Theme | None = None
 
-    def show_account(self, now: MemoryAccount) -> None:
-        """Show the values. Rows are recreated if the parts change."""
-        if [part.key for part in now.parts] != [part.key for part in self._parts]:
+    def show_account(self, account: MemoryAccount) -> None:
+        if [part.key for part in account.parts] != [part.key for part in self._parts]:
             self._clear()  # another engine, with more or fewer tiers
-        self._parts = now.parts
-        for part in now.parts:
+        self._parts = account.parts
+        for part in account.parts:
             if part.key not in self.rows:
                 self._add_row(part.key, part.label, part.meaning)
             _, size, share = self.rows[part.key]
             _show_value(size, signed_bytes(part.num_bytes))
-            _show_value(share, percent(now.share(part)) if now.share(part) is not None else "")
+            _show_value(share, percent(account.share(part)) if account.share(part) is not None else "")
         if "total" not in self.rows:
             self._add_row("total", "Whole device", "All device memory")
-        _show_value(self.rows["total"][1], num_bytes(now.total_bytes))
+        _show_value(self.rows["total"][1], num_bytes(account.total_bytes))
         self._color_swatches()
 
     def _clear(self) -> None:
@@ -246,11 +243,11 @@ class DetailTable(QWidget):
         self.rows: dict[str, tuple[QLabel, QLabel]] = {}
 
     def show_rows(self, rows: list[tuple[str, str, str]]) -> None:
-        """Show rows of (name, value, meaning). A name keeps the row in which it was first shown."""
-        shown = {name for name, *_ in rows}
+        """Show rows of (name, value, explanation). A name keeps the row in which it was first shown."""
+        names = {name for name, *_ in rows}
         for name, (text, value) in self.rows.items():
-            text.setVisible(name in shown)
-            value.setVisible(name in shown)
+            text.setVisible(name in names)
+            value.setVisible(name in names)
         for name, value_text, meaning in rows:
             if name not in self.rows:
                 self._add_row(name, meaning)
@@ -270,16 +267,16 @@ class DetailTable(QWidget):
 
 
 def part_color(part: MemoryPart, theme: Theme) -> str:
-    """Return the colour of a part: blocks have that of the page map, other parts one of the theme's series."""
-    if part.color in _SERIES:
-        return theme.series[_SERIES[part.color]]
+    """Return the colour of a part: that of the page map for blocks, one of the theme's series for others."""
+    if part.color in _SERIES_INDICES:
+        return theme.series[_SERIES_INDICES[part.color]]
     if part.color == "kv_free":  # part of the pool, so a shade of the colour of blocks in use
         return mix(theme.block_active, theme.base, 0.72)
     return theme.raised if part.color == "free" else str(getattr(theme, part.color))
 
 
-def _tip(now: MemoryAccount, part: MemoryPart) -> str:
-    share = now.share(part)
+def _tip(account: MemoryAccount, part: MemoryPart) -> str:
+    share = account.share(part)
     return f"{part.label}: {signed_bytes(part.num_bytes)}" + (f", {percent(share)}" if share is not None else "")
 
 
@@ -292,22 +289,24 @@ def _grid(parent: QWidget) -> QGridLayout:
     return grid
 
 
-def _show_value(shown: QLabel, text: str) -> None:
-    if shown.text() != text:
-        shown.setText(text)
-        set_look(shown, "muted" if text == UNKNOWN else str(shown.property("base_look") or ""))
+def _show_value(value_label: QLabel, text: str) -> None:
+    if value_label.text() != text:
+        value_label.setText(text)
+        set_look(value_label, "muted" if text == UNKNOWN else str(value_label.property("base_look") or ""))
 
 
 class ForecastLine(QWidget):
-    """Line with the time until free and cached blocks run out at the current rate, at the session's cursor. Hidden if
-    they do not."""
+    """Line with the time until free and cached blocks run out, at the session's cursor and the current rate.
+
+    Hidden if they will not run out.
+    """
 
     def __init__(self, session: Session) -> None:
         super().__init__()
         self._session = session
         self.sign = label()
         self._text = ElidedLabel()
-        self.setToolTip(_TIP)
+        self.setToolTip(_FORECAST_TIP)
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(8)
@@ -317,23 +316,21 @@ class ForecastLine(QWidget):
 
     @property
     def text(self) -> str:
-        """Text shown, "" while hidden."""
+        """The shown text, or "" while hidden."""
         return "" if self.isHidden() else self._text.text()
 
     def refresh(self) -> None:
         left_s = forecast_at(self._session.overview, self._session.timeline.cursor_ns)
         self.setVisible(left_s is not None)
         if left_s is not None:
-            about = f"{left_s:.0f} s" if left_s < 60 else seconds(left_s)
-            self._text.setText(f"{self._which()} run out in {about} at this rate")
-            self.sign.setVisible(left_s < _SOON_S)
+            time_text = f"{left_s:.0f} s" if left_s < 60 else seconds(left_s)
+            self._text.setText(f"{self._available_blocks_text()} run out in {time_text} at this rate")
+            self.sign.setVisible(left_s < _WARN_BELOW_S)
 
-    def _which(self) -> str:
-        """Return which blocks are still available, such as "Free and cached blocks". If none is free, cached ones are
-        evicted."""
+    def _available_blocks_text(self) -> str:
         overview, index = self._session.overview, self._session.overview.index_at(self._session.timeline.cursor_ns)
-        there = [word for word in ("free", "cached") if overview.column(f"{word}_blocks")[index] > 0]
-        return f"{' and '.join(there)} blocks".strip().capitalize()
+        available = [state for state in ("free", "cached") if overview.column(f"{state}_blocks")[index] > 0]
+        return f"{' and '.join(available)} blocks".strip().capitalize()
 
     def apply_theme(self, theme: Theme) -> None:
         self.sign.setPixmap(pixmap("warning", theme.warn, scaled(16)))

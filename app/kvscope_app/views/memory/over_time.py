@@ -1,6 +1,6 @@
-"""Charts of memory over the session, from the overview: bytes of the KV pool, of the lower tiers, and of the device.
+"""Charts of memory over the session: bytes of the KV pool, of the lower tiers, and of the device.
 
-Hidden without an overview.
+The data is from the session's overview; without one, the charts are hidden.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvscope_app.session.session import Session
 from kvscope_app.setting_names import MEMORY_RANGE
 from kvscope_app.ui.number_text import NOTHING, num_bytes
 from kvscope_app.ui.zoom import scaled
-from kvscope_app.views.chart.chart_stack import SHORTEST_S, ChartStack
+from kvscope_app.views.chart.chart_stack import MIN_RANGE_S, ChartStack
 from kvscope_app.views.chart.curves import FloatArray, gaps, nearest, nearest_index
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
 from kvscope_app.views.chart.time_bar import RANGES_S
@@ -27,19 +27,19 @@ from kvscope_app.views.tier_style import TIER_STYLES
 from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.mirror.mirror import Mirror
 
-_GAP_S: Final = 3.0
+_GAP_PATIENCE_S: Final = 3.0
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-_HEIGHT: Final = 118
+_CHART_HEIGHT: Final = 118
 
 
 @dataclass(frozen=True, slots=True)
 class _Chart:
-    """Chart of overview columns. Filled curves are stacked; the first is on top."""
+    """Definition of a chart of overview columns. Filled curves are stacked, the first one on top."""
 
     title: str
     curves: tuple[CurveSpec, ...]
     is_blocks: bool
-    """Whether the columns count blocks."""
+    """Whether the columns count blocks rather than bytes."""
     tip: str
 
 
@@ -72,86 +72,82 @@ _CHARTS: Final = (
 _COLUMNS: Final = frozenset(curve.name for chart in _CHARTS for curve in chart.curves)
 
 
-class _Scale:
-    """Unit of an axis, chosen so that the axis ends on a round number of that unit."""
+class _ByteScale:
+    """Unit of an axis in bytes, such as MiB."""
 
     def __init__(self) -> None:
         self._power = 0
 
     @property
     def unit_bytes(self) -> int:
-        """Bytes per unit: 1, 1024, 1024**2, ..."""
         return 1 << 10 * self._power
 
     def fit(self, highest: float) -> None:
-        """Choose the unit for a maximum of `highest` bytes; `1000 MiB` would be too wide for the axis."""
         self._power = min(int(math.log2(2 * highest) // 10), len(_UNITS) - 1) if highest >= 1 else 0
 
     def text(self, value: float) -> str:
-        """Return text such as `1.5 GiB` for `value` units."""
+        """Format `value` units: `1.5 GiB`."""
         return f"{value:g} {_UNITS[self._power]}" if value else "0"
 
 
 class MemoryOverTime(ChartStack):
-    """Stack of charts in one column, each shown if it has data."""
-
     range_setting: ClassVar[str] = MEMORY_RANGE
     default_range: ClassVar[str] = "10 min"
     max_columns: ClassVar[int] = 1
 
     def __init__(self, session: Session) -> None:
         super().__init__(session, "Over time")
-        self.scales = {chart.title: _Scale() for chart in _CHARTS}
+        self.scales = {chart.title: _ByteScale() for chart in _CHARTS}
         self._window: HistoryWindow | None = None
         self._values: dict[str, dict[str, FloatArray]] = {}
-        """Bytes of each chart's curves, shape (n,) each; only charts with data."""
+        """Bytes of each curve, shape (n,), by chart and curve name. Charts without data are left out."""
         self.set_panels({chart.title: self._make_panel(chart) for chart in _CHARTS})
         self.hide()
 
-    def present(self, first_s: float, last_s: float) -> Sequence[str]:
+    def charts_with_content(self, first_s: float, last_s: float) -> Sequence[str]:
         overview, wall_ns = self.session.overview, self.session.history.wall_ns(0)
         self._window = overview_window(overview, wall_ns, int(first_s * 1e9), int(last_s * 1e9), _COLUMNS)
         self.setVisible(self._window is not None)
-        self._values = {} if self._window is None else self._columns_of(self._window)
+        self._values = {} if self._window is None else self._charted_values(self._window)
         return list(self._values)
 
     def draw_curves(self, name: str, first_s: float, last_s: float) -> None:
         window, values, panel, scale = self._window, self._values[name], self.panels[name], self.scales[name]
-        assert window is not None, "there are charts"
+        assert window is not None, "charts_with_content found data"
         time_s = window.time_s + window.end_ns / 1e9
         phase = int(window.end_ns // window.bin_ns) - time_s.size + 1
         scale.fit(max(float(np.nanmax(column, initial=0.0)) for column in values.values()))
         highest = 0.0
-        below = np.zeros(time_s.size)
+        stacked = np.zeros(time_s.size)
         for curve in reversed(panel.curves):
-            below = below + values[curve.name] if curve.filled else values[curve.name]
-            highest = max(highest, panel.show_curve(curve.name, time_s, below / scale.unit_bytes, phase))
+            stacked = stacked + values[curve.name] if curve.filled else values[curve.name]
+            highest = max(highest, panel.show_curve(curve.name, time_s, stacked / scale.unit_bytes, phase))
         panel.fit(highest)
-        panel.show_gaps(gaps(time_s, np.isfinite(window.columns["active_blocks"]), _GAP_S))
+        panel.show_gaps(gaps(time_s, np.isfinite(window.columns["active_blocks"]), _GAP_PATIENCE_S))
 
     def texts_at(self, name: str, at_s: float) -> dict[str, str]:
         if self.hover_s is None:
             return {key: _bytes(value) for key, value in self._current(name).items()}
-        assert self._window is not None, "there are charts"
+        assert self._window is not None, "charts_with_content found data"
         time_s = self._window.time_s + self._window.end_ns / 1e9
         index = nearest_index(time_s, at_s)
         return {key: _bytes(float(column[index])) for key, column in self._values[name].items()}
 
-    def snapped(self, x: float) -> float:
+    def snap_to_point(self, x: float) -> float:
         window = self._window
         return x if window is None else nearest(window.time_s + window.end_ns / 1e9, x)
 
-    def whole(self, last_s: float) -> tuple[float, float]:
+    def available_range(self, last_s: float) -> tuple[float, float]:
         span_ns = overview_span_ns(self.session.overview)
         if span_ns is None:
             return last_s - RANGES_S[self.default_range], last_s
         wall_ns = self.session.history.wall_ns(0)
         begin_s, end_s = ((at_ns - wall_ns) / 1e9 for at_ns in span_ns)
         last_s = max(end_s, last_s)
-        return min(begin_s, last_s - SHORTEST_S), last_s
+        return min(begin_s, last_s - MIN_RANGE_S), last_s
 
     def _current(self, name: str) -> dict[str, float]:
-        """Return the bytes of each curve at the moment shown, consistent with the tables above the charts."""
+        """Return the bytes of each curve at the cursor. They agree with the tables above the charts."""
         mirror, sample = self.session.mirror, self.session.history.newest_sample
         block_bytes = mirror.hello.cache.block_bytes if mirror.hello is not None else 0
         active, cached, _ = block_counts(mirror)
@@ -165,9 +161,9 @@ class MemoryOverTime(ChartStack):
         }
         factors = {curve.name: block_bytes if chart.is_blocks else 1 for chart in _CHARTS for curve in chart.curves}
         curves = [curve.name for curve in self.panels[name].curves]
-        return {key: _known(values[key]) * factors[key] for key in curves}
+        return {key: _known_or_nan(values[key]) * factors[key] for key in curves}
 
-    def _columns_of(self, window: HistoryWindow) -> dict[str, dict[str, FloatArray]]:
+    def _charted_values(self, window: HistoryWindow) -> dict[str, dict[str, FloatArray]]:
         hello = self.session.mirror.hello
         block_bytes = hello.cache.block_bytes if hello is not None else 0
         columns = {}
@@ -181,7 +177,7 @@ class MemoryOverTime(ChartStack):
     def _make_panel(self, chart: _Chart) -> ChartPanel:
         panel = ChartPanel(chart.title, chart.curves, self.scales[chart.title].text)
         panel.legend.explain(chart.tip)
-        panel.setFixedHeight(scaled(_HEIGHT))
+        panel.setFixedHeight(scaled(_CHART_HEIGHT))
         return panel
 
 
@@ -189,8 +185,7 @@ def _in_use(mirror: Mirror, tier: Tier) -> int:
     return mirror.count(BlockState.ACTIVE, tier) + mirror.count(BlockState.CACHED, tier)
 
 
-def _known(value: int | None) -> float:
-    """Return NaN for unknown values: None, or -1 in messages."""
+def _known_or_nan(value: int | None) -> float:
     return float(value) if value is not None and value >= 0 else np.nan
 
 

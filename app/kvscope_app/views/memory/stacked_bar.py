@@ -1,4 +1,4 @@
-"""Horizontal bar of stacked segments, and a colour swatch. Depends only on shares and colours."""
+"""Horizontal bar of stacked segments, and a colour swatch. Must not depend on what they represent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MIN_WIDTH = 2.0
 
 @dataclass(frozen=True, slots=True)
 class BarSegment:
-    """Segment of the bar: share of the whole (0 to 1), colour `#rrggbb`, and tooltip."""
+    """Segment of a bar: share of the bar's length (0 to 1), colour `#rrggbb`, and tooltip."""
 
     share: float
     color: str
@@ -26,8 +26,6 @@ class BarSegment:
 
 
 class StackedBar(QWidget):
-    """Bar of segments from left to right; the remainder stays empty."""
-
     def __init__(self) -> None:
         super().__init__()
         self._segments: tuple[BarSegment, ...] = ()
@@ -70,7 +68,6 @@ class StackedBar(QWidget):
         return super().event(event)
 
     def _boxes(self) -> list[tuple[BarSegment, QRectF]]:
-        """Return each segment with its rectangle; a segment with a share above 0 is at least 2 px wide."""
         boxes, left = [], 0.0
         for segment in self._segments:
             width = max(segment.share * self.width(), _MIN_WIDTH) if segment.share > 0 else 0.0

@@ -1,4 +1,4 @@
-"""Lower tiers in the memory view: for each a bar, and the bytes that are swapped out, cached and free."""
+"""Lower tiers in the memory view: a bar for each, and the bytes that are swapped out, cached and free."""
 
 from __future__ import annotations
 
@@ -30,25 +30,22 @@ _BAR_HEIGHT: Final = 14
 
 
 class TierTable(QWidget):
-    """Table of the lower tiers; hidden without any."""
-
     def __init__(self) -> None:
         super().__init__()
         self._theme: Theme = DARK
         self.parts: dict[Tier, _TierPart] = {}
         self._uses: tuple[TierOccupancy, ...] = ()
-        self._moved = label(look="muted", wraps=True)
+        self._moved_label = label(look="muted", wraps=True)
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(0, 6, 0, 0)
         self._column.setSpacing(8)
         self._column.addWidget(label("Lower tiers", "heading"))
-        self._column.addWidget(self._moved)
+        self._column.addWidget(self._moved_label)
         self.setVisible(False)
 
     def show_uses(
         self, uses: tuple[TierOccupancy, ...], counters: Counters, capabilities: Capabilities = OWN_ENGINE
     ) -> None:
-        """Show the values. A tier's rows are created when it first appears."""
         self._uses = uses
         self.setVisible(bool(uses))
         for use in uses:
@@ -58,7 +55,7 @@ class TierTable(QWidget):
             self.parts[use.tier].show_use(use, self._theme)
         for tier, part in self.parts.items():
             part.setVisible(any(use.tier is tier for use in uses))
-        self._moved.setText(moved_text(counters, capabilities))
+        self._moved_label.setText(moved_text(counters, capabilities))
 
     def apply_theme(self, theme: Theme) -> None:
         self._theme = theme
@@ -66,12 +63,11 @@ class TierTable(QWidget):
             self.parts[use.tier].show_use(use, theme)
 
     def value(self, tier: Tier, kind: str) -> str:
-        """Return the text shown for the bytes of `kind` in `tier`: "swapped", "cached" or "free"."""
         return self.parts[tier].values[kind].text()
 
     @property
     def moved(self) -> str:
-        return self._moved.text()
+        return self._moved_label.text()
 
 
 class _TierPart(QWidget):
@@ -80,7 +76,7 @@ class _TierPart(QWidget):
         self._swatches = {kind: Swatch() for kind in _KINDS}
         self.values = {kind: number_label() for kind in _KINDS}
         self._counts = {kind: number_label() for kind in _KINDS}
-        self._whole = number_label()
+        self._total = number_label()
         self.bar = StackedBar()
         self.bar.setAccessibleName(title)
         self.bar.setFixedHeight(scaled(_BAR_HEIGHT))
@@ -90,7 +86,7 @@ class _TierPart(QWidget):
         self._grid.setVerticalSpacing(5)
         self._grid.setColumnStretch(1, 1)
         self._grid.addWidget(label(title, wraps=True), 0, 0, 1, 2)
-        self._grid.addWidget(self._whole, 0, 2, 1, 2)
+        self._grid.addWidget(self._total, 0, 2, 1, 2)
         self._grid.addWidget(self.bar, 1, 0, 1, 4)
         for row, kind in enumerate(_KINDS, start=2):
             self._add_row(row, kind)
@@ -99,7 +95,7 @@ class _TierPart(QWidget):
         color = tier_color(use.tier, theme)
         colors = {"swapped": color, "cached": lower_cached(color, theme), "free": theme.block_free}
         counts = {"swapped": use.swapped, "cached": use.cached, "free": use.free}
-        self._whole.setText(f"{num_bytes(use.num_bytes(use.size))}, {plural(use.size, 'place')}")
+        self._total.setText(f"{num_bytes(use.num_bytes(use.size))}, {plural(use.size, 'place')}")
         for kind in _KINDS:
             self._swatches[kind].set_color(colors[kind])
             self.values[kind].setText(num_bytes(use.num_bytes(counts[kind])))

@@ -1,4 +1,4 @@
-"""Use of the tiers below the pool by purpose, and the blocks moved between tiers. Imports no Qt."""
+"""Use of the tiers below the pool, and the blocks moved between tiers. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from kvscope_telemetry.mirror.mirror import Mirror
 
 @dataclass(frozen=True, slots=True)
 class TierOccupancy:
-    """Numbers of blocks (or states) in one lower tier; `swapped`, `cached` and `free` add up to `size`."""
+    """Numbers of blocks (or states) in one lower tier. `swapped`, `cached` and `free` add up to `size`."""
 
     tier: Tier
     size: int
     swapped: int
-    """Blocks of swapped-out requests, which are still needed."""
+    """Blocks of swapped-out requests, which must be kept."""
     cached: int
-    """Blocks of offloaded prefixes, which are evicted when space is needed."""
+    """Blocks of offloaded prefixes, which can be evicted."""
     block_bytes: int
-    """Bytes per block; 0: not reported."""
+    """Bytes per block; 0 if the engine does not report them."""
 
     @property
     def title(self) -> str:
@@ -34,12 +34,12 @@ class TierOccupancy:
         return self.size - self.swapped - self.cached
 
     def num_bytes(self, num_blocks: int) -> int | None:
-        """Return the bytes of a number of blocks, or None if the block size is unknown."""
+        """Return the bytes of `num_blocks` blocks, or None if the block size is unknown."""
         return num_blocks * self.block_bytes if self.block_bytes else None
 
 
 def tier_uses(mirror: Mirror) -> tuple[TierOccupancy, ...]:
-    """Return the lower tiers present, nearest first, in O(1)."""
+    """Return the use of the lower tiers that the engine has, highest tier first. Takes O(1)."""
     if mirror.hello is None:
         return ()
     cache = mirror.hello.cache
@@ -57,7 +57,6 @@ def tier_uses(mirror: Mirror) -> tuple[TierOccupancy, ...]:
 
 
 def moved_text(counters: Counters, capabilities: Capabilities = OWN_ENGINE) -> str:
-    """Describe the blocks moved between tiers since the engine started, in one line."""
     if not capabilities.ref_counts:
         return f"{plural(counters.offloaded_blocks, 'block')} stored below; loads are not reported"
     parts = [
@@ -71,11 +70,10 @@ def moved_text(counters: Counters, capabilities: Capabilities = OWN_ENGINE) -> s
 
 
 def _moved_states(counters: Counters) -> str:
-    """Describe the recurrent states moved, or return "" if none."""
     numbers = (
         (counters.swapped_states, "swapped out"),
         (counters.offloaded_states, "moved down"),
         (counters.loaded_states, "loaded back"),
     )
-    said = [f"{count(number)} {words}" for number, words in numbers if number]
-    return f"recurrent states: {', '.join(said)}" if said else ""
+    parts = [f"{count(number)} {text}" for number, text in numbers if number]
+    return f"recurrent states: {', '.join(parts)}" if parts else ""

@@ -1,6 +1,6 @@
-"""Device memory that an engine holds besides weights and KV, as far as its allocator reports it. Imports no Qt.
+"""Device memory of an engine besides weights and KV, as far as PyTorch's allocator reports it. Imports no Qt.
 
-On a GPU, PyTorch's allocator reports memory in tensors and memory cached for new ones; on a CPU nothing is reported.
+On a GPU, the allocator reports memory in tensors and memory cached for new ones. On a CPU nothing is reported.
 """
 
 from __future__ import annotations
@@ -13,19 +13,27 @@ Row = tuple[str, str, str]
 
 
 def workspace_parts(memory: MemoryBreakdown | None) -> list[MemoryPart]:
-    """Return parts for tensors, the allocator's cache and the context; a single part if an older engine reports only
-    the sum."""
+    """Return parts for tensors, the allocator's cache and the CUDA context.
+
+    An older engine reports only their sum, which is then the only part.
+    """
     if memory is None or memory.allocated_bytes < 0 or memory.reserved_bytes < 0:
         workspace_bytes = memory.workspace_bytes if memory is not None and memory.workspace_bytes >= 0 else None
         return [MemoryPart("workspace", "Workspace", workspace_bytes, "workspace", "Activations, graphs and buffers")]
     kv = 0 if memory.kv_resident_bytes >= 0 else memory.kv_bytes  # virtual KV pages are not allocated by PyTorch
     tensors = max(0, memory.allocated_bytes - memory.weights_bytes - kv)
-    held = max(0, memory.reserved_bytes - memory.weights_bytes - kv)
+    reserved = max(0, memory.reserved_bytes - memory.weights_bytes - kv)
     parts = [
         MemoryPart(
             "workspace", "Workspace", tensors, "workspace", "Tensors other than weights and KV: graphs and buffers"
         ),
-        MemoryPart("torch_cache", "Cached by PyTorch", held - min(tensors, held), "torch_cache", _kept_meaning(memory)),
+        MemoryPart(
+            "torch_cache",
+            "Cached by PyTorch",
+            reserved - min(tensors, reserved),
+            "torch_cache",
+            _cached_meaning(memory),
+        ),
     ]
     if memory.context_bytes >= 0:
         meaning = "CUDA context, kernels and libraries, measured when the engine started to serve"
@@ -34,7 +42,6 @@ def workspace_parts(memory: MemoryBreakdown | None) -> list[MemoryPart]:
 
 
 def allocator_rows(memory: MemoryBreakdown | None) -> list[Row]:
-    """Return rows of (name, value, meaning) for the allocator and the memory plan."""
     if memory is None:
         return []
     rows = [
@@ -61,7 +68,7 @@ def _rank_row(rank: RankMemory) -> Row:
     return f"Rank {rank.rank}", num_bytes(rank.weights_bytes + rank.kv_bytes), meaning
 
 
-def _kept_meaning(memory: MemoryBreakdown) -> str:
+def _cached_meaning(memory: MemoryBreakdown) -> str:
     split = (
         f"; {num_bytes(memory.split_bytes)} of it are unused parts of blocks in use" if memory.split_bytes > 0 else ""
     )

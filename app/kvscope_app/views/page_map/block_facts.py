@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from kvscope_app.session.block_texts.session_texts import asked_of
+from kvscope_app.session.block_texts.session_texts import lookup_of
 from kvscope_app.ui.number_text import UNKNOWN, count, percent, plural
 from kvscope_app.views.block_locations import group_name, is_swapped_out, locate_block
 from kvscope_app.views.tier_style import TIER_STYLES
@@ -45,31 +45,30 @@ _EMPTY_LOWER_ROW: Final = "Empty, until a block is swapped out or moved down."
 
 @dataclass(frozen=True, slots=True)
 class BlockFacts:
-    """Facts about one block, as shown on its card and announced by screen readers."""
-
     block: int
     title: str
     """For example "Block 7" or "Host block 12"."""
     state: str
     """"free", "active", "cached", "shared", "unmapped", "reserved", "swapped out" or "unknown"."""
     color: str
-    """Name of the block's colour in the theme."""
+    """Name of the block's colour in the theme, for example "block_active"."""
     rows: tuple[tuple[str, str], ...]
     """(label, value) pairs, most informative first."""
     holders: tuple[int, ...]
-    """Requests whose block tables hold the block, at most `MAX_HOLDERS_NAMED`."""
+    """Numbers of the requests whose block tables contain the block, at most `MAX_HOLDERS_NAMED`."""
     owner: int | None
-    asked: BlockTextLookup | None
-    """Key for requesting the block's token text; None if the block holds none."""
+    """Number of the request that wrote the block; None if unknown, or if the block has no content."""
+    text_lookup: BlockTextLookup | None
+    """Key for requesting the text of the block's tokens; None if the block has no tokens."""
 
     is_state: bool
-    """Whether this is a recurrent state instead of a KV block."""
-    empty: str
+    """Whether the block is a recurrent state instead of KV of tokens."""
+    empty_text: str
     """Explanation for a block without content, otherwise ""."""
 
     @property
-    def is_cached_below(self) -> bool:
-        """Whether this is a cached prefix in a lower tier, whose cell is duller than that of a swapped-out block."""
+    def is_cached_in_lower_tier(self) -> bool:
+        """Whether this is a cached prefix in a lower tier, which is drawn duller than a swapped-out block there."""
         return self.state == "cached" and any(self.color == style.color for style in TIER_STYLES.values())
 
     @property
@@ -88,20 +87,20 @@ def block_facts(mirror: Mirror, block: int, block_size: int) -> BlockFacts:
     state = "reserved" if block < mirror.hello.cache.num_reserved_blocks else _state(ledger, block)
     capabilities = mirror.capabilities
     owner = int(ledger.owner[block]) if capabilities.owners else NO_OWNER
-    holds = state not in _EMPTY
+    has_content = state not in _EMPTY
     holders = _holders(mirror, block) if capabilities.ref_counts and ledger.ref_count[block] > 0 else ()
     return BlockFacts(
         block=block,
         title=location.name if capabilities.physical_rows else location.name.replace("Block", "Slot", 1),
-        state=state if capabilities.free_rows or holds else "not assigned",
+        state=state if capabilities.free_rows or has_content else "not assigned",
         color=_color(ledger, block, state),
-        rows=tuple(_rows(mirror, block, block_size, holders)) if holds else (),
+        rows=tuple(_rows(mirror, block, block_size, holders)) if has_content else (),
         holders=holders,
-        owner=None if owner == NO_OWNER or not holds else owner,
-        asked=asked_of(mirror, block) if holds else None,
+        owner=None if owner == NO_OWNER or not has_content else owner,
+        text_lookup=lookup_of(mirror, block) if has_content else None,
         is_state=ledger.tier[block] in STATE_TIERS,
-        empty=""
-        if holds
+        empty_text=""
+        if has_content
         else _NO_KNOWN_BLOCK
         if not capabilities.free_rows
         else _EMPTY_LOWER_ROW
@@ -130,12 +129,12 @@ def _color(ledger: Ledger, block: int, state: str) -> str:
 def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...]) -> list[tuple[str, str]]:
     assert mirror.hello is not None, "it has blocks"
     ledger, capabilities, cache = mirror.ledger, mirror.capabilities, mirror.hello.cache
-    held = _held_text(mirror, block, holders)
-    rows = [("Holds", held)] if held else [("Owner", _owner(mirror, block, holders))]
+    held_text = _held_text(mirror, block, holders)
+    rows = [("Holds", held_text)] if held_text else [("Owner", _owner_text(mirror, block, holders))]
     if not capabilities.ref_counts:
         rows.append(("Held by", UNKNOWN))
     elif (refs := int(ledger.ref_count[block])) > 1:
-        rows.append(("Held by", f"{refs} requests: {_names_text(holders, refs)}"))
+        rows.append(("Held by", f"{refs} requests: {_holders_text(holders, refs)}"))
     tier = Tier(int(ledger.tier[block]))
     if len(groups := cache.groups) > 1:
         number = min(int(ledger.group[block]), len(groups) - 1)
@@ -157,7 +156,9 @@ def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...])
     if position := eviction_position(ledger, block):
         rows.append(("Eviction order", position))
     if (share := attention_share(int(ledger.attention[block]))) is not None:
-        rows.append(("Attention", f"{percent(share, _digits(share))} of {_attention_source(mirror, block, holders)}"))
+        rows.append(
+            ("Attention", f"{percent(share, _share_digits(share))} of {_attention_source(mirror, block, holders)}")
+        )
     if (skipped := skipped_share(int(ledger.skipped[block]))) is not None:
         rows.append(
             ("Skipped by attention", f"by {percent(skipped)} of the sparse layers and heads" if skipped else "by none")
@@ -170,7 +171,6 @@ def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...])
 
 
 def _state_tokens(num_tokens: int, limit: int) -> str:
-    """Describe the tokens that a recurrent state covers. The ledger's count saturates at `limit`."""
     beyond = " or more" if num_tokens == limit == MAX_BLOCK_SIZE else ""
     return f"the first {plural(num_tokens, 'token')} of its text{beyond}"
 
@@ -179,38 +179,38 @@ def eviction_position(ledger: Ledger, block: int) -> str:
     """Return the eviction position of `block` within its tier, such as `no. 12 of 340 cached blocks, after 20 free
     blocks`.
 
-    Empty for a block in use or pinned, or if the order is not reported.
+    Empty for a block in use or pinned, or if the engine does not report the order.
     """
     order = ledger.eviction_order
     if not order[block]:
         return ""
-    of_tier = ledger.tier == ledger.tier[block]
-    queued = of_tier & (order != 0)
-    number = int(np.count_nonzero(queued & (order < order[block]))) + 1
-    is_free = of_tier & (ledger.state == BlockState.FREE)
-    num_queued, num_free = np.count_nonzero(queued), np.count_nonzero(is_free & ~queued)
-    if (is_free & queued).any():  # an engine with one queue for free and cached blocks
-        of = f"of {plural(int(num_queued), 'block')} that may be allocated"
+    is_in_tier = ledger.tier == ledger.tier[block]
+    is_queued = is_in_tier & (order != 0)
+    number = int(np.count_nonzero(is_queued & (order < order[block]))) + 1
+    is_free = is_in_tier & (ledger.state == BlockState.FREE)
+    num_queued, num_free = np.count_nonzero(is_queued), np.count_nonzero(is_free & ~is_queued)
+    if (is_free & is_queued).any():  # an engine with one queue for free and cached blocks
+        queue_text = f"of {plural(int(num_queued), 'block')} that may be allocated"
     else:
-        of = f"of {plural(int(num_queued), 'cached block')}"
+        queue_text = f"of {plural(int(num_queued), 'cached block')}"
         if num_free and ledger.tier[block] == Tier.HBM:  # lower tiers keep some slots free for moves
-            of += f", after {plural(int(num_free), 'free block')}"
-    return f"next {of}" if number == 1 else f"no. {count(number)} {of}"
+            queue_text += f", after {plural(int(num_free), 'free block')}"
+    return f"next {queue_text}" if number == 1 else f"no. {count(number)} {queue_text}"
 
 
 def _held_text(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
-    """Describe what a slot of a lower tier holds for a request, or return "" if nothing."""
+    """Return which part of a request a slot of a lower tier stores, or "" if no request uses the slot."""
     if mirror.ledger.tier[block] not in LOWER_TIERS or not holders:
         return ""
     number = holders[0]
     if mirror.ledger.tier[block] == Tier.HOST_STATES:
         return f"the recurrent state of request #{number} (swapped out)"
-    place = mirror.requests.index_in_tables(number, block)
-    index = None if place is None else place[1]
+    table_index = mirror.requests.index_in_tables(number, block)
+    index = None if table_index is None else table_index[1]
     return f"block {index} of request #{number}" + (" (swapped out)" if is_swapped_out(mirror, number) else "")
 
 
-def _owner(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
+def _owner_text(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
     owner = int(mirror.ledger.owner[block])
     if not mirror.capabilities.owners:
         return UNKNOWN
@@ -219,7 +219,7 @@ def _owner(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
     return f"request #{owner}" if holders else f"request #{owner}, which released it"
 
 
-def _names_text(holders: tuple[int, ...], refs: int) -> str:
+def _holders_text(holders: tuple[int, ...], refs: int) -> str:
     names = ", ".join(str(number) for number in holders)
     return names + (" …" if refs > len(holders) else "")
 
@@ -232,16 +232,15 @@ def _last_use_text(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
     return f"step {count(last_used)}, {'now' if age == 0 else plural(age, 'step') + ' ago'}"
 
 
-def _digits(share: float) -> int:
+def _share_digits(share: float) -> int:
     return 0 if share >= 0.1 else 1 if share >= 0.01 else 2
 
 
 def _attention_source(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
-    """Describe which request's attention was measured, and how many steps ago."""
-    measured = int(mirror.ledger.attention_step[block])
-    age = max(0, mirror.step - measured)
-    whose = f"request #{holders[0]}'s" if len(holders) == 1 else "a request's"
-    return f"{whose}, {'now' if age == 0 else plural(age, 'step') + ' ago'}"
+    measured_step = int(mirror.ledger.attention_step[block])
+    age = max(0, mirror.step - measured_step)
+    holder = f"request #{holders[0]}'s" if len(holders) == 1 else "a request's"
+    return f"{holder}, {'now' if age == 0 else plural(age, 'step') + ' ago'}"
 
 
 def _holders(mirror: Mirror, block: int) -> tuple[int, ...]:

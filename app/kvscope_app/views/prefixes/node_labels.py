@@ -1,7 +1,8 @@
-"""Labels of nodes: their text, or, where siblings share a long beginning, their text from the point where they differ.
+"""Labels of tree nodes: their text or, if siblings share a long beginning, the text from where they differ.
 
-The label of a whole prompt is preceded by what else its blocks are cached for, such as an adapter, a salt or an image.
-Owns the labels of one tree, made on demand; call `clear` when texts arrived or the tree changed.
+The label of a root node begins with what its blocks are cached for besides the text, such as an adapter, a salt or an
+image. Owns the labels of one tree, which are created when needed. Call `clear` when the tree changed or more texts are
+known.
 """
 
 from __future__ import annotations
@@ -14,18 +15,20 @@ from kvscope_app.views.prefixes.prefix_columns import PrefixMoment
 from kvscope_telemetry.prefixes.tree import ROOT
 
 LABEL_BLOCKS: Final = 4
-"""Number of blocks whose text is used for a label, more than fits into most rows."""
+"""Number of blocks whose text is used for a label. Most rows have no space for more."""
 TIP_BLOCKS: Final = 16
 _MAX_SIBLINGS: Final = 256
-"""Maximum number of siblings that a label is compared with."""
 _MAX_SHOWN_PREFIX: Final = 24
-"""Maximum length of a common beginning that is not omitted."""
-_CONTEXT_LETTERS: Final = 14
+"""If siblings share a beginning of more characters than this, it is left out of their labels."""
+_CONTEXT_CHARACTERS: Final = 14
 
 
 class NodeLabels:
-    """Labels of one tree. `text_of` returns the known text of a block hash, `notes_of` what else its block is cached
-    for."""
+    """Labels of one tree.
+
+    `text_of` returns the text of a block hash, or None if unknown. `notes_of` returns what its block is cached for
+    besides the text.
+    """
 
     def __init__(
         self, text_of: Callable[[int], str | None], notes_of: Callable[[int], str] = lambda block_hash: ""
@@ -35,12 +38,12 @@ class NodeLabels:
         self._labels: dict[int, str | None] = {}
 
     def clear(self, moment: PrefixMoment | None) -> None:
-        """Drop all labels. New ones are made from the tree of `moment`."""
+        """Drop all labels. New ones are created from the tree of `moment`."""
         self._moment = moment
         self._labels.clear()
 
     def label(self, node: int) -> str | None:
-        """Return a one-line label, or None if the text is unknown."""
+        """Return a label without line breaks, or None if the text is unknown."""
         if self._moment is None:
             return None
         if node not in self._labels:
@@ -48,7 +51,7 @@ class NodeLabels:
         return self._labels[node]
 
     def text(self, node: int, at_most: int) -> str | None:
-        """Return the text of the first `at_most` blocks, up to the first unknown one; None if the first is unknown."""
+        """Return the text of the first `at_most` blocks, up to the first unknown one. None if the first is unknown."""
         moment = self._moment
         if moment is None:
             return None
@@ -68,19 +71,20 @@ class NodeLabels:
             siblings = [node]
         lines = {each: self._line(each) for each in siblings}
         notes = {each: self._note_prefix(moment, each) for each in siblings}
-        alike = dict.fromkeys(siblings, 0)
-        known = sorted((notes[each], line, each) for each, line in lines.items() if line is not None)
-        for (note, line, one), (other_note, after, other) in pairwise(known):
-            common = _num_alike(line, after) if note == other_note else 0
-            alike[one], alike[other] = max(alike[one], common), common
+        common_lengths = dict.fromkeys(siblings, 0)
+        sorted_lines = sorted((notes[each], line, each) for each, line in lines.items() if line is not None)
+        for (note, line, current), (other_note, other_line, other) in pairwise(sorted_lines):
+            common = _common_length(line, other_line) if note == other_note else 0
+            common_lengths[current], common_lengths[other] = max(common_lengths[current], common), common
         self._labels |= dict.fromkeys(siblings)
-        for note, line, each in known:
-            is_cut = _MAX_SHOWN_PREFIX < alike[each] < len(line) - 1
-            shown = f"…{_from_word(line, alike[each] - _CONTEXT_LETTERS)}" if is_cut else line
-            self._labels[each] = f"{note}{shown}"
+        for note, line, each in sorted_lines:
+            is_shortened = _MAX_SHOWN_PREFIX < common_lengths[each] < len(line) - 1
+            text = (
+                f"…{_text_from_next_word(line, common_lengths[each] - _CONTEXT_CHARACTERS)}" if is_shortened else line
+            )
+            self._labels[each] = f"{note}{text}"
 
     def _note_prefix(self, moment: PrefixMoment, node: int) -> str:
-        """Return what the whole subtree of a root node is cached for besides its text."""
         if moment.tree.parent[node] != ROOT:
             return ""
         notes = [self._notes_of(block_hash) for block_hash, _ in moment.tree.blocks_of(node, 1)]
@@ -91,13 +95,11 @@ class NodeLabels:
         return None if text is None else " ".join(text.split()) or "⏎"
 
 
-def _num_alike(one: str, other: str) -> int:
-    """Return the length of the common prefix."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
+def _common_length(first: str, second: str) -> int:
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
-def _from_word(line: str, start: int) -> str:
-    """Return `line` from the first word that starts at `start` or shortly after."""
-    space = line.find(" ", start, start + _CONTEXT_LETTERS)
+def _text_from_next_word(line: str, start: int) -> str:
+    space = line.find(" ", start, start + _CONTEXT_CHARACTERS)
     return line[space + 1 :] if space >= 0 else line[start:]

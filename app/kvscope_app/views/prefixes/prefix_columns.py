@@ -1,4 +1,4 @@
-"""Columns of the prefix table: cell texts and sort keys. Depends on trees only, not on widgets."""
+"""Columns of the prefix table: cell texts and sort keys. Must not depend on widgets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Cell = Callable[["PrefixMoment", int], str]
 
 
 class PrefixMoment:
-    """Data of the cells: a tree with its time, the times of its steps, and the block sizes."""
+    """Prefix tree at a time, with all that the cells need: the times of its steps, and the sizes of nodes."""
 
     def __init__(
         self, tree: PrefixTree, cache: CacheInfo, times: StepTimes, now_ns: int, capabilities: Capabilities = OWN_ENGINE
@@ -36,52 +36,53 @@ class PrefixMoment:
         self.cache = cache
         self.num_tokens: Ints = tree.num_blocks * cache.block_size
         self.num_bytes: Ints = tree.num_in_tier.sum(axis=1) * cache.block_bytes
-        """Bytes of all rows, shape (nodes,); blocks present in two tiers count twice."""
+        """Bytes of each node, shape (nodes,). Blocks in two tiers count twice."""
         self.update_time(times, now_ns)
 
     def update_time(self, times: StepTimes, now_ns: int) -> None:
-        """Update the time shown and the known times of steps for an unchanged tree."""
+        """Set the shown time and the known times of steps, for the same tree."""
         self.now_ns = now_ns
-        """Moment shown, by the wall clock in ns."""
         self.first_ns = times.first_ns
         self.used_ns: Ints = times.times_of(self.tree.last_used_step)
         """Time of each node's last use in ns, shape (nodes,); `UNKNOWN` if before `first_ns`."""
 
     def idle_s(self, node: int) -> int:
-        """Return the whole seconds since last use; a lower bound if `is_before_all`."""
+        """Return the seconds since the node was last used, a lower bound if `is_before_all`. 0 while it is held."""
         used_ns = self.first_ns if self.is_before_all(node) else int(self.used_ns[node])
         return 0 if self.tree.holders[node] else max(self.now_ns - used_ns, 0) // 1_000_000_000
 
     def is_before_all(self, node: int) -> bool:
-        """Whether the last use was before the first known time."""
+        """Whether the node was last used before the first known time, `first_ns`."""
         return int(self.used_ns[node]) == UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixColumn(TableColumn[[PrefixMoment, int]]):
-    """Column with a displayed text and a `plain` one for spreadsheets."""
+    """Column of the prefix table. `plain` returns a cell's text for spreadsheets."""
 
     plain: Cell
     sort_by: Callable[[PrefixMoment], Ints]
 
 
 def node_text(tree: PrefixTree, node: int, cache: CacheInfo) -> str:
-    """Describe a node whose text is unknown, such as `#4 - 32 tokens from 64` if request 4 wrote it."""
+    """Describe a node without known text: `#4 · 32 tokens from 64` if request 4 wrote it."""
     if not tree.num_blocks[node]:
         return "lost its beginning"
-    owner, before = int(tree.owner[node]), int(tree.num_before[node])
-    who = f"#{owner} · " if owner > 0 else ""
+    owner, num_before = int(tree.owner[node]), int(tree.num_before[node])
+    owner_text = f"#{owner} · " if owner > 0 else ""
     tokens = plural(int(tree.num_blocks[node]) * cache.block_size, "token")
-    where = "" if before < 0 else f" from {count(before * cache.block_size)}" if before else " from the start"
-    return f"{who}{tokens}{where}" + (", lost its beginning" if tree.is_cut[node] else "")
+    start_text = (
+        "" if num_before < 0 else f" from {count(num_before * cache.block_size)}" if num_before else " from the start"
+    )
+    return f"{owner_text}{tokens}{start_text}" + (", lost its beginning" if tree.is_cut[node] else "")
 
 
 def tiers_text(tree: PrefixTree, node: int) -> str:
-    """Return the tiers that hold the node's blocks, such as `memory` or `memory 12, host 3`."""
-    there = [(tier, int(number)) for tier, number in enumerate(tree.num_in_tier[node].tolist()) if number]
-    if len(there) == 1:
-        return _TIER_LABELS[there[0][0]]
-    return ", ".join(f"{_TIER_LABELS[tier]} {count(number)}" for tier, number in there) or NOTHING
+    """Return the tiers that have the node's blocks: `memory`, or `memory 12, host 3`."""
+    present = [(tier, int(number)) for tier, number in enumerate(tree.num_in_tier[node].tolist()) if number]
+    if len(present) == 1:
+        return _TIER_LABELS[present[0][0]]
+    return ", ".join(f"{_TIER_LABELS[tier]} {count(number)}" for tier, number in present) or NOTHING
 
 
 def holders_text(holders: int) -> str:
@@ -89,16 +90,16 @@ def holders_text(holders: int) -> str:
 
 
 def idle_text(moment: PrefixMoment, node: int) -> str:
-    """Return text on the time since last use, such as `now`, `12 s`, `3 min`, `2 h 5 min` or `over 12 s`."""
+    """Return the time since the last use: `now`, `12 s`, `3 min`, `2 h 5 min`, or the lower bound `over 12 s`."""
     seconds = moment.idle_s(node)
     if moment.tree.holders[node]:
         return "now"
     if moment.is_before_all(node):
-        return f"over {_long(seconds)}" if seconds else "unknown"
-    return _long(seconds) if seconds else "now"
+        return f"over {_duration_text(seconds)}" if seconds else "unknown"
+    return _duration_text(seconds) if seconds else "now"
 
 
-def _long(seconds: int) -> str:
+def _duration_text(seconds: int) -> str:
     minutes, hours = seconds // 60, seconds // 3600
     if not minutes:
         return f"{seconds} s"
@@ -107,14 +108,17 @@ def _long(seconds: int) -> str:
     return f"{count(hours)} h {minutes % 60} min" if minutes % 60 else f"{count(hours)} h"
 
 
-def _number(
-    title: str, tip: str, sample: str, values: Callable[[PrefixMoment], Ints], words: Callable[[int], str] | None = None
+def _number_column(
+    title: str,
+    tip: str,
+    sample: str,
+    values: Callable[[PrefixMoment], Ints],
+    format_value: Callable[[int], str] | None = None,
 ) -> PrefixColumn:
-    """Return a column of whole numbers. `words` formats a value; without it, 0 is shown as a dash."""
-    made = words or (lambda value: count(value) if value else NOTHING)
+    format_cell = format_value or (lambda value: count(value) if value else NOTHING)
     return PrefixColumn(
         title,
-        lambda moment, node: made(int(values(moment)[node])),
+        lambda moment, node: format_cell(int(values(moment)[node])),
         tip,
         True,
         sample,
@@ -123,35 +127,35 @@ def _number(
     )
 
 
-def _text(title: str, tip: str, sample: str, words: Cell, sort_by: Callable[[PrefixMoment], Ints]) -> PrefixColumn:
-    return PrefixColumn(title, words, tip, False, sample, plain=words, sort_by=sort_by)
+def _text_column(
+    title: str, tip: str, sample: str, format_cell: Cell, sort_by: Callable[[PrefixMoment], Ints]
+) -> PrefixColumn:
+    return PrefixColumn(title, format_cell, tip, False, sample, plain=format_cell, sort_by=sort_by)
 
 
-def _if_known(capability: str, column: PrefixColumn) -> PrefixColumn:
-    """Return the column, empty instead of 0 if the engine does not report `capability`."""
-
-    def known(cell: Cell, instead: str) -> Cell:
+def _only_if_reported(capability: str, column: PrefixColumn) -> PrefixColumn:
+    def or_unknown(cell: Cell, instead: str) -> Cell:
         return lambda moment, node: cell(moment, node) if getattr(moment.capabilities, capability) else instead
 
-    return replace(column, text=known(column.text, NOTHING), plain=known(column.plain, ""))
+    return replace(column, text=or_unknown(column.text, NOTHING), plain=or_unknown(column.plain, ""))
 
 
 COLUMNS: Final = (
-    _text(
+    _text_column(
         "Prefix",
         "Text up to where prompts diverge. Right expands, Left collapses",
         "",
         lambda m, n: node_text(m.tree, n, m.cache),
         lambda m: np.arange(len(m.tree)),
     ),
-    _number("Subtree blocks", "Blocks of this row and its subtree", "00 000", lambda m: m.tree.num_with_all),
-    _number("Blocks", "Blocks of this row", "00 000", lambda m: m.tree.num_blocks),
-    _number("Tokens", "Tokens of this row", "000 000", lambda m: m.num_tokens),
-    _if_known(
+    _number_column("Subtree blocks", "Blocks of this row and its subtree", "00 000", lambda m: m.tree.num_with_all),
+    _number_column("Blocks", "Blocks of this row", "00 000", lambda m: m.tree.num_blocks),
+    _number_column("Tokens", "Tokens of this row", "000 000", lambda m: m.num_tokens),
+    _only_if_reported(
         "prefix_hits",
-        _number("Hits", "Hits of its most used block", "00 000", lambda m: m.tree.hits),
+        _number_column("Hits", "Hits of its most used block", "00 000", lambda m: m.tree.hits),
     ),
-    _if_known(
+    _only_if_reported(
         "last_used",
         PrefixColumn(
             "Idle",
@@ -163,9 +167,9 @@ COLUMNS: Final = (
             sort_by=lambda m: np.where(m.tree.holders > 0, -(1 << 40), -m.tree.last_used_step),
         ),
     ),
-    _if_known(
+    _only_if_reported(
         "ref_counts",
-        _number(
+        _number_column(
             "Held by",
             "Requests that hold its most shared block; idle prefixes may be evicted",
             "00 requests",
@@ -173,14 +177,14 @@ COLUMNS: Final = (
             holders_text,
         ),
     ),
-    _text(
+    _text_column(
         "Where",
         "Tiers that hold its blocks",
         "memory 000, host 00",
         lambda m, n: tiers_text(m.tree, n),
         lambda m: m.tree.num_in_tier @ np.arange(len(_TIER_LABELS)),
     ),
-    _number("Size", "Bytes of keys and values, all tiers", "00.0 MiB", lambda m: m.num_bytes, num_bytes),
+    _number_column("Size", "Bytes of keys and values, all tiers", "00.0 MiB", lambda m: m.num_bytes, num_bytes),
 )
 PREFIX: Final = 0
 WITH_BELOW: Final = 1

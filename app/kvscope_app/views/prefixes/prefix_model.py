@@ -1,7 +1,6 @@
-"""Qt model of the prefix table: the expanded part of a tree, one row per node. A cell's text is made when it is
-painted.
+"""Qt model of the prefix table: the expanded part of a tree, one row per node.
 
-Owns the expanded nodes (by key), the sort order and the filter.
+Owns the expanded nodes (by key), the sort order and the filter. Cell texts are created when they are painted.
 """
 
 from __future__ import annotations
@@ -33,31 +32,30 @@ class PrefixModel(TableModel):
     table_head: ClassVar[TableHead] = TableHead.of(COLUMNS)
 
     reordering = Signal()
-    """Emitted before rows change their nodes: selection changes by Qt until `reordered` are not the user's choice."""
+    """Emitted before rows change their nodes. Until `reordered`, the selection is changed by Qt, not by the user."""
     reordered = Signal()
 
     def __init__(self, labels: NodeLabels, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.theme: Theme = DARK
         self.moment: PrefixMoment | None = None
-        self.which = PrefixFilter.ALL
-        self.found: Callable[[PrefixMoment], Mask] | None = None
-        """Function that returns a mask of the nodes that a search matches; None: no search."""
+        self.node_filter = PrefixFilter.ALL
+        self.search: Callable[[PrefixMoment], Mask] | None = None
+        """Function that returns which nodes a search matches, shape (nodes,); None: no search."""
         self._labels = labels
-        self._opened: set[int] = set()
+        self._expanded: set[int] = set()
         self._sort_column, self._descending = WITH_BELOW, True
         self._shown = _NO_NODES
 
     def show_moment(self, moment: PrefixMoment | None) -> None:
-        """Show another tree. Expanded nodes stay expanded."""
-        shown = _NO_NODES
+        new_nodes = _NO_NODES
         if moment is not None:
-            found = None if self.found is None else self.found(moment)
-            passing = matches(moment.tree, self.which, found)
+            is_match = None if self.search is None else self.search(moment)
+            passes_filter = matches(moment.tree, self.node_filter, is_match)
             sort_by = COLUMNS[self._sort_column].sort_by(moment)
-            shown = visible_nodes(moment.tree, self._opened, sort_by, self._descending, passing)
+            new_nodes = visible_nodes(moment.tree, self._expanded, sort_by, self._descending, passes_filter)
         self.reordering.emit()
-        self._replace(moment, shown)
+        self._replace(moment, new_nodes)
         self.reordered.emit()
 
     def reorder(self) -> None:
@@ -69,7 +67,7 @@ class PrefixModel(TableModel):
 
     @property
     def shown(self) -> ShownNodes:
-        """Rows that are shown, and the number of rows left out."""
+        """Visible nodes in the order of rows, and the number of rows left out."""
         return self._shown
 
     def node_at(self, row: int) -> int | None:
@@ -80,54 +78,52 @@ class PrefixModel(TableModel):
         return None if node is None or self.moment is None else int(self.moment.tree.key[node])
 
     def row_of(self, node: int) -> int | None:
-        """Return the view row of a node, or None if it is not visible."""
-        found = np.flatnonzero(self._shown.nodes == node)
-        return int(found[0]) if found.size else None
+        """Return the row of a node, or None if it has none because it is collapsed or filtered out."""
+        rows = np.flatnonzero(self._shown.nodes == node)
+        return int(rows[0]) if rows.size else None
 
     def level_at(self, row: int) -> int:
         node = self.node_at(row)
         return 0 if node is None or self.moment is None else int(self.moment.tree.level[node])
 
-    def has_below(self, row: int) -> bool:
+    def has_children(self, row: int) -> bool:
         node = self.node_at(row)
         return node is not None and self.moment is not None and bool(self.moment.tree.children_of(node).size)
 
-    def is_open(self, row: int) -> bool:
-        return self.key_at(row) in self._opened
+    def is_expanded(self, row: int) -> bool:
+        return self.key_at(row) in self._expanded
 
-    def set_open(self, row: int, is_open: bool) -> None:
+    def set_expanded(self, row: int, is_expanded: bool) -> None:
         key = self.key_at(row)
-        if key is not None and self.has_below(row) and is_open != self.is_open(row):
-            self._opened ^= {key}
+        if key is not None and self.has_children(row) and is_expanded != self.is_expanded(row):
+            self._expanded ^= {key}
             self.reorder()
 
-    def set_all_open(self, is_open: bool) -> None:
+    def set_all_expanded(self, is_expanded: bool) -> None:
         tree = None if self.moment is None else self.moment.tree
-        self._opened = set(tree.key.tolist()) if is_open and tree is not None else set()
+        self._expanded = set(tree.key.tolist()) if is_expanded and tree is not None else set()
         self.reorder()
 
     def reveal(self, node: int) -> int | None:
         """Expand the ancestors of `node`. Returns its row, or None if the filter hides it."""
         assert self.moment is not None, "a node is of a tree"
         tree = self.moment.tree
-        above = {int(tree.key[each]) for each in tree.path_to(node)[:-1]}
-        if not above <= self._opened:
-            self._opened |= above
+        ancestor_keys = {int(tree.key[each]) for each in tree.path_to(node)[:-1]}
+        if not ancestor_keys <= self._expanded:
+            self._expanded |= ancestor_keys
             self.reorder()
         return self.row_of(node)
 
     def parent_row(self, row: int) -> int | None:
         node = self.node_at(row)
-        above = ROOT if node is None or self.moment is None else int(self.moment.tree.parent[node])
-        return None if above == ROOT else self.row_of(above)
+        parent = ROOT if node is None or self.moment is None else int(self.moment.tree.parent[node])
+        return None if parent == ROOT else self.row_of(parent)
 
     def update_texts(self) -> None:
-        """Update the rows because more texts are known."""
         if len(self._shown.nodes):
             self.dataChanged.emit(self.index(0, PREFIX), self.index(len(self._shown.nodes) - 1, PREFIX))
 
     def update_time(self, times: StepTimes, now_ns: int) -> None:
-        """Update idle times when nothing else changed."""
         if self.moment is not None:
             self.moment.update_time(times, now_ns)
         if len(self._shown.nodes):
@@ -162,35 +158,35 @@ class PrefixModel(TableModel):
             return self.theme.color(state_color(moment, node))
         return None
 
-    def _replace(self, moment: PrefixMoment | None, shown: ShownNodes) -> None:
+    def _replace(self, moment: PrefixMoment | None, new_nodes: ShownNodes) -> None:
         """Replace the rows. Rows are inserted and removed at the end; dataChanged is emitted for the others."""
-        before, after = len(self._shown.nodes), len(shown.nodes)
-        if after > before:
-            self.beginInsertRows(QModelIndex(), before, after - 1)
+        old_count, new_count = len(self._shown.nodes), len(new_nodes.nodes)
+        if new_count > old_count:
+            self.beginInsertRows(QModelIndex(), old_count, new_count - 1)
             # until the insertion is complete, existing rows keep their nodes, and new ones repeat the last node
-            if before:
-                held = np.concatenate((self._shown.nodes, np.repeat(self._shown.nodes[-1:], after - before)))
-                self._shown = ShownNodes(held, 0)
+            if old_count:
+                interim = np.concatenate((self._shown.nodes, np.repeat(self._shown.nodes[-1:], new_count - old_count)))
+                self._shown = ShownNodes(interim, 0)
             else:
-                self._hold(moment, shown)
+                self._set_nodes(moment, new_nodes)
             self.endInsertRows()
-        elif after < before:
-            self.beginRemoveRows(QModelIndex(), after, before - 1)
-            self._shown = ShownNodes(self._shown.nodes[:after], 0)
+        elif new_count < old_count:
+            self.beginRemoveRows(QModelIndex(), new_count, old_count - 1)
+            self._shown = ShownNodes(self._shown.nodes[:new_count], 0)
             self.endRemoveRows()
-        self._hold(moment, shown)
-        if after:
-            self.dataChanged.emit(self.index(0, 0), self.index(after - 1, len(COLUMNS) - 1))
+        self._set_nodes(moment, new_nodes)
+        if new_count:
+            self.dataChanged.emit(self.index(0, 0), self.index(new_count - 1, len(COLUMNS) - 1))
 
-    def _hold(self, moment: PrefixMoment | None, shown: ShownNodes) -> None:
-        """Replace nodes and labels together, so that a node index of one tree is never looked up in another."""
+    def _set_nodes(self, moment: PrefixMoment | None, new_nodes: ShownNodes) -> None:
+        """Replace nodes and labels together, so that a node index of one tree is never used with another."""
         if moment is not self.moment:
             self._labels.clear(moment)
-        self.moment, self._shown = moment, shown
+        self.moment, self._shown = moment, new_nodes
 
 
 def state_color(moment: PrefixMoment, node: int) -> str:
-    """Return the name of the theme colour that the page map gives most of the node's blocks."""
+    """Return the name of the theme colour that most of the node's blocks have on the page map."""
     tree = moment.tree
     in_tier = tree.num_in_tier[node]
     if not in_tier.any():

@@ -1,8 +1,8 @@
 """Synchronizes the selection between the prefix table and the session.
 
 Owns the nodes selected in the table, by key: their blocks are highlighted in every view, also as the tree grows. A
-selection made elsewhere is shown at its position in the tree and is not changed. Node indices are never stored, because
-they differ in the next tree.
+selection made in another view is shown at its position in the tree and not changed. Node indices are never stored,
+because they differ from tree to tree.
 """
 
 from __future__ import annotations
@@ -18,19 +18,16 @@ from kvscope_telemetry.prefixes.request_blocks import blocks_of_request
 
 
 class PrefixSelection(QObject):
-    """Synchronization between one table and one session."""
-
     changed = Signal()
-    """Emitted when the current node changed."""
 
     def __init__(self, session: Session, model: PrefixModel, table: PrefixTable) -> None:
         super().__init__(table)
         self._session, self._model, self._table = session, model, table
-        self._chosen: list[int] = []
-        self._elsewhere_key: int | None = None
-        """Key of the node with the block that is selected elsewhere."""
-        self._is_ours = False
-        """Whether the selection changes because of this object, or rows are about to change their nodes."""
+        self._selected_keys: list[int] = []
+        self._other_view_key: int | None = None
+        """Key of the node whose block or request is selected in another view, or None."""
+        self._is_changing = False
+        """Whether this object changes the selection, or rows are about to change their nodes."""
         model.reordering.connect(self._on_reordering)
         model.reordered.connect(self._on_reordered)
         table.selectionModel().selectionChanged.connect(self._on_rows)
@@ -39,105 +36,107 @@ class PrefixSelection(QObject):
 
     @property
     def current(self) -> int | None:
-        """Node to describe: the one selected last, or the node of the selection made elsewhere."""
+        """Node to describe: the one selected last in the table, or the one of a selection made in another view."""
         moment = self._model.moment
         if moment is None:
             return None
-        key = self._chosen[-1] if self._chosen else self._elsewhere_key
+        key = self._selected_keys[-1] if self._selected_keys else self._other_view_key
         return None if key is None else moment.tree.node_with(key)
 
     def on_new_tree(self) -> None:
         """Update the selection after a new tree was built.
 
-        Selected nodes may have other blocks in it, and a block selected in another view may belong to another node.
+        In the new tree, the selected nodes may have other blocks, and a selected block may belong to another node.
         """
-        if self._chosen and self._session.selection.highlighted_rows is not None:
-            self._choose(self._chosen)
+        if self._selected_keys and self._session.selection.highlighted_rows is not None:
+            self._select_keys(self._selected_keys)
         else:
-            self._elsewhere_key = None
+            self._other_view_key = None
             self.update_table()
 
     def update_table(self) -> None:
         moment = self._model.moment
         if moment is None:
             return
-        if self._chosen:
-            self._select_rows(self._nodes(moment))
+        if self._selected_keys:
+            self._select_rows(self._selected_nodes(moment))
             return
         node = node_of_selection(moment, self._session)
-        index = None if node is None else int(moment.tree.key[node])
-        if index == self._elsewhere_key and (index is not None or not self._table.chosen_rows()):
+        key = None if node is None else int(moment.tree.key[node])
+        if key == self._other_view_key and (key is not None or not self._table.selected_rows()):
             return
-        self._elsewhere_key = index
+        self._other_view_key = key
         row = None if node is None else self._model.reveal(node)
         self._select_rows([] if node is None else [node])
         if row is not None:
             self._table.scrollTo(self._model.index(row, 0))
         self.changed.emit()
 
-    def _choose(self, keys: list[int]) -> None:
+    def _select_keys(self, keys: list[int]) -> None:
         moment = self._model.moment
-        self._chosen = keys
-        nodes = [] if moment is None else self._nodes(moment)
-        was_ours, self._is_ours = self._is_ours, True
+        self._selected_keys = keys
+        nodes = [] if moment is None else self._selected_nodes(moment)
+        was_changing, self._is_changing = self._is_changing, True
         if moment is None or not keys:
             self._session.selection.select_request(None)
         else:  # empty if the nodes do not exist at this moment; they may exist at another
             rows = [np.empty(0, np.int64), *(moment.tree.rows_of(n) for n in nodes)]
             self._session.selection.highlight_rows(np.concatenate(rows).astype(np.uint32))
-        self._is_ours = was_ours
+        self._is_changing = was_changing
         self.changed.emit()
 
-    def _nodes(self, moment: PrefixMoment) -> list[int]:
-        return [node for key in self._chosen if (node := moment.tree.node_with(key)) is not None]
+    def _selected_nodes(self, moment: PrefixMoment) -> list[int]:
+        return [node for key in self._selected_keys if (node := moment.tree.node_with(key)) is not None]
 
     def _on_rows(self) -> None:
-        if self._is_ours:
+        if self._is_changing:
             return
-        keys = [key for row in self._table.chosen_rows() if (key := self._model.key_at(row)) is not None]
+        keys = [key for row in self._table.selected_rows() if (key := self._model.key_at(row)) is not None]
         current = self._model.key_at(self._table.currentIndex().row())
         if current in keys:  # the current row comes last
             keys = [*(key for key in keys if key != current), current]
-        self._choose(keys)
+        self._select_keys(keys)
 
     def _on_session(self) -> None:
-        if self._is_ours:
+        if self._is_changing:
             return
-        self._chosen, self._elsewhere_key = [], None
+        self._selected_keys, self._other_view_key = [], None
         if self._table.isVisible():
             self.update_table()
         self.changed.emit()
 
     def _on_reordering(self) -> None:
-        self._is_ours = True
+        self._is_changing = True
 
     def _on_reordered(self) -> None:
         moment = self._model.moment
-        if moment is not None and self._chosen:
-            self._select_rows(self._nodes(moment))
+        if moment is not None and self._selected_keys:
+            self._select_rows(self._selected_nodes(moment))
         elif (current := self.current) is not None:
             self._select_rows([current])
-        self._is_ours = False
+        self._is_changing = False
 
     def _select_rows(self, nodes: list[int]) -> None:
         rows = [row for node in nodes if (row := self._model.row_of(node)) is not None]
-        if sorted(rows) == self._table.chosen_rows():
+        if sorted(rows) == self._table.selected_rows():
             return
         selection = QItemSelection()
         for row in rows:
             index = self._model.index(row, 0)
             selection.select(index, index)
         flags = QItemSelectionModel.SelectionFlag
-        was_ours, self._is_ours = self._is_ours, True
+        was_changing, self._is_changing = self._is_changing, True
         self._table.selectionModel().select(selection, flags.ClearAndSelect | flags.Rows)
         if rows:
             self._table.selectionModel().setCurrentIndex(self._model.index(rows[-1], 0), flags.NoUpdate)
-        self._is_ours = was_ours
+        self._is_changing = was_changing
 
 
 def node_of_selection(moment: PrefixMoment, session: Session) -> int | None:
-    """Return the node of the selected block, or the deepest node of the selected request's text, even after the request
-    ended."""
+    """Return the node of the selected block, or the deepest node of the selected request's text.
+
+    A request's node is found even after the request ended. None if nothing is selected or found.
+    """
     block, tree = session.selection.block, moment.tree
     if block is not None:
         return tree.node_of(block)

@@ -50,19 +50,17 @@ from kvscope_telemetry.prefixes.cached_blocks import group_of_tree
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 MAX_BLOCKS: Final = 64
-"""Maximum number of blocks of the selected node whose text is read."""
-_LINES: Final = 4
+"""Maximum number of the selected node's blocks whose texts are read."""
+_NUM_TEXT_LINES: Final = 4
 _MAX_DIGITS = 10
-_LOW: Final = 320
-"""Height below which the text of the selected node is hidden, because the rows need the space."""
-_BORDERS: Final = 6
-"""Pixels of borders that belong to no column."""
+_LOW_BELOW: Final = 320
+"""Height in pixels below which the text of the selected node is hidden, because the rows need the space."""
+_BORDERS_PX: Final = 6
 _POLL_INTERVAL_MS: Final = 40
-_LATER_MS: Final = 200
+_IDLE_INTERVAL_MS: Final = 200
 _REORDER_MS: Final = 150
 MIN_LETTERS: Final = 2
 MAX_SEARCHED: Final = 8192
-"""Maximum number of blocks whose texts are requested for a search."""
 _ORDERS: Final = {"ascending": Qt.SortOrder.AscendingOrder, "descending": Qt.SortOrder.DescendingOrder}
 NOTHING_YET: Final = "No cached prefixes yet.\nFull blocks are kept for prompts with the same prefix."
 NO_POOL: Final = "This address reports devices only; it has no prefix cache."
@@ -73,8 +71,6 @@ SEVERAL_GROUPS: Final = "Prefixes of one KV group: a prompt finds only what all 
 
 
 class PrefixesView(View):
-    """View with the table, the filter above it, and the text of the selected prefix below it."""
-
     title: ClassVar[str] = "Prefixes"
     object_name: ClassVar[str] = "prefixes"
     refresh_hz: ClassVar[float] = 4.0
@@ -87,9 +83,9 @@ class PrefixesView(View):
         self.table = PrefixTable(self.model)
         self.selection = PrefixSelection(session, self.model, self.table)
         self.detail = PrefixDetail()
-        self.which = QComboBox()
-        self.which.addItems([which.value for which in PrefixFilter])
-        self.which.setAccessibleName("Filter")
+        self.filter_box = QComboBox()
+        self.filter_box.addItems([node_filter.value for node_filter in PrefixFilter])
+        self.filter_box.setAccessibleName("Filter")
         self.group = QComboBox()
         self.group.setAccessibleName("KV group")
         self.group.setToolTip("Prefixes of one KV group. A prompt finds only what all groups have of it")
@@ -103,11 +99,11 @@ class PrefixesView(View):
         self.count = ElidedLabel()
         self.empty_label = empty_state(NOTHING_YET)
         self.note = label(look="muted", wraps=True, elastic=True)
-        """Reason why there are no texts."""
+        """Why there are no texts, or what the tree of one KV group omits."""
         self._groups: tuple[KVGroup, ...] = ()
         self._shown_time = (-1, -1)
-        self._reorder_soon = QTimer(self, singleShot=True, interval=_REORDER_MS)
-        self._reorder_soon.timeout.connect(self.model.reorder)
+        self._reorder_timer = QTimer(self, singleShot=True, interval=_REORDER_MS)
+        self._reorder_timer.timeout.connect(self.model.reorder)
         self._refresh_timer = QTimer(self, singleShot=True)
         self._refresh_timer.timeout.connect(self._refresh_again)
         self._lay_out()
@@ -123,10 +119,10 @@ class PrefixesView(View):
         if self.builder.update(mirror):
             self._show_tree(mirror)
         elif self.builder.failure and self.builder.tree is None:
-            self._show_empty(_not_made(self.builder.failure))
+            self._show_empty(_failure_text(self.builder.failure))
         self._update_time(mirror)
         if not self.builder.is_loaded:
-            self._refresh_timer.start(_POLL_INTERVAL_MS if self.builder.is_working else _LATER_MS)
+            self._refresh_timer.start(_POLL_INTERVAL_MS if self.builder.is_working else _IDLE_INTERVAL_MS)
         self.selection.update_table()
         self._request_texts()
 
@@ -137,13 +133,13 @@ class PrefixesView(View):
     def shut_down(self) -> None:
         self.session.texts.request(self, ())
         self._refresh_timer.stop()
-        self._reorder_soon.stop()
+        self._reorder_timer.stop()
         self.builder.close()
 
     def restore_settings(self, settings: QSettings) -> None:
-        which, order = str(settings.value(PREFIX_FILTER, "")), str(settings.value(PREFIX_ORDER, "")).split()
-        if self.which.findText(which) >= 0:
-            self.which.setCurrentText(which)
+        filter_name, order = str(settings.value(PREFIX_FILTER, "")), str(settings.value(PREFIX_ORDER, "")).split()
+        if self.filter_box.findText(filter_name) >= 0:
+            self.filter_box.setCurrentText(filter_name)
         titles = [column.title.replace(" ", "_") for column in COLUMNS]
         if len(order) == 2 and order[0] in titles and order[1] in _ORDERS:
             self.table.sortByColumn(titles.index(order[0]), _ORDERS[order[1]])
@@ -152,7 +148,7 @@ class PrefixesView(View):
         header = self.table.horizontalHeader()
         title = COLUMNS[header.sortIndicatorSection()].title.replace(" ", "_")
         order = next(name for name, each in _ORDERS.items() if each == header.sortIndicatorOrder())
-        settings.setValue(PREFIX_FILTER, self.which.currentText())
+        settings.setValue(PREFIX_FILTER, self.filter_box.currentText())
         settings.setValue(PREFIX_ORDER, f"{title} {order}")
 
     def apply_theme(self, theme: Theme) -> None:
@@ -162,18 +158,17 @@ class PrefixesView(View):
         self.detail.apply_theme(theme)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Hide the text of the selected node in a low view."""
         super().resizeEvent(event)
-        self.table.fit(self.width() - _BORDERS - self.table.verticalScrollBar().sizeHint().width())
+        self.table.fit(self.width() - _BORDERS_PX - self.table.verticalScrollBar().sizeHint().width())
         self._show_detail()
 
     def _show_tree(self, mirror: Mirror) -> None:
         tree = self.builder.tree
-        assert tree is not None, "there is a tree to show"
+        assert tree is not None, "the builder has a tree"
         if mirror.hello is None or self.builder.epoch != mirror.epoch:
             return
         times = StepTimes(self.session.overview, mirror)
-        cache = of_group(mirror.hello.cache, self.builder.group)
+        cache = cache_of_group(mirror.hello.cache, self.builder.group)
         moment = PrefixMoment(tree, cache, times, self.session.timeline.cursor_ns, mirror.capabilities)
         self.model.show_moment(moment)
         if not len(tree):
@@ -201,7 +196,6 @@ class PrefixesView(View):
         self.refresh()
 
     def _update_time(self, mirror: Mirror) -> None:
-        """Update idle times, once per second."""
         overview, cursor_ns = self.session.overview, self.session.timeline.cursor_ns
         state = (overview.version, cursor_ns // SECOND_NS)
         if state != self._shown_time:
@@ -211,68 +205,69 @@ class PrefixesView(View):
                 self._show_detail()
 
     def _text_of(self, block_hash: int) -> str | None:
-        content = self.session.texts.get(self._asked(block_hash, 0))
+        content = self.session.texts.get(self._lookup_of(block_hash, 0))
         return None if content is None else content.text or " ".join(map(str, content.token_ids))
 
     def _notes_of(self, block_hash: int) -> str:
-        content = self.session.texts.get(self._asked(block_hash, 0))
+        content = self.session.texts.get(self._lookup_of(block_hash, 0))
         return "" if content is None else ", ".join(f"{name} {value}" for name, value in content.notes)
 
-    def _asked(self, block_hash: int, row: int) -> BlockTextLookup:
+    def _lookup_of(self, block_hash: int, row: int) -> BlockTextLookup:
         return BlockTextLookup(self.session.mirror.epoch or 0, row, 0, 0, block_hash)
 
-    def _show_empty(self, why: str) -> None:
-        if self.empty_label.text() != why:
-            self.empty_label.setText(why)
+    def _show_empty(self, reason: str) -> None:
+        if self.empty_label.text() != reason:
+            self.empty_label.setText(reason)
         self._stack.setCurrentIndex(0)
 
     def _show_count(self) -> None:
         moment = self.model.moment
         if moment is None:
             return
-        tree, shown = moment.tree, self.model.shown
-        words = f"{plural(tree.num_texts, 'text')}, {plural(int(tree.num_blocks.sum()), 'block')}"
-        if self.model.which is not PrefixFilter.ALL or self.search.text().strip():
-            words = f"{count(shown.num_matching)} of {plural(len(tree), 'row')}"
-        if shown.num_left_out:
-            words += f"; the first {count(len(shown.nodes))} rows are shown"
-        self.count.setText(words)
+        tree, rows = moment.tree, self.model.shown
+        text = f"{plural(tree.num_texts, 'text')}, {plural(int(tree.num_blocks.sum()), 'block')}"
+        if self.model.node_filter is not PrefixFilter.ALL or self.search.text().strip():
+            text = f"{count(rows.num_matching)} of {plural(len(tree), 'row')}"
+        if rows.num_left_out:
+            text += f"; the first {count(len(rows.nodes))} rows are shown"
+        self.count.setText(text)
 
     def _show_note(self) -> None:
         failure = self.builder.failure
-        several = self._of_groups()
-        note = _not_made(failure) if failure else "  ".join(filter(None, (several, self.session.texts.why_no_texts)))
+        several = self._groups_text()
+        note = (
+            _failure_text(failure) if failure else "  ".join(filter(None, (several, self.session.texts.why_no_texts)))
+        )
         if note != self.note.text():
             self.note.setText(note)
         self.note.setVisible(bool(note))
 
-    def _of_groups(self) -> str:
-        """Return text on what the tree of one group omits, and on the minimum length of a cache hit."""
+    def _groups_text(self) -> str:
         hello = self.session.mirror.hello
         if self.builder.group is None or hello is None:
             return ""
         sizes, smallest = sorted(set(hello.cache.hit_block_sizes)), hello.cache.smallest_hit
         if sizes == [smallest]:
             return f"{SEVERAL_GROUPS}."
-        least = f"{SEVERAL_GROUPS}, {count(smallest)} tokens at least"
+        text = f"{SEVERAL_GROUPS}, {count(smallest)} tokens at least"
         if smallest < sizes[-1]:
-            return f"{least}."
-        words = f"{', '.join(map(count, sizes[:-1]))} and {count(sizes[-1])}"
-        return f"{least}: blocks of {words} tokens end together there."
+            return f"{text}."
+        sizes_text = f"{', '.join(map(count, sizes[:-1]))} and {count(sizes[-1])}"
+        return f"{text}: blocks of {sizes_text} tokens end together there."
 
     def _request_texts(self) -> None:
         moment = self.model.moment
         if moment is None or not is_on_screen(self):
             return
         nodes = [node for row in self.table.visible_rows() if (node := self.model.node_at(row)) is not None]
-        wanted = [pair for node in nodes for pair in moment.tree.blocks_of(node, LABEL_BLOCKS)]
-        if (chosen := self.selection.current) is not None:
-            wanted += moment.tree.blocks_of(chosen, MAX_BLOCKS)
-        if self._is_for_texts():  # also all blocks that may match the search
-            part = slice(MAX_SEARCHED)
-            wanted += zip(moment.tree.row_hash[part].tolist(), moment.tree.rows[part].tolist(), strict=True)
-        unique = dict(wanted[:MAX_SEARCHED])
-        self.session.texts.request(self, [self._asked(block_hash, row) for block_hash, row in unique.items()])
+        pairs = [pair for node in nodes for pair in moment.tree.blocks_of(node, LABEL_BLOCKS)]
+        if (selected := self.selection.current) is not None:
+            pairs += moment.tree.blocks_of(selected, MAX_BLOCKS)
+        if self._is_text_search():  # also all blocks that may match the search
+            searched = slice(MAX_SEARCHED)
+            pairs += zip(moment.tree.row_hash[searched].tolist(), moment.tree.rows[searched].tolist(), strict=True)
+        unique = dict(pairs[:MAX_SEARCHED])
+        self.session.texts.request(self, [self._lookup_of(block_hash, row) for block_hash, row in unique.items()])
         self._show_note()
 
     def _on_texts(self) -> None:
@@ -282,13 +277,12 @@ class PrefixesView(View):
         self.model.update_texts()
         self._show_detail()
         self._request_texts()
-        if self._is_for_texts() and not self._reorder_soon.isActive():
-            self._reorder_soon.start()
+        if self._is_text_search() and not self._reorder_timer.isActive():
+            self._reorder_timer.start()
 
-    def _is_for_texts(self) -> bool:
-        """Whether the search is for text."""
-        words = self.search.text().strip()
-        return len(words) >= MIN_LETTERS and not words.startswith("#") and not words.isdecimal()
+    def _is_text_search(self) -> bool:
+        query = self.search.text().strip()
+        return len(query) >= MIN_LETTERS and not query.startswith("#") and not query.isdecimal()
 
     def _on_chosen(self) -> None:
         self._show_detail()
@@ -296,7 +290,7 @@ class PrefixesView(View):
 
     def _show_detail(self) -> None:
         moment, node = self.model.moment, self.selection.current
-        if moment is None or node is None or self.height() < scaled(_LOW):
+        if moment is None or node is None or self.height() < scaled(_LOW_BELOW):
             self.detail.hide()
             return
         self.detail.show_node(moment, node, self.labels.text(node, MAX_BLOCKS))
@@ -306,16 +300,18 @@ class PrefixesView(View):
         self._request_texts()
 
     def _on_filter(self) -> None:
-        words = self.search.text().strip()
-        self.model.which = PrefixFilter(self.which.currentText())
-        self.model.found = None if not words else self._search_mask
+        query = self.search.text().strip()
+        self.model.node_filter = PrefixFilter(self.filter_box.currentText())
+        self.model.search = None if not query else self._search_mask
         self.model.reorder()
 
     def _search_mask(self, moment: PrefixMoment) -> Mask:
-        words = self.search.text().strip()
+        query = self.search.text().strip()
         epoch = self.session.mirror.epoch
-        known = {block_hash for of, block_hash in self.session.texts.containing(words) if of == epoch}
-        return find(moment, words, self.session.mirror, known)
+        matching_hashes = {
+            block_hash for text_epoch, block_hash in self.session.texts.containing(query) if text_epoch == epoch
+        }
+        return matching_nodes(moment, query, self.session.mirror, matching_hashes)
 
     def _refresh_again(self) -> None:
         if is_on_screen(self):
@@ -326,21 +322,21 @@ class PrefixesView(View):
         self.selection.changed.connect(self._on_chosen)
         self.session.texts.arrived.connect(self._on_texts)
         self.table.verticalScrollBar().valueChanged.connect(self._request_texts)
-        self.which.currentIndexChanged.connect(self._on_filter)
+        self.filter_box.currentIndexChanged.connect(self._on_filter)
         self.group.currentIndexChanged.connect(self._on_group)
         self.search.textChanged.connect(self._on_filter)
 
     def _lay_out(self) -> None:
-        bar = FlowLayout(self.search, self.which, self.group, self.count, margins=QMargins(8, 6, 8, 4))
+        bar = FlowLayout(self.search, self.filter_box, self.group, self.count, margins=QMargins(8, 6, 8, 4))
         body = QWidget()
         column = QVBoxLayout(body)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
         column.addWidget(head_row(bar))
-        noted = QHBoxLayout()
-        noted.setContentsMargins(10, 0, 10, 4)
-        noted.addWidget(self.note)
-        column.addLayout(noted)
+        note_row = QHBoxLayout()
+        note_row.setContentsMargins(10, 0, 10, 4)
+        note_row.addWidget(self.note)
+        column.addLayout(note_row)
         column.addWidget(self.table, 1)
         column.addWidget(self.detail)
         self._stack = QStackedLayout(self)
@@ -348,19 +344,18 @@ class PrefixesView(View):
         self._stack.addWidget(body)
 
 
-def of_group(cache: CacheInfo, group: int | None) -> CacheInfo:
+def cache_of_group(cache: CacheInfo, group: int | None) -> CacheInfo:
     if group is None:
         return cache
     block_bytes = cache.groups[group].block_bytes or cache.block_bytes
     return replace(cache, block_size=cache.block_sizes[group], block_bytes=block_bytes)
 
 
-def _not_made(failure: str) -> str:
+def _failure_text(failure: str) -> str:
     return f"The tree could not be built: {failure}"
 
 
 def _why_none(mirror: Mirror) -> str:
-    """Return why there is no tree, or ""."""
     if mirror.hello is None:
         return NOTHING_YET
     if not mirror.capabilities.blocks:
@@ -370,31 +365,32 @@ def _why_none(mirror: Mirror) -> str:
     return "" if mirror.hello.cache.has_parents else NO_PARENTS
 
 
-def find(moment: PrefixMoment, words: str, mirror: Mirror, containing: Set[int]) -> Mask:
-    """Return a mask of the nodes that match, shape (nodes,).
+def matching_nodes(moment: PrefixMoment, query: str, mirror: Mirror, containing: Set[int]) -> Mask:
+    """Return which nodes match a search, shape (nodes,).
 
-    `words`: `#12` matches nodes of a request, `345` the node of a block, anything else nodes with that text.
-    `containing`: hashes of the blocks known to contain the text.
+    Args:
+        moment: Tree to search.
+        query: `#12` matches nodes of a request, `345` the node of a block, anything else nodes with that text.
+        mirror: State with the requests and blocks of the tree.
+        containing: Hashes of the blocks that are known to contain the text.
     """
     tree = moment.tree
-    found = np.zeros(len(tree), np.bool_)
-    number = words.removeprefix("#").strip()
+    is_match = np.zeros(len(tree), np.bool_)
+    number = query.removeprefix("#").strip()
     is_number = number.isdecimal() and len(number) <= _MAX_DIGITS
-    if words.startswith("#"):
-        wanted = int(number) if is_number else NO_OWNER - 1
-        found |= tree.owner == wanted
-        found[tree.nodes_of(mirror.requests.table(wanted))] = True
-        return found
+    if query.startswith("#"):
+        request_number = int(number) if is_number else NO_OWNER - 1
+        is_match |= tree.owner == request_number
+        is_match[tree.nodes_of(mirror.requests.table(request_number))] = True
+        return is_match
     if is_number:
-        found[tree.nodes_of(np.array([int(number)]))] = True
-    there = np.isin(tree.row_hash, np.array(list(containing), np.uint64))
-    found[tree.nodes_of(tree.rows[there])] = True
-    return found
+        is_match[tree.nodes_of(np.array([int(number)]))] = True
+    has_text = np.isin(tree.row_hash, np.array(list(containing), np.uint64))
+    is_match[tree.nodes_of(tree.rows[has_text])] = True
+    return is_match
 
 
 class PrefixDetail(QWidget):
-    """Facts and known text of the selected prefix. Hidden without a selection."""
-
     def __init__(self) -> None:
         super().__init__()
         self.facts = ElidedLabel()
@@ -412,13 +408,13 @@ class PrefixDetail(QWidget):
 
     def apply_theme(self, theme: Theme) -> None:
         self.text.setFont(mono(0.92))
-        self.text.setFixedHeight(_LINES * self.text.fontMetrics().lineSpacing() + 12)
+        self.text.setFixedHeight(_NUM_TEXT_LINES * self.text.fontMetrics().lineSpacing() + 12)
 
     def show_node(self, moment: PrefixMoment, node: int, text: str | None) -> None:
-        """Show a node. `text`: its known part; None if not available."""
-        words = facts_line(moment, node)
-        if words != self.facts.text():
-            self.facts.setText(words)
+        """Show a node. `text` is the known part of its text, None if nothing is known."""
+        facts = facts_line(moment, node)
+        if facts != self.facts.text():
+            self.facts.setText(facts)
         self.text.setVisible(bool(text))
         if text and text != self.text.toPlainText():
             self.text.setPlainText(text)
@@ -427,10 +423,12 @@ class PrefixDetail(QWidget):
 
 def facts_line(moment: PrefixMoment, node: int) -> str:
     tree, capabilities = moment.tree, moment.capabilities
-    blocks, owner, before = int(tree.num_blocks[node]), int(tree.owner[node]), int(tree.num_before[node])
+    blocks, owner, num_before = int(tree.num_blocks[node]), int(tree.owner[node]), int(tree.num_before[node])
     if not blocks:
         return f"The beginning of {plural(int(tree.num_with_all[node]), 'block')} below was evicted"
-    position = "after what was evicted" if before < 0 else f"from token {count(before * moment.cache.block_size)}"
+    position = (
+        "after what was evicted" if num_before < 0 else f"from token {count(num_before * moment.cache.block_size)}"
+    )
     parts = [
         f"{plural(blocks, 'block')}, {plural(int(moment.num_tokens[node]), 'token')} {position}",
         f"in {tiers_text(tree, node)}",

@@ -1,4 +1,4 @@
-"""Wall-clock times of steps, interpolated from an overview's seconds and the step shown. Uses numpy only."""
+"""Wall-clock times of steps, interpolated between an overview's seconds and the shown step. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ UNKNOWN: Final = -1
 
 
 class StepTimes:
-    """Times of the steps of the engine start shown, up to the step shown."""
+    """Times of steps since the engine's start, up to the shown step."""
 
     def __init__(self, overview: SessionOverview, mirror: Mirror) -> None:
         self._steps, self._times_ns = np.array([mirror.step]), np.array([_shown_ns(mirror)])
         indices = np.flatnonzero(overview.epoch == (mirror.epoch or 0))
         steps = overview.column("step")[indices]
-        known = np.isfinite(steps) & (steps < mirror.step)
-        if known.any():
-            ends_ns = np.minimum(overview.time_ns[indices][known] + SECOND_NS, self._times_ns[0])
-            self._steps = np.concatenate((steps[known].astype(np.int64), self._steps))
+        is_known = np.isfinite(steps) & (steps < mirror.step)
+        if is_known.any():
+            ends_ns = np.minimum(overview.time_ns[indices][is_known] + SECOND_NS, self._times_ns[0])
+            self._steps = np.concatenate((steps[is_known].astype(np.int64), self._steps))
             self._times_ns = np.concatenate((ends_ns, self._times_ns))
 
     def times_of(self, steps: Ints) -> Ints:
-        """Return the approximate time of each step in ns, in the shape of `steps`; `UNKNOWN` before the first known
-        step."""
+        """Return the approximate time of each step in ns, in the shape of `steps`.
+
+        `UNKNOWN` for steps before the first known one.
+        """
         begin_ns = int(self._times_ns[0])
         since_ns = np.interp(steps, self._steps, (self._times_ns - begin_ns).astype(np.float64))
         times_ns = begin_ns + since_ns.astype(np.int64)
@@ -38,7 +40,7 @@ class StepTimes:
 
     @property
     def first_ns(self) -> int:
-        """First known time in ns; `UNKNOWN` times are earlier."""
+        """Time of the first known step in ns. Steps with `UNKNOWN` times are earlier."""
         return int(self._times_ns[0])
 
 

@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
-_ROOM = 1.6
-"""Factor by which an axis extends beyond the data."""
-_TICK_ROOM_PX = 60
+_MARGIN_FACTOR = 1.6
+"""Factor by which an axis extends beyond the data at each end."""
+_MIN_TICK_SPACING_PX = 60
 
 
 @dataclass(frozen=True, slots=True)
 class LogScale:
-    """Axis with `low` at pixel `first` and `high` at pixel `last`. `low` and `high` must be above 0."""
+    """Axis from `low` at pixel `first` to `high` at pixel `last`. `low` and `high` must be above 0."""
 
     low: float
     high: float
@@ -24,35 +24,37 @@ class LogScale:
     last: float
 
     def position_of(self, value: float) -> float:
-        return float(self.all_at(np.array([value]))[0])
+        return float(self.positions_of(np.array([value]))[0])
 
-    def all_at(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Return the pixels of values above 0."""
+    def positions_of(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Return the pixel positions of `values`, which must be above 0, in their shape."""
         share = np.log(values / self.low) / math.log(self.high / self.low)
         pixels: npt.NDArray[np.float64] = self.first + share * (self.last - self.first)
         return pixels
 
     def ticks(self) -> list[float]:
-        """Return powers of ten, with enough distance for their labels; if there are fewer than two, also multiples by 2
-        and 5."""
+        """Return powers of ten, far enough apart for their labels.
+
+        If the range contains fewer than two, multiples by 2 and 5 are included.
+        """
         first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
         powers = [10.0**exponent for exponent in range(first, last + 1)]
         if len(powers) < 2:
             finer = [factor * 10.0**exponent for exponent in range(first - 1, last + 1) for factor in (1, 2, 5)]
             return [value for value in finer if self.low <= value <= self.high]
-        every = max(1, math.ceil(len(powers) * _TICK_ROOM_PX / max(abs(self.last - self.first), 1)))
-        return powers[::every]
+        stride = max(1, math.ceil(len(powers) * _MIN_TICK_SPACING_PX / max(abs(self.last - self.first), 1)))
+        return powers[::stride]
 
 
 def bounds(values: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Return the range of an axis for `values` with a margin; 1 to 10 without values."""
+    """Return the ends of an axis for `values` with a margin, or 1 to 10 without values."""
     if not values.size:
         return 1.0, 10.0
-    return float(values.min()) / _ROOM, float(values.max()) * _ROOM
+    return float(values.min()) / _MARGIN_FACTOR, float(values.max()) * _MARGIN_FACTOR
 
 
 def with_prefix(value: float, unit: str) -> str:
-    """Return text such as `12.3 GB/s`, with three digits and an SI prefix."""
+    """Format a value with an SI prefix and about three digits: `12.3 GB/s`."""
     if value < 1:
         return f"{value:.2g} {unit}"
     power = min(int(math.log10(value) / 3 + 1e-9), len(_PREFIXES) - 1)
@@ -62,7 +64,7 @@ def with_prefix(value: float, unit: str) -> str:
 
 
 def tick_text(value: float, unit: str) -> str:
-    """Return text such as `100 G`, without insignificant digits."""
+    """Format a value with an SI prefix, without trailing zeros: `100 G`."""
     if value < 1:
         return f"{value:g}"
     power = min(int(math.log10(value) / 3 + 1e-9), len(_PREFIXES) - 1)

@@ -1,4 +1,4 @@
-"""Describes a step in relation to its device's limits. Imports no Qt."""
+"""Describes a step in relation to the device's limits. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from kvscope_telemetry.messages.telemetry import DeviceInfo
 
 KIND_TEXTS: Final = {PointKind.DECODE: "decode", PointKind.MIXED: "mixed", PointKind.PREFILL: "prefill"}
 KIND_COLORS: Final = {PointKind.DECODE: "good", PointKind.MIXED: "warn", PointKind.PREFILL: "block_active"}
-"""Colours of the kinds; prefill and decode as on the timeline."""
+"""Theme colour of each kind. Prefill and decode have the same colours as on the timeline."""
 _OVERHEAD_BELOW: Final = 0.2
-"""Share of both limits below which launches, copies and Python are considered the bottleneck."""
+"""Share of both limits below which launches, copies and Python count as the bottleneck."""
 
 
 def bytes_text(rate: float, limit: float) -> str:
-    """Return text such as `3.1 GB/s, 61 % of memory bandwidth`. `limit` 0: unknown."""
+    """Return text such as `3.1 GB/s, 61 % of memory bandwidth`. `limit`: bytes per second, 0 if unknown."""
     return with_prefix(rate, "B/s") + (f", {percent(rate / limit, 0)} of memory bandwidth" if limit else "")
 
 
 def flops_text(rate: float, limit: float) -> str:
-    """Return text such as `5.2 GFLOP/s, 4 % of peak FLOP/s`. `limit` 0: unknown."""
+    """Return text such as `5.2 GFLOP/s, 4 % of peak FLOP/s`. `limit`: FLOP per second, 0 if unknown."""
     return with_prefix(rate, "FLOP/s") + (f", {percent(rate / limit, 0)} of peak FLOP/s" if limit else "")
 
 
 def point_text(points: RooflinePoints, at: int, device: DeviceInfo) -> str:
-    """Return all values of the point at index `at` in one line."""
+    """Return a line with all values of the point at index `at`."""
     steps, index = points.steps, int(points.step_index[at])
     size = int(steps.starts[index + 1] - steps.starts[index])
     return " · ".join(
@@ -42,9 +42,9 @@ def point_text(points: RooflinePoints, at: int, device: DeviceInfo) -> str:
 
 
 def bound_text(bytes_per_s: float, flops_per_s: float, device: DeviceInfo) -> str:
-    """Return which of the device's limits the step came closer to, or overhead if it used little of both.
+    """Return the limit of the device that the step came closer to, or overhead if it used little of both.
 
-    Empty if the limits of the device are unknown.
+    "" if the limits of the device are unknown.
     """
     if not device.read_bytes_per_s or not device.flops_per_s:
         return ""

@@ -22,7 +22,7 @@ class PointKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RooflinePoints:
-    """Columns of shape (n,), one point per step with reported work, oldest first."""
+    """Points of the steps with reported work, oldest first. All arrays have shape (n,)."""
 
     steps: StepColumns
     step_index: npt.NDArray[np.int64]
@@ -37,17 +37,16 @@ class RooflinePoints:
 
     @property
     def bytes_per_s(self) -> FloatArray:
-        """Bytes per second moved between the device and its memory."""
+        """Bytes per second between the device and its memory, shape (n,)."""
         rate: FloatArray = self.flops_per_s / self.intensity
         return rate
 
-    def of_step(self, epoch: int | None, step: int) -> int | None:
-        here = (self.steps.epoch[self.step_index] == epoch) & (self.steps.step[self.step_index] == step)
-        return int(np.argmax(here)) if here.any() else None
+    def index_of_step(self, epoch: int | None, step: int) -> int | None:
+        is_match = (self.steps.epoch[self.step_index] == epoch) & (self.steps.step[self.step_index] == step)
+        return int(np.argmax(is_match)) if is_match.any() else None
 
 
 def points_of(steps: StepColumns, begin_ns: int, end_ns: int) -> RooflinePoints:
-    """Return the points of the steps that ended between `begin_ns` and `end_ns`."""
     ends = steps.end_ns
     is_available = np.zeros(len(steps), np.bool_)
     if steps.flops.size == len(steps):

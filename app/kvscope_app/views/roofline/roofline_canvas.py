@@ -1,4 +1,7 @@
-"""Widget of the roofline: two roofs, a point per step, and a mark on the step shown. Must not depend on the session."""
+"""Widget of the roofline: two roofs, a point per step, and a ring around the shown step.
+
+Must not depend on the session.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,17 @@ from kvscope_app.views.roofline.points import NO_POINTS, RooflinePoints
 from kvscope_telemetry.messages.telemetry import DeviceInfo
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 84, 14, 12, 36
-_REACH_PX: Final = 12.0
-_LEAST_DECADES: Final = 2.0
+_MAX_DISTANCE_PX: Final = 12.0
+_MIN_DECADES: Final = 2.0
 UNKNOWN: Final = DeviceInfo(kind="")
 
 
 class RooflineCanvas(QWidget):
-    """Widget of the roofline. `chosen` is emitted with the index of a point that was clicked or reached by keyboard,
-    `pointed` with that of the point under the pointer or -1."""
+    """Widget of the roofline.
+
+    `chosen` is emitted with the index of a point that was clicked or reached by keyboard, `pointed` with that of the
+    point at the pointer, or -1.
+    """
 
     chosen = Signal(int)
     pointed = Signal(int)
@@ -44,7 +50,6 @@ class RooflineCanvas(QWidget):
         self.setAccessibleName("Roofline: arithmetic intensity against achieved FLOP/s, one point per step")
 
     def show_points(self, points: RooflinePoints, device: DeviceInfo, selected: int | None) -> None:
-        """Show points under the roofs of `device`. `selected`: index of the marked point, or None."""
         if points is not self.points:
             self._hovered = -1
         self.points, self.device, self.selected = points, device, selected
@@ -58,7 +63,7 @@ class RooflineCanvas(QWidget):
         announce(self, sentence)
 
     def scales(self) -> tuple[LogScale, LogScale]:
-        """Return the scales of intensity and FLOP/s, which cover all points and, if known, the ridge."""
+        """Return the scales of intensity and FLOP/s. They cover all points and the ridge, if it is known."""
         points, device = self.points, self.device
         has_roofs = device.read_bytes_per_s > 0 and device.flops_per_s > 0
         ridge = [device.flops_per_s / device.read_bytes_per_s] if has_roofs else []
@@ -66,20 +71,23 @@ class RooflineCanvas(QWidget):
         roof = [float(device.flops_per_s)] if device.flops_per_s else []
         up = bounds(np.concatenate((points.flops_per_s, roof)))
         box = self.box()
-        return LogScale(*_wide(across), box.left(), box.right()), LogScale(*_wide(up), box.bottom(), box.top())
+        return LogScale(*_widened(across), box.left(), box.right()), LogScale(*_widened(up), box.bottom(), box.top())
 
     def box(self) -> QRectF:
         left, top = scaled(_LEFT), scaled(_TOP)
         return QRectF(left, top, self.width() - left - scaled(_RIGHT), self.height() - top - scaled(_BOTTOM))
 
-    def point_at(self, at: QPointF) -> int:
-        """Return the index of the nearest point within reach of the pointer, or -1."""
+    def point_at(self, position: QPointF) -> int:
+        """Return the index of the point closest to the pointer, or -1 if none is within reach."""
         if not len(self.points):
             return -1
         across, up = self.scales()
-        away = np.hypot(across.all_at(self.points.intensity) - at.x(), up.all_at(self.points.flops_per_s) - at.y())
-        nearest = int(np.argmin(away))
-        return nearest if float(away[nearest]) <= _REACH_PX else -1
+        distances = np.hypot(
+            across.positions_of(self.points.intensity) - position.x(),
+            up.positions_of(self.points.flops_per_s) - position.y(),
+        )
+        nearest = int(np.argmin(distances))
+        return nearest if float(distances[nearest]) <= _MAX_DISTANCE_PX else -1
 
     def sizeHint(self) -> QSize:
         return QSize(scaled(360), scaled(240))
@@ -96,24 +104,24 @@ class RooflineCanvas(QWidget):
             roofline_painting.grid(painter, self.box(), across, up, self.theme)
             roofline_painting.roofs(painter, self.box(), across, up, self.device, self.theme)
             roofline_painting.points(painter, self.points, across, up, self.theme)
-            for place, color in ((self._hovered, "text"), (self.selected, "selection")):
-                if place is not None and 0 <= place < len(self.points):
-                    self._ring(painter, place, across, up, color)
+            for index, color in ((self._hovered, "text"), (self.selected, "selection")):
+                if index is not None and 0 <= index < len(self.points):
+                    self._draw_ring(painter, index, across, up, color)
         if self.hasFocus():
             draw_focus(painter, self.rect(), self.theme)
         painter.end()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         last = len(self.points) - 1
-        at = last if self.selected is None else self.selected
-        ways = {Qt.Key.Key_Left: at - 1, Qt.Key.Key_Right: at + 1}
-        if event.key() not in ways:
+        current = last if self.selected is None else self.selected
+        targets = {Qt.Key.Key_Left: current - 1, Qt.Key.Key_Right: current + 1}
+        if event.key() not in targets:
             super().keyPressEvent(event)
         elif last >= 0:
-            self.chosen.emit(min(max(ways[Qt.Key(event.key())], 0), last))
+            self.chosen.emit(min(max(targets[Qt.Key(event.key())], 0), last))
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
-        self._hover(self.point_at(event.position()))
+        self._set_hovered(self.point_at(event.position()))
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
         index = self.point_at(event.position())
@@ -121,16 +129,16 @@ class RooflineCanvas(QWidget):
             self.chosen.emit(index)
 
     def leaveEvent(self, event: QEvent) -> None:
-        self._hover(-1)
+        self._set_hovered(-1)
         super().leaveEvent(event)
 
-    def _hover(self, index: int) -> None:
+    def _set_hovered(self, index: int) -> None:
         if index != self._hovered:
             self._hovered = index
             self.pointed.emit(index)
             self.update()
 
-    def _ring(self, painter: QPainter, index: int, across: LogScale, up: LogScale, color: str) -> None:
+    def _draw_ring(self, painter: QPainter, index: int, across: LogScale, up: LogScale, color: str) -> None:
         x, y = (
             across.position_of(float(self.points.intensity[index])),
             up.position_of(float(self.points.flops_per_s[index])),
@@ -140,9 +148,9 @@ class RooflineCanvas(QWidget):
         painter.drawEllipse(QPoint(round(x), round(y)), scaled(6), scaled(6))
 
 
-def _wide(between: tuple[float, float]) -> tuple[float, float]:
-    """Widen a range to a minimum number of decades, so that similar points are not spread over the whole area."""
-    low, high = between
-    lacking = max(_LEAST_DECADES - float(np.log10(high / low)), 0.0)
-    factor: float = 10 ** (lacking / 2)
+def _widened(ends: tuple[float, float]) -> tuple[float, float]:
+    """Widen a range to a minimum number of decades, so that similar points stay close together."""
+    low, high = ends
+    missing_decades = max(_MIN_DECADES - float(np.log10(high / low)), 0.0)
+    factor: float = 10 ** (missing_decades / 2)
     return low / factor, high * factor

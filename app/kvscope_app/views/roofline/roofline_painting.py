@@ -19,7 +19,7 @@ from kvscope_telemetry.messages.telemetry import DeviceInfo
 _FONT_SCALE: Final = 0.86
 _DOT: Final = 6
 _CELL_PX: Final = 2
-"""Size of the pixel cells in which points of one kind share a dot."""
+"""Size in pixels of the cells in which points of one kind share a dot."""
 
 
 def grid(painter: QPainter, box: QRectF, across: LogScale, up: LogScale, theme: Theme) -> None:
@@ -30,21 +30,22 @@ def grid(painter: QPainter, box: QRectF, across: LogScale, up: LogScale, theme: 
         painter.setPen(theme.color("grid"))
         painter.drawLine(QLineF(x, box.top(), x, box.bottom()))
         painter.setPen(theme.color("muted"))
-        words = QRectF(x - 40, box.bottom() + 2, 80, height)
-        painter.drawText(words, Qt.AlignmentFlag.AlignHCenter, tick_text(value, ""))
+        text_box = QRectF(x - 40, box.bottom() + 2, 80, height)
+        painter.drawText(text_box, Qt.AlignmentFlag.AlignHCenter, tick_text(value, ""))
     for value in up.ticks():
         y = up.position_of(value)
         painter.setPen(theme.color("grid"))
         painter.drawLine(QLineF(box.left(), y, box.right(), y))
         painter.setPen(theme.color("muted"))
-        words = QRectF(0, y - height / 2, box.left() - 6, height)
-        painter.drawText(words, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, tick_text(value, "FLOP/s"))
-    below = QRectF(box.left(), box.bottom() + height + 1, box.width(), height)
-    painter.drawText(below, Qt.AlignmentFlag.AlignHCenter, "FLOP/byte")
+        text_box = QRectF(0, y - height / 2, box.left() - 6, height)
+        painter.drawText(
+            text_box, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, tick_text(value, "FLOP/s")
+        )
+    title_box = QRectF(box.left(), box.bottom() + height + 1, box.width(), height)
+    painter.drawText(title_box, Qt.AlignmentFlag.AlignHCenter, "FLOP/byte")
 
 
 def roofs(painter: QPainter, box: QRectF, across: LogScale, up: LogScale, device: DeviceInfo, theme: Theme) -> None:
-    """Draw the limits of memory bandwidth and of arithmetic, as far as they are known."""
     read, flops = device.read_bytes_per_s, device.flops_per_s
     if not read and not flops:
         return
@@ -63,42 +64,40 @@ def roofs(painter: QPainter, box: QRectF, across: LogScale, up: LogScale, device
     painter.setPen(theme.color("text"))
     if flops:
         height = painter.fontMetrics().height()
-        words = QRectF(box.left(), max(up.position_of(flops) - height - 2, box.top()), box.width() - 4, height)
-        painter.drawText(words, Qt.AlignmentFlag.AlignRight, with_prefix(flops, "FLOP/s"))
+        text_box = QRectF(box.left(), max(up.position_of(flops) - height - 2, box.top()), box.width() - 4, height)
+        painter.drawText(text_box, Qt.AlignmentFlag.AlignRight, with_prefix(flops, "FLOP/s"))
     if read:
-        _along(painter, box, across, up, read)
+        _draw_slanted_label(painter, box, across, up, read)
     painter.restore()
 
 
-def _along(painter: QPainter, box: QRectF, across: LogScale, up: LogScale, read: int) -> None:
-    """Draw the label of the slanted roof along it, where it enters the picture."""
+def _draw_slanted_label(painter: QPainter, box: QRectF, across: LogScale, up: LogScale, read: int) -> None:
     slope = (up.position_of(across.low * read * 10) - up.position_of(across.low * read)) / (
         across.position_of(across.low * 10) - box.left()
     )
     angle = float(np.degrees(np.arctan(slope)))
-    begin = max(across.low, up.low / read)
+    start = max(across.low, up.low / read)
     painter.save()
-    painter.translate(across.position_of(begin), up.position_of(begin * read))
+    painter.translate(across.position_of(start), up.position_of(start * read))
     painter.rotate(angle)
-    words, metrics = with_prefix(read, "B/s"), painter.fontMetrics()
-    has_room_above = (
-        up.position_of(begin * read) - box.top() > metrics.horizontalAdvance(words) * abs(slope) + 2 * metrics.height()
+    text, metrics = with_prefix(read, "B/s"), painter.fontMetrics()
+    fits_above = (
+        up.position_of(start * read) - box.top() > metrics.horizontalAdvance(text) * abs(slope) + 2 * metrics.height()
     )
-    down = -scaled(5) if has_room_above else scaled(3) + metrics.ascent()
-    painter.drawText(QPointF(scaled(14), down), words)
+    offset = -scaled(5) if fits_above else scaled(3) + metrics.ascent()
+    painter.drawText(QPointF(scaled(14), offset), text)
     painter.restore()
 
 
-def points(painter: QPainter, shown: RooflinePoints, across: LogScale, up: LogScale, theme: Theme) -> None:
-    """Draw the points, kind by kind, with rarer kinds on top."""
-    if not len(shown):
+def points(painter: QPainter, step_points: RooflinePoints, across: LogScale, up: LogScale, theme: Theme) -> None:
+    if not len(step_points):
         return
-    x, y = across.all_at(shown.intensity), up.all_at(shown.flops_per_s)
+    x, y = across.positions_of(step_points.intensity), up.positions_of(step_points.flops_per_s)
     size = scaled(_DOT)
     painter.setPen(Qt.PenStyle.NoPen)
-    for kind in sorted(PointKind, key=lambda kind: -int(np.count_nonzero(shown.kind == kind))):
-        of_kind = shown.kind == kind
-        cells = np.unique(np.stack((x[of_kind], y[of_kind])) // _CELL_PX, axis=1) * _CELL_PX
+    for kind in sorted(PointKind, key=lambda kind: -int(np.count_nonzero(step_points.kind == kind))):
+        is_kind = step_points.kind == kind
+        cells = np.unique(np.stack((x[is_kind], y[is_kind])) // _CELL_PX, axis=1) * _CELL_PX
         painter.setBrush(theme.color(KIND_COLORS[kind], 190))
         for left, top in cells.T.tolist():
             if kind is PointKind.DECODE:

@@ -32,13 +32,16 @@ from kvscope_app.views.timeline.step_feed import StepFeed
 from kvscope_app.views.visibility import is_on_screen
 from kvscope_telemetry.messages.telemetry import DeviceInfo
 
-_SIGN, _GAP, _APART = 8, 5, 14
+_SIGN, _GAP, _SPACING = 8, 5, 14
 _ORDER: Final = (PointKind.DECODE, PointKind.MIXED, PointKind.PREFILL)
 NO_ENGINE: Final = "Waiting for the engine's first report.\nEach step becomes a point."
 NO_STEPS: Final = "No step ran in this range.\nSend a prompt, or go to a time when the engine was busy."
 NOT_KEPT: Final = "This session records no history, so steps cannot be read."
 ROOFLINE_RANGES_S: Final = {"10 s": 10, "30 s": 30, "2 min": 120}
-"""Seconds of each range, which ends with the step shown. Each step is a point, so they are shorter than a chart's."""
+"""Length in seconds of each range, which ends with the shown step.
+
+They are shorter than those of charts, because each step is a point.
+"""
 NO_STEPS_HERE: Final = "This address reports devices only; no steps run here."
 NOT_RECORDED: Final = "This recording does not contain the work of steps (simulations have none)."
 _HELP: Final = "Click a point to go to its step"
@@ -64,11 +67,11 @@ class RooflineView(View):
         self.points: RooflinePoints = NO_POINTS
         self._range_s = next(iter(ROOFLINE_RANGES_S.values()))
         self._span: TimeSpan | None = None
-        self._fixed: TimeSpan | None = None
-        """Linked range, at most the longest of `ROOFLINE_RANGES_S`; None: the range ends with the step shown."""
-        self._choice = TimeNavigator(session)
+        self._fixed_span: TimeSpan | None = None
+        """Linked range, at most the longest of `ROOFLINE_RANGES_S`; None: the range ends with the shown step."""
+        self._navigator = TimeNavigator(session)
         self._pending_batch: tuple[int, tuple[int, ...]] | None = None
-        """(epoch, requests) of the chosen step, until its epoch is shown."""
+        """(epoch, requests) of the chosen step, until that epoch is shown."""
         self.empty_label = empty_state(NO_ENGINE)
         self._lay_out()
         self._connect()
@@ -76,27 +79,27 @@ class RooflineView(View):
         self.setFocusProxy(self.canvas)
 
     def restore_settings(self, settings: QSettings) -> None:
-        kept = str(settings.value(ROOFLINE_RANGE, ""))
-        if kept in ROOFLINE_RANGES_S:
-            self._range_s = ROOFLINE_RANGES_S[kept]
-            self.ranges.set_current(list(ROOFLINE_RANGES_S).index(kept))
+        range_name = str(settings.value(ROOFLINE_RANGE, ""))
+        if range_name in ROOFLINE_RANGES_S:
+            self._range_s = ROOFLINE_RANGES_S[range_name]
+            self.ranges.set_current(list(ROOFLINE_RANGES_S).index(range_name))
 
     def save_settings(self, settings: QSettings) -> None:
         settings.setValue(ROOFLINE_RANGE, next(name for name, s in ROOFLINE_RANGES_S.items() if s == self._range_s))
 
     def refresh(self) -> None:
         self._select_pending_batch()
-        whole, hello = self.session.timeline.range_ns, self.session.mirror.hello
+        available, hello = self.session.timeline.range_ns, self.session.mirror.hello
         if hello is not None and not self.session.mirror.capabilities.blocks:
             self._show_empty(NO_STEPS_HERE)
             return
-        if hello is None or whole is None:
+        if hello is None or available is None:
             has_none = hello is None or self.session.disk_history is not None
             self._show_empty(NO_ENGINE if has_none else NOT_KEPT)
             return
-        self._span = self._span_around(TimeSpan(*whole))
-        if self._span.end_ns > whole[0]:
-            self.feed.request(self._span, TimeSpan(*whole))
+        self._span = self._span_around(TimeSpan(*available))
+        if self._span.end_ns > available[0]:
+            self.feed.request(self._span, TimeSpan(*available))
         self._show(self._span.begin_ns, self._span.end_ns)
 
     def draw_all(self) -> None:
@@ -121,24 +124,26 @@ class RooflineView(View):
         hello = self.session.mirror.hello
         return UNKNOWN if hello is None else hello.device
 
-    def _span_around(self, whole: TimeSpan) -> TimeSpan:
-        """Return the linked range, or one that ends with the step shown and is kept while other steps in it are
-        shown."""
-        if self._fixed is not None:
-            return self._fixed.inside(whole)
+    def _span_around(self, available: TimeSpan) -> TimeSpan:
+        """Return the linked range, or one that ends with the shown step.
+
+        The latter is kept while other steps in it are shown, so that the points stay where they are.
+        """
+        if self._fixed_span is not None:
+            return self._fixed_span.inside(available)
         timeline, cursor_ns = self.session.timeline, self._newest_ns()
         length_ns = round(self._range_s * 1e9)
         span = self._span
-        stays = not timeline.is_live and span is not None and span.length_ns == length_ns
-        if stays and span is not None and span.begin_ns <= cursor_ns <= span.end_ns:
+        may_stay = not timeline.is_live and span is not None and span.length_ns == length_ns
+        if may_stay and span is not None and span.begin_ns <= cursor_ns <= span.end_ns:
             return span
         begin_ns = cursor_ns - length_ns
         if timeline.is_file:
-            begin_ns = max(begin_ns, whole.begin_ns)
+            begin_ns = max(begin_ns, available.begin_ns)
         return TimeSpan(begin_ns, begin_ns + length_ns)
 
     def _newest_ns(self) -> int:
-        """Return when the state shown was published, which may be long ago if the engine has been idle since."""
+        """Return when the shown state was published: long ago if the engine has been idle since."""
         mirror, cursor_ns = self.session.mirror, self.session.timeline.cursor_ns
         if mirror.hello is None or not mirror.time_ns:
             return cursor_ns + STEP_MARGIN_NS
@@ -148,16 +153,16 @@ class RooflineView(View):
         steps = self.feed.steps
         points = points_of(steps, begin_ns, end_ns)
         if not len(points):
-            ran = steps.within(begin_ns, end_ns)
-            self._show_empty(self._why_nothing(ran.stop > ran.start))
+            step_range = steps.within(begin_ns, end_ns)
+            self._show_empty(self._why_nothing(step_range.stop > step_range.start))
             return
         self.points = points
         self._stack.setCurrentIndex(1)
         mirror = self.session.mirror
-        at = points.of_step(mirror.epoch, mirror.step)
-        if at is None and self.session.timeline.is_live:
-            at = len(points) - 1  # the newest step read; steps continue meanwhile
-        self.canvas.show_points(points, self.device, at)
+        index = points.index_of_step(mirror.epoch, mirror.step)
+        if index is None and self.session.timeline.is_live:
+            index = len(points) - 1  # the newest step read; steps continue meanwhile
+        self.canvas.show_points(points, self.device, index)
         if not self.canvas.underMouse() or not self.text_label.text():  # there was nothing to hover before
             self._show_point_text(-1)
 
@@ -171,38 +176,38 @@ class RooflineView(View):
             return f"Steps cannot be read: {self.feed.failure}"
         return "Reading…" if self.feed.is_reading and not len(self.feed.steps) else NO_STEPS
 
-    def _show_empty(self, words: str) -> None:
+    def _show_empty(self, reason: str) -> None:
         self.points = NO_POINTS
         self.canvas.show_points(NO_POINTS, self.device, None)
-        self.empty_label.setText(words)
+        self.empty_label.setText(reason)
         self._stack.setCurrentIndex(0)
         self.text_label.setText("")
 
     def _show_point_text(self, index: int) -> None:
-        """Show text about the hovered point, else about the step shown."""
-        at = self.canvas.selected if index < 0 else index
-        if at is None or not 0 <= at < len(self.points):
+        shown_index = self.canvas.selected if index < 0 else index
+        if shown_index is None or not 0 <= shown_index < len(self.points):
             self.text_label.setText(_HELP if len(self.points) else "")
             return
-        bound = bound_text(float(self.points.bytes_per_s[at]), float(self.points.flops_per_s[at]), self.device)
-        text = point_text(self.points, at, self.device) + (f" · limited by {bound}" if bound else "")
+        bound = bound_text(
+            float(self.points.bytes_per_s[shown_index]), float(self.points.flops_per_s[shown_index]), self.device
+        )
+        text = point_text(self.points, shown_index, self.device) + (f" · limited by {bound}" if bound else "")
         self.text_label.setText(text)
 
     def _choose(self, index: int) -> None:
-        """Show the point's step in every view."""
         if not 0 <= index < len(self.points):
             return
-        steps, at = self.points.steps, int(self.points.step_index[index])
-        self._pending_batch = (int(steps.epoch[at]), tuple(steps.batch(at).numbers.tolist()))
-        self._choice.choose(int(steps.end_ns[at]) + STEP_MARGIN_NS)
+        steps, step_index = self.points.steps, int(self.points.step_index[index])
+        self._pending_batch = (int(steps.epoch[step_index]), tuple(steps.batch(step_index).numbers.tolist()))
+        self._navigator.choose(int(steps.end_ns[step_index]) + STEP_MARGIN_NS)
         self.canvas.announce(point_text(self.points, index, self.device))
         self.refresh()
 
     def _select_pending_batch(self) -> None:
-        wanted = self._pending_batch
-        if wanted is not None and self.session.mirror.epoch == wanted[0]:
+        pending = self._pending_batch
+        if pending is not None and self.session.mirror.epoch == pending[0]:
             self._pending_batch = None
-            self.session.selection.select_batch(wanted[1])
+            self.session.selection.select_batch(pending[1])
 
     def _set_range(self, index: int) -> None:
         self._range_s = list(ROOFLINE_RANGES_S.values())[index]
@@ -213,7 +218,7 @@ class RooflineView(View):
         longest_ns = max(ROOFLINE_RANGES_S.values()) * 10**9
         if span is not None and span.length_ns > longest_ns:
             span = TimeSpan(span.end_ns - longest_ns, span.end_ns)
-        self._fixed = span
+        self._fixed_span = span
         if span is None:
             self.ranges.set_current(list(ROOFLINE_RANGES_S.values()).index(round(self._range_s)))
         else:
@@ -247,8 +252,6 @@ class RooflineView(View):
 
 
 class RooflineLegend(QWidget):
-    """Legend of the point shapes, one per kind of step, in one line. Owns no data."""
-
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.theme: Theme = DARK
@@ -261,8 +264,8 @@ class RooflineLegend(QWidget):
 
     def sizeHint(self) -> QSize:
         metrics = self.fontMetrics()
-        words = sum(metrics.horizontalAdvance(KIND_TEXTS[kind]) for kind in _ORDER)
-        return QSize(words + 3 * scaled(_SIGN + _GAP) + 2 * scaled(_APART) + 8, metrics.height() + 4)
+        text_width = sum(metrics.horizontalAdvance(KIND_TEXTS[kind]) for kind in _ORDER)
+        return QSize(text_width + 3 * scaled(_SIGN + _GAP) + 2 * scaled(_SPACING) + 8, metrics.height() + 4)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
@@ -282,8 +285,8 @@ class RooflineLegend(QWidget):
                 painter.drawPolygon(QPolygonF([*corners, QPointF(x - half, middle)]))
             painter.setPen(self.theme.color("muted"))
             left += size + scaled(_GAP)
-            words = KIND_TEXTS[kind]
-            width = painter.fontMetrics().horizontalAdvance(words)
-            painter.drawText(QRectF(left, 0, width + 2, self.height()), Qt.AlignmentFlag.AlignVCenter, words)
-            left += width + scaled(_APART)
+            text = KIND_TEXTS[kind]
+            width = painter.fontMetrics().horizontalAdvance(text)
+            painter.drawText(QRectF(left, 0, width + 2, self.height()), Qt.AlignmentFlag.AlignVCenter, text)
+            left += width + scaled(_SPACING)
         painter.end()

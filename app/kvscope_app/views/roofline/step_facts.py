@@ -1,5 +1,4 @@
-"""Facts about a step's work and execution: bytes, FLOPs, and the reached share of the device's limits. Imports no
-Qt."""
+"""Facts about a step's work and execution: bytes, FLOPs, and the share of the device's limits. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from kvscope_app.views.roofline.point_text import bound_text, bytes_text, flops_
 from kvscope_telemetry.messages.telemetry import DeviceInfo, Frame, Timings, Work
 
 
-def how_it_ran(frame: Frame, device: DeviceInfo) -> Iterator[Fact]:
+def execution_facts(frame: Frame, device: DeviceInfo) -> Iterator[Fact]:
     """Yield facts on graph or eager execution and on waiting; none for an engine that does not report work."""
     work = frame.work
     if not work.flops:
@@ -34,7 +33,7 @@ def how_it_ran(frame: Frame, device: DeviceInfo) -> Iterator[Fact]:
 
 
 def work_facts(work: Work, forward_ns: int, device: DeviceInfo) -> Iterator[Fact]:
-    """Yield the minimum bytes and FLOPs of the step and the rates achieved; none if they are not reported."""
+    """Yield the minimum bytes and FLOPs of a step and the rates achieved; none if they are not reported."""
     total = work.num_bytes
     if not work.flops or not total:
         return
@@ -64,7 +63,6 @@ def work_facts(work: Work, forward_ns: int, device: DeviceInfo) -> Iterator[Fact
 
 
 def phases_of(timings: Timings) -> tuple[StripPhase, ...]:
-    """Return the consecutive phases of a step."""
     rest_ns = max(timings.run_ns - timings.forward_ns, 0)
     return (
         StripPhase("Schedule", timings.schedule_ns, 1),

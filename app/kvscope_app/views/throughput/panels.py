@@ -1,4 +1,4 @@
-"""Throughput panels: their curves over a stretch of history, and their headline values at the moment shown.
+"""Throughput panels: their curves in a window of the history, and their headline values at the shown time.
 
 Owns the list of panels; `chart.panel` provides the widgets.
 """
@@ -27,16 +27,14 @@ from kvscope_telemetry.summaries.run_figures import ACCEPTED, BY_KEY, HIT_RATE, 
 from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
 
 MAX_MARKED_EVENTS: Final = 2000
-_MARKS_ACROSS: Final = 80
-"""Preemptions closer than this fraction of the visible time share a mark, since marks would overlap."""
-_NAMED_ON_A_MARK: Final = 4
+_MAX_MARKS: Final = 80
+"""Maximum number of marks across the visible time. Preemptions that are closer share a mark."""
+_MAX_NAMED_PER_MARK: Final = 4
 _JOIN_LATENCIES_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class PanelSpec:
-    """Panel: its curves, and the format of its axis and values."""
-
     key: str
     title: str
     curves: tuple[CurveSpec, ...]
@@ -45,26 +43,26 @@ class PanelSpec:
     top: float | None = None
     join_gap_s: float = 0.0
     peak_first: str = ""
-    """Name of the curve whose maximum is shown first; empty: that of the first curve."""
+    """Name of the curve whose maximum is shown first; "": the first curve."""
     needs: str = ""
-    """Column that not every source has; without it the panel is not shown."""
+    """Column without which the panel is not shown, because not every source has it; "": always shown."""
     tip: str = ""
 
     def make_panel(self) -> ChartPanel:
-        made = ChartPanel(self.title, self.curves, self.axis_text, top=self.top, join_gap_s=self.join_gap_s)
-        made.legend.explain(self.tip)
-        made.show_peaks(())
-        return made
+        panel = ChartPanel(self.title, self.curves, self.axis_text, top=self.top, join_gap_s=self.join_gap_s)
+        panel.legend.explain(self.tip)
+        panel.show_peaks(())
+        return panel
 
 
 @dataclass(slots=True)
-class Drawn:
-    """Data drawn in a panel: times in seconds of the monotonic clock, and values by curve, shape (n,) each."""
+class DrawnPanel:
+    """Data of a panel: times in seconds of the monotonic clock, and values by curve name, shape (n,) each."""
 
     time_s: FloatArray
     values: dict[str, FloatArray] = field(default_factory=dict)
     prefix: str = ""
-    """Text before each value: a less-or-equal sign if the values are upper bounds."""
+    """Text before each value: `≤ ` if the values are upper bounds, else ""."""
 
 
 def _tokens(value: float) -> str:
@@ -76,11 +74,11 @@ def _blocks(value: float) -> str:
 
 
 def _axis_seconds(value: float) -> str:
-    """Format without `2:30 min`, which is too wide for an axis."""
+    """Format seconds without `2:30 min`, which would be too wide for an axis."""
     return seconds(value) if value < 60 else f"{value:.0f} s" if value < 1000 else f"{value / 60:.0f} min"
 
 
-def _whole(value: float) -> str:
+def _whole_number(value: float) -> str:
     return NOTHING if not np.isfinite(value) else short(round(value))
 
 
@@ -112,7 +110,7 @@ PANELS: Final = (
         "Requests",
         (CurveSpec("num_running", "running", 2), CurveSpec("num_waiting", "waiting", 5)),
         short,
-        _whole,
+        _whole_number,
     ),
     PanelSpec(
         "kv",
@@ -170,8 +168,8 @@ PANELS: Final = (
         join_gap_s=_JOIN_LATENCIES_S,
         needs="run_ns",
         tip="Average step time by part. Schedule: choosing requests and blocks. Forward: the model. Run: "
-        "inputs, sampling and other device work; all of it where the model's part is not told. Commit: storing and "
-        "reporting results.",
+        "inputs, sampling and other device work, including the model if the engine does not report it separately. "
+        "Commit: storing and reporting results.",
     ),
     PanelSpec(
         "hits",
@@ -241,39 +239,39 @@ _RATES: Final = {
     "evicted": ("evicted_blocks",),
     "copied": ("copied_blocks",),
 }
-"""Columns whose sum per second is a panel's curve."""
+"""Columns whose sum, per second, is the panel's curve."""
 _SHARES: Final = {"hits": ("hit_share", HIT_RATE), "drafts": ("draft_share", ACCEPTED)}
-"""Curves that are ratios."""
+"""Curve name and ratio of the panels that show a ratio."""
 SAMPLE_GAUGES_OF: Final = {"busy": "utilization", "power": "power_watts", "temperature": "temperature_celsius"}
 PEAK_COLUMNS: Final = {
     "num_running": ("peak_running", "peak_running_ns"),
     "num_waiting": ("peak_waiting", "peak_waiting_ns"),
     "blocks_active": ("peak_active_blocks", "peak_active_ns"),
 }
-"""Overview columns with the maximum of a level within each second, and when it was first reached."""
+"""Overview columns with the maximum of a level within each second, and the time when it was first reached."""
 _PEAK_MARGIN_S: Final = 1e-6
-"""Seconds added to the time of a peak, so that rounding does not miss the frame that reports it."""
+"""Seconds added to the time of a peak, so that rounding does not exclude the frame that reports it."""
 _PHASES: Final = ("schedule_ns", "run_ns", "forward_ns", "commit_ns", "record_ns")
 _BY_KEY: Final = {spec.key: spec for spec in PANELS}
 
 
 def columns_of(keys: Iterable[str]) -> set[str]:
-    """Return the history columns that panels need; `num_running` identifies times without data."""
+    """Return the history columns that the panels need, and `num_running`, which identifies times without data."""
     blocks = {"blocks_active", "blocks_cached", "blocks_free"}
-    made = {"kv": blocks, "step": set(_PHASES)}
-    made |= {key: set(share.names()) for key, (_, share) in _SHARES.items()}
-    made |= {key: set(names) for key, names in _RATES.items()}
-    curves = (made.get(key) or {curve.name for curve in _BY_KEY[key].curves} for key in keys)
+    columns = {"kv": blocks, "step": set(_PHASES)}
+    columns |= {key: set(share.names()) for key, (_, share) in _SHARES.items()}
+    columns |= {key: set(names) for key, names in _RATES.items()}
+    curves = (columns.get(key) or {curve.name for curve in _BY_KEY[key].curves} for key in keys)
     return {"num_steps", "num_running"}.union(*curves)
 
 
-def draw(panel: ChartPanel, key: str, window: HistoryWindow, session: Session) -> Drawn:
+def draw(panel: ChartPanel, key: str, window: HistoryWindow, session: Session) -> DrawnPanel:
     curves = _curves(key, window)
     last = -1 if not window.is_complete and window.end_ns >= session.timeline.shown_until_ns - window.bin_ns else None
     time_s = (window.time_s + window.end_ns / 1e9)[:last]
     is_bound = key in HISTOGRAMS and not session.capabilities.latencies
     prefix = "≤ " if is_bound else ""
-    drawn = Drawn(time_s, prefix=prefix, values={name: values[:last] for name, values in curves.items()})
+    drawn = DrawnPanel(time_s, prefix=prefix, values={name: values[:last] for name, values in curves.items()})
     phase = int(window.end_ns // window.bin_ns) - len(window.time_s) + 1
     highest = [panel.show_curve(name, time_s, _stacked(key, name, drawn.values), phase) for name in drawn.values]
     panel.fit(max(highest))
@@ -281,20 +279,19 @@ def draw(panel: ChartPanel, key: str, window: HistoryWindow, session: Session) -
 
 
 def is_current(key: str) -> bool:
-    """Whether the headline of panel `key` is the value at the moment shown; other headlines cover the last `RECENT_S`
-    seconds."""
+    """Whether the headline of panel `key` is the value at the shown time. Others cover the last `RECENT_S` seconds."""
     return key in ("requests", "kv", *SAMPLE_GAUGES_OF)
 
 
 def headline(key: str, session: Session) -> dict[str, str]:
-    """Return the text of each curve's headline in panel `key`, which is independent of the visible time range."""
+    """Return the headline text of each curve of panel `key`. It does not depend on the visible time range."""
     if key in HISTOGRAMS:
         return _headline_latencies(key, session)
     if key in _RATES:
         values = {_BY_KEY[key].curves[0].name: sum(recent_rate(session, name) for name in _RATES[key])}
     elif key in _SHARES:
         name, share = _SHARES[key]
-        values = {name: _none_is_nan(share.of(recent_sums(session, share.names())[0]))}
+        values = {name: _nan_if_none(share.of(recent_sums(session, share.names())[0]))}
     elif key == "step":
         sums, _ = recent_sums(session, ("num_steps", *_PHASES))
         values = {name: float(parts) for name, parts in _mean_phases({n: np.array(v) for n, v in sums.items()}).items()}
@@ -312,14 +309,13 @@ def headline(key: str, session: Session) -> dict[str, str]:
     return {name: text(value) for name, value in values.items()}
 
 
-def is_level(window: HistoryWindow) -> bool:
-    """Whether all columns are constant, ignoring the newest second, which may be incomplete."""
-    settled = [column[: -1_000_000_000 // window.bin_ns] for column in window.columns.values()]
-    return all(column.size > 0 and bool((column == column[0]).all() or np.isnan(column).all()) for column in settled)
+def is_constant(window: HistoryWindow) -> bool:
+    """Whether all columns are constant, apart from the newest second, which may be incomplete."""
+    complete = [column[: -1_000_000_000 // window.bin_ns] for column in window.columns.values()]
+    return all(column.size > 0 and bool((column == column[0]).all() or np.isnan(column).all()) for column in complete)
 
 
-def values_at(key: str, drawn: Drawn, x: float) -> dict[str, str]:
-    """Return the text of each curve's value nearest to second `x`."""
+def values_at(key: str, drawn: DrawnPanel, x: float) -> dict[str, str]:
     if not drawn.time_s.size:
         return {}
     index = nearest_index(drawn.time_s, x)
@@ -328,22 +324,22 @@ def values_at(key: str, drawn: Drawn, x: float) -> dict[str, str]:
 
 
 def peaks_of(
-    key: str, drawn: Drawn, window: HistoryWindow, span: tuple[float, float], clock_text: Callable[[float], str]
+    key: str, drawn: DrawnPanel, window: HistoryWindow, span: tuple[float, float], clock_text: Callable[[float], str]
 ) -> list[CurvePeak]:
-    """Return the maximum of each curve between two seconds, that of `PanelSpec.peak_first` first.
+    """Return the maximum of each curve in `span`, a range of seconds. That of `PanelSpec.peak_first` is first.
 
-    For levels of an overview, the maximum within each second is used, not the value at its end.
+    If the window is from an overview, the maximum of a level within each second is used, not the value at its end.
     """
     first_s, last_s = span
-    spec, found = _BY_KEY[key], []
+    spec, peaks = _BY_KEY[key], []
     for curve in sorted(spec.curves, key=lambda curve: curve.name != spec.peak_first):
         values, times_s = _highest_in_bins(key, curve.name, drawn, window)
         is_shown = (values > 0) & (times_s >= first_s) & (times_s <= last_s + _PEAK_MARGIN_S)
         if is_shown.any():
             index = int(np.argmax(np.where(is_shown, values, 0.0)))
             text = f"{curve.label} {drawn.prefix}{spec.value_text(float(values[index]))}".strip()
-            found.append(CurvePeak(float(times_s[index]), f"{text} at {clock_text(float(times_s[index]))}"))
-    return found
+            peaks.append(CurvePeak(float(times_s[index]), f"{text} at {clock_text(float(times_s[index]))}"))
+    return peaks
 
 
 def marks_of_overview(window: HistoryWindow, first_s: float, last_s: float) -> list[PlotMark]:
@@ -351,7 +347,7 @@ def marks_of_overview(window: HistoryWindow, first_s: float, last_s: float) -> l
     counts = np.nan_to_num(window.columns["preemptions"])
     indices = np.flatnonzero(counts)
     times_s = (window.time_s + window.end_ns / 1e9)[indices]
-    groups = (times_s // max((last_s - first_s) / _MARKS_ACROSS, 1e-9)).astype(np.int64)
+    groups = (times_s // max((last_s - first_s) / _MAX_MARKS, 1e-9)).astype(np.int64)
     starts = np.flatnonzero(np.diff(groups, prepend=-1))
     sums = np.add.reduceat(counts[indices], starts) if starts.size else np.empty(0)
     return [
@@ -360,34 +356,34 @@ def marks_of_overview(window: HistoryWindow, first_s: float, last_s: float) -> l
 
 
 def preemption_marks(events: Iterable[TimedEvent], wall_ns: int, first_s: float, last_s: float) -> list[PlotMark]:
-    """Return marks of preemptions, oldest first, between two seconds. Each mark says which request and why.
+    """Return marks of single preemptions between two seconds, oldest first, with request and cause.
 
-    `wall_ns` converts chart times to those of the events.
+    `wall_ns` is the difference between the events' times and the chart's.
     """
     # Groups have absolute times, so that marks stay stable as the window moves.
-    width_ns = max(int((last_s - first_s) * 1e9) // _MARKS_ACROSS, 1)
+    width_ns = max(int((last_s - first_s) * 1e9) // _MAX_MARKS, 1)
     groups = groupby(events, key=lambda timed: (timed.time_ns - wall_ns) // width_ns)
     return [_mark(list(group), wall_ns) for _, group in groups]
 
 
 def _mark(events: list[TimedEvent], wall_ns: int) -> PlotMark:
-    lines = [f"Request {e.event.number} preempted: {cause_text(e.event)}" for e in events[:_NAMED_ON_A_MARK]]
-    rest = len(events) - len(lines)
-    text = "\n".join([*lines, f"and {rest} more"] if rest else lines)
+    lines = [f"Request {e.event.number} preempted: {cause_text(e.event)}" for e in events[:_MAX_NAMED_PER_MARK]]
+    num_more = len(events) - len(lines)
+    text = "\n".join([*lines, f"and {num_more} more"] if num_more else lines)
     return PlotMark((events[0].time_ns - wall_ns) / 1e9, text, events[0])
 
 
-def _highest_in_bins(key: str, name: str, drawn: Drawn, window: HistoryWindow) -> tuple[FloatArray, FloatArray]:
-    """Return the maximum of a curve in each bin, and when it was first reached, shape (n,) each."""
+def _highest_in_bins(key: str, name: str, drawn: DrawnPanel, window: HistoryWindow) -> tuple[FloatArray, FloatArray]:
+    """Return the maximum of a curve in each bin, and the second when it was first reached, shape (n,) each."""
     column = "blocks_active" if key == "kv" and name == "active" else name
     values, peak_names = drawn.values[name], PEAK_COLUMNS.get(column, ())
     if not peak_names or not window.columns.keys() >= {*peak_names}:
         return values, drawn.time_s
-    highest, after_ns = (window.columns[each] for each in peak_names)
+    highest, reached_ns = (window.columns[each] for each in peak_names)
     if key == "kv":
         highest = highest / _pool_blocks(window)
-    is_known = np.isfinite(highest) & np.isfinite(after_ns)
-    reached_s = drawn.time_s + (after_ns - window.bin_ns) / 1e9 + _PEAK_MARGIN_S
+    is_known = np.isfinite(highest) & np.isfinite(reached_ns)
+    reached_s = drawn.time_s + (reached_ns - window.bin_ns) / 1e9 + _PEAK_MARGIN_S
     return np.where(is_known, highest, values), np.where(is_known, reached_s, drawn.time_s)
 
 
@@ -408,7 +404,6 @@ def _curves(key: str, window: HistoryWindow) -> dict[str, FloatArray]:
 
 
 def _mean_phases(sums: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
-    """Return the mean seconds per step of each phase; NaN without steps."""
     steps = np.where(sums["num_steps"] > 0, sums["num_steps"], np.nan) * 1e9
     mean = {name: sums[name] / steps for name in _PHASES}
     return {
@@ -420,15 +415,14 @@ def _mean_phases(sums: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
 
 
 def _pool_shares(mirror: Mirror) -> dict[str, float]:
-    """Return the current shares of the pool that are cached and in use; NaN if unknown."""
     if mirror.capabilities.free_rows:
         counts = {"cached": mirror.num_cached, "active": mirror.num_active}
         pool = mirror.num_active + mirror.num_cached + mirror.num_room
-        return {name: _none_is_nan(USAGE.of({"active": part, "pool": pool})) for name, part in counts.items()}
+        return {name: _nan_if_none(USAGE.of({"active": part, "pool": pool})) for name, part in counts.items()}
     return {"cached": np.nan, "active": mirror.used_share if mirror.used_share >= 0 else np.nan}
 
 
-def _none_is_nan(value: float | None) -> float:
+def _nan_if_none(value: float | None) -> float:
     return np.nan if value is None else value
 
 
@@ -444,12 +438,12 @@ def _pool_blocks(window: HistoryWindow) -> FloatArray:
 
 
 def _stacked(key: str, name: str, values: dict[str, FloatArray]) -> FloatArray:
-    """Return the values to draw: cached blocks are stacked on active ones, and painted first."""
+    """Return the values to draw. Cached blocks are stacked on active ones, and painted first."""
     return values["cached"] + values["active"] if (key, name) == ("kv", "cached") else values[name]
 
 
 def _range_text(bounds: PercentileBounds) -> str:
-    """Return text on the lower and upper bound of a percentile."""
+    """Format the lower and upper bound of a percentile: `8.2 ms – 16 ms`."""
     low, high = bounds
     if np.isnan(low):
         return NOTHING

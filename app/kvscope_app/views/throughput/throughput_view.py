@@ -22,19 +22,19 @@ from kvscope_app.setting_names import THROUGHPUT_RANGE
 from kvscope_app.ui.theme import Theme
 from kvscope_app.ui.widget_factories import empty_state, scroll_area
 from kvscope_app.views.chart.axes import ago_text
-from kvscope_app.views.chart.chart_stack import SHORTEST_S, ChartedView, ChartStack
+from kvscope_app.views.chart.chart_stack import MIN_RANGE_S, ChartedView, ChartStack
 from kvscope_app.views.chart.curves import gaps, nearest
 from kvscope_app.views.chart.panel import PlotMark
 from kvscope_app.views.throughput.panels import (
     MAX_MARKED_EVENTS,
     PANELS,
     PEAK_COLUMNS,
-    Drawn,
+    DrawnPanel,
     columns_of,
     draw,
     headline,
+    is_constant,
     is_current,
-    is_level,
     marks_of_overview,
     peaks_of,
     preemption_marks,
@@ -46,16 +46,18 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 EMPTY_TEXT = "Waiting for the engine's first report."
 _SILENT_REFRESH_S = 3.0
-"""Interval at which curves move on without data from an engine."""
+"""Interval at which the time axis advances without data from the engine."""
 _FLAT_REFRESH_S = 9.0
-"""Interval while all curves are constant, because they look the same after moving."""
+"""The same interval while all curves are constant, as they look the same after the axis advanced."""
 _IDLE_INTERVAL_S = 1.0
-"""Interval between calls from which they only report signs of life. All panels are then moved together, since otherwise
-each would show another time."""
+"""Refreshes that are at least this far apart are due to heartbeats only.
+
+All panels are then drawn together, because otherwise each would show another time.
+"""
 
 
 _HEADLINE_INTERVAL_S: Final = 0.5
-"""Interval at which headlines over the last seconds are computed; current values are updated on each call."""
+"""Interval at which headlines over the last seconds are computed. Current values are updated on each refresh."""
 
 
 class ThroughputView(ChartedView):
@@ -96,27 +98,25 @@ class ThroughputView(ChartedView):
 
 
 class ThroughputCharts(ChartStack):
-    """Stack that draws one chart per call, so that every chart moves several times per second and no call takes long.
+    """Throughput charts. Each refresh draws one of them, so that all advance several times per second.
 
-    At a low rate of calls, all visible charts are drawn together at intervals.
+    If refreshes are rare, all visible charts are drawn together at intervals.
     """
 
     has_data = Signal()
-    """Emitted when there is something to show."""
 
     range_setting: ClassVar[str] = THROUGHPUT_RANGE
-    late_s: ClassVar[float] = 0.5
+    max_lag_s: ClassVar[float] = 0.5
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        self._is_level = False
-        """Whether the curves drawn last look the same as time passes."""
-        self._called_s, self._all_drawn_s, self._valued_s = 0.0, 0.0, 0.0
+        self._is_constant = False
+        self._refreshed_s, self._all_drawn_s, self._headlines_s = 0.0, 0.0, 0.0
         self._overview_version: tuple[SessionOverview, int] | None = None
         self._overview_known: set[str] = set()
-        self.drawn: dict[str, Drawn] = {}
+        self.drawn: dict[str, DrawnPanel] = {}
         self._window: HistoryWindow | None = None
-        self._silent: Sequence[tuple[float, float]] = ()
+        self._gaps: Sequence[tuple[float, float]] = ()
         self._silent_state: SourceState | None = None
         self._silent_s = 0.0
         self.show_panels([spec.key for spec in PANELS if not spec.needs])
@@ -124,42 +124,41 @@ class ThroughputCharts(ChartStack):
         session.overview_changed.connect(self._on_overview)
 
     def show_panels(self, names: Collection[str]) -> None:
-        """Create missing panels and show them. Creating one takes about 10 ms, and few sources have data for all."""
+        """Create missing panels (about 10 ms each, so not before they are needed) and show all of `names`."""
         self.add_panels({spec.key: spec.make_panel() for spec in PANELS if spec.key in {*names} - self.panels.keys()})
         super().show_panels(names)
 
     def refresh(self) -> None:
         now_s = time.monotonic()
-        before_s, self._called_s = self._called_s, now_s
-        if now_s - before_s < _IDLE_INTERVAL_S or self.is_static:
+        previous_s, self._refreshed_s = self._refreshed_s, now_s
+        if now_s - previous_s < _IDLE_INTERVAL_S or self.is_static:
             super().refresh()
-        elif now_s - self._all_drawn_s >= (_FLAT_REFRESH_S if self._is_level else _SILENT_REFRESH_S):
+        elif now_s - self._all_drawn_s >= (_FLAT_REFRESH_S if self._is_constant else _SILENT_REFRESH_S):
             self._all_drawn_s = now_s
             self.refresh_visible()
-        is_due = now_s - self._valued_s >= _HEADLINE_INTERVAL_S
-        self._valued_s = now_s if is_due else self._valued_s
+        is_due = now_s - self._headlines_s >= _HEADLINE_INTERVAL_S
+        self._headlines_s = now_s if is_due else self._headlines_s
         # each call draws the curves of one chart only
         self._show_values([name for name in self.shown if is_due or is_current(name)])
 
-    def present(self, first_s: float, last_s: float) -> Sequence[str]:
-        """Return the panels for which the source has reported data; panels of an earlier engine disappear."""
+    def charts_with_content(self, first_s: float, last_s: float) -> Sequence[str]:
         if self.session.history.epoch is None:
             return ()
         self.has_data.emit()
-        known = self.session.history.known_columns | self._known_in_overview()
-        return [spec.key for spec in PANELS if not spec.needs or spec.needs in known]
+        known_columns = self.session.history.known_columns | self._known_in_overview()
+        return [spec.key for spec in PANELS if not spec.needs or spec.needs in known_columns]
 
-    def read(self, names: Sequence[str], first_s: float, last_s: float) -> None:
+    def fetch_data(self, names: Sequence[str], first_s: float, last_s: float) -> None:
         window = self._window_of({*columns_of(names), "preemptions"}, first_s, last_s)
-        self._window, self._is_level = window, is_level(window)
-        known = np.isfinite(window.columns["num_running"])
-        self._silent = gaps(window.time_s + window.end_ns / 1e9, known, max(MAX_SILENCE_NS, 3 * window.bin_ns) / 1e9)
+        self._window, self._is_constant = window, is_constant(window)
+        is_known = np.isfinite(window.columns["num_running"])
+        self._gaps = gaps(window.time_s + window.end_ns / 1e9, is_known, max(MAX_SILENCE_NS, 3 * window.bin_ns) / 1e9)
 
     def draw_curves(self, name: str, first_s: float, last_s: float) -> None:
         panel, window = self.panels[name], self._window
-        assert window is not None, "it was read"
+        assert window is not None, "fetch_data was called"
         self.drawn[name] = draw(panel, name, window, self.session)
-        panel.show_gaps(self._silent)
+        panel.show_gaps(self._gaps)
         # The second that contains the cursor is drawn to its end, so its maximum counts as visible.
         until_s = last_s + window.bin_ns / 1e9 if self.is_following and window.is_complete else last_s
         panel.show_peaks(peaks_of(name, self.drawn[name], window, (first_s, until_s), panel.clock_text))
@@ -171,7 +170,7 @@ class ThroughputCharts(ChartStack):
             return headline(name, self.session)
         return values_at(name, self.drawn[name], at_s) if name in self.drawn else {}
 
-    def snapped(self, x: float) -> float:
+    def snap_to_point(self, x: float) -> float:
         window = self._window
         return x if window is None else nearest(window.time_s + window.end_ns / 1e9, x)
 
@@ -179,16 +178,16 @@ class ThroughputCharts(ChartStack):
         return super().headline_time(name) if is_current(name) else f"last {RECENT_S} s"
 
     def end_s(self) -> float:
-        """Return the end of the last complete bin: a bin in progress would look like a drop."""
+        """Return the end of the last complete bin. The incomplete one would look like a drop."""
         return (self.session.timeline.shown_until_ns // BIN_NS) * BIN_NS / 1e9
 
-    def whole(self, last_s: float) -> tuple[float, float]:
+    def available_range(self, last_s: float) -> tuple[float, float]:
         span_ns = overview_span_ns(self.session.overview)
         if span_ns is not None:
             wall_ns = self.session.history.wall_ns(0)
             begin_s, end_s = ((at_ns - wall_ns) / 1e9 for at_ns in span_ns)
             last_s = max(last_s, end_s)
-            return min(begin_s, last_s - SHORTEST_S), last_s
+            return min(begin_s, last_s - MIN_RANGE_S), last_s
         return last_s - self.session.history.max_seconds, last_s
 
     def time_text(self, x: float) -> str:
@@ -196,15 +195,14 @@ class ThroughputCharts(ChartStack):
         return f"{super().time_text(x)}  ({ago_text(round(max(ago_s, 0.0), 1))})"
 
     def show_values_at(self, x: float | None) -> None:
-        if self._is_level and self.is_following and self.hover_s is None and x is not None:
+        if self._is_constant and self.is_following and self.hover_s is None and x is not None:
             self.refresh_all()  # it may be slightly out of date
         super().show_values_at(x)
 
     def _window_of(self, names: set[str], first_s: float, last_s: float) -> HistoryWindow:
-        """Return the data to draw.
+        """Return the data to draw, from the overview for recordings and for ranges beyond the history.
 
-        Recordings, and ranges beyond the history, are drawn from the overview. The history of a recording contains only
-        what was played, so curves would depend on that.
+        The history of a recording contains only what was played, so the curves would depend on that.
         """
         history, shown_ns = self.session.history, self.session.timeline.shown_until_ns
         if self.session.timeline.player is not None or self._reaches_further(first_s, last_s):
@@ -219,13 +217,11 @@ class ThroughputCharts(ChartStack):
         return history.window(end_ns / 1e9 - first_s, end_ns, names - {"preemptions"})
 
     def _reaches_further(self, first_s: float, last_s: float) -> bool:
-        """Whether the range is longer than the history, or starts before it."""
         history = self.session.history
         newest_s = history.ring.newest * BIN_NS / 1e9
         return last_s - first_s > history.max_seconds or first_s < newest_s - history.max_seconds
 
     def _marks(self, window: HistoryWindow, first_s: float, last_s: float) -> list[PlotMark]:
-        """Return marks of the preemptions shown: single events if all of them are known, otherwise counts."""
         history, overview = self.session.history, self.session.overview
         wall_ns, first_ns, last_ns = history.wall_ns(0), int(first_s * 1e9), int(last_s * 1e9)
         if window.bin_ns == BIN_NS:
@@ -237,12 +233,13 @@ class ThroughputCharts(ChartStack):
         return preemption_marks((overview.events[index] for index in indices), wall_ns, first_s, last_s)
 
     def _known_in_overview(self) -> set[str]:
-        """Return the columns in the overview that not every source has.
+        """Return the overview's columns with data, of those that not every source has.
 
-        This way, a panel of a recording or of a whole session is present from the start, even if its data starts later.
+        With them, a panel of a recording or of a whole session is present from the start, even if its data starts
+        later.
         """
-        is_of_overview = self.session.timeline.player is not None or math.isinf(self.range_s)
-        if not is_of_overview or not len(self.session.overview):
+        uses_overview = self.session.timeline.player is not None or math.isinf(self.range_s)
+        if not uses_overview or not len(self.session.overview):
             return set()
         version = (self.session.overview, self.session.overview.version)
         if version != self._overview_version:
@@ -257,13 +254,13 @@ class ThroughputCharts(ChartStack):
         if not self.is_following or is_static or not is_on_screen(self):
             return
         state, now_s = self.session.status.state, time.monotonic()
-        silent = state in (SourceState.ENDED, SourceState.STALE, SourceState.CONNECTING)
-        is_time = state is not self._silent_state or now_s - self._silent_s >= _SILENT_REFRESH_S
-        if silent and is_time:
+        is_silent = state in (SourceState.ENDED, SourceState.STALE, SourceState.CONNECTING)
+        is_due = state is not self._silent_state or now_s - self._silent_s >= _SILENT_REFRESH_S
+        if is_silent and is_due:
             self._silent_state, self._silent_s = state, now_s
             self.refresh_all()
 
     def _on_overview(self) -> None:
-        """Draw the newly read part of a recording's overview, which triggers no other refresh."""
+        """Draw the newly read part of a recording's overview, which causes no other refresh."""
         if self.session.timeline.is_file and is_on_screen(self):
             self.refresh_visible()

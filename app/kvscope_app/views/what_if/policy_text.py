@@ -35,8 +35,7 @@ _MAP_LABELS: Final = {
 
 
 def map_colors(theme: Theme) -> dict[MapKind, str]:
-    """Return the colours of the map: those of the page map for equal states; wasted slots have the red of its fill
-    mode."""
+    """Return the colour of each kind of slot: those of the page map for equal states, red for wasted slots."""
     return {
         MapKind.USED: theme.block_active,
         MapKind.RESERVED: mix(theme.block_active, theme.block_free, 0.55),
@@ -52,21 +51,20 @@ def page_note(page_bytes: int) -> str:
 
 
 def legend(theme: Theme, *, has_unread: bool = False) -> list[tuple[str, str]]:
-    """Return (colour, label) of each kind. `has_unread`: include slots that windows and chunks no longer read."""
     colors = map_colors(theme)
-    return [(colors[kind], word) for kind, word in _MAP_LABELS.items() if kind is not MapKind.UNREAD or has_unread]
+    return [(colors[kind], text) for kind, text in _MAP_LABELS.items() if kind is not MapKind.UNREAD or has_unread]
 
 
 def name(use: PolicyUse) -> str:
-    """Return the allocator's name, with its block size for paged ones, or the question."""
+    """Return the allocator's name, with the block size of a paged one, or the question."""
     if use.question:
-        return _capital(use.question)
-    known = _NAMES.get(use.allocator, use.allocator)
-    return f"{known}, {use.block_size} per block" if use.allocator == "paged" else known
+        return _capitalized(use.question)
+    name_text = _NAMES.get(use.allocator, use.allocator)
+    return f"{name_text}, {use.block_size} per block" if use.allocator == "paged" else name_text
 
 
 def waste(use: PolicyUse) -> str:
-    """Return the wasted amount: bytes, or slots if the bytes per slot are unknown."""
+    """Return the wasted amount in bytes, or in slots if the bytes per slot are unknown."""
     if use.refused:
         return "Does not fit"
     return _amount(use.num_wasted, use.slot_bytes)
@@ -79,7 +77,7 @@ def waste_share(use: PolicyUse) -> str:
 
 
 def placed(use: PolicyUse) -> str:
-    """Return how many requests run and how many wait; if none waits, how many similar ones would fit."""
+    """Return how many requests run and how many wait. If none waits, return how many similar ones would fit."""
     if use.refused:
         return "not enough memory"
     if use.num_waiting:
@@ -90,8 +88,10 @@ def placed(use: PolicyUse) -> str:
 
 
 def difference(use: PolicyUse, answer: WhatIfAnswer) -> str:
-    """Return the difference from the current allocator in waste, or in held memory for a question; "" if not
-    comparable."""
+    """Return the difference in waste from the current allocator, or in held memory for a question.
+
+    "" if the two cannot be compared.
+    """
     if use.is_current:
         return "in use now"
     current = next((other for other in answer.policies if other.is_current and not other.refused), None)
@@ -99,11 +99,11 @@ def difference(use: PolicyUse, answer: WhatIfAnswer) -> str:
         return ""
     if bool(use.slot_bytes) != bool(current.slot_bytes):
         return ""
-    ours, theirs = (one.num_held if use.question else one.num_wasted for one in (use, current))
-    more = ours * (use.slot_bytes or 1) - theirs * (current.slot_bytes or 1)
-    amount = num_bytes(abs(more)) if use.slot_bytes else plural(round(abs(more)), "slot")
-    words = f"{amount} {'more' if more > 0 else 'less'}" if more else "the same"
-    return f"holds {words}" if use.question else words
+    own_slots, current_slots = (each.num_held if use.question else each.num_wasted for each in (use, current))
+    change = own_slots * (use.slot_bytes or 1) - current_slots * (current.slot_bytes or 1)
+    amount = num_bytes(abs(change)) if use.slot_bytes else plural(round(abs(change)), "slot")
+    text = f"{amount} {'more' if change > 0 else 'less'}" if change else "the same"
+    return f"holds {text}" if use.question else text
 
 
 def tip(use: PolicyUse, answer: WhatIfAnswer) -> str:
@@ -119,45 +119,44 @@ def tip(use: PolicyUse, answer: WhatIfAnswer) -> str:
         ("Free", use.num_external),
         ("Less than a block", use.num_outside),
     ]
-    lines = [f"{what}: {_both(slots, use.slot_bytes)}" for what, slots in rows if slots]
+    lines = [f"{text}: {_slots_and_bytes(slots, use.slot_bytes)}" for text, slots in rows if slots]
     if use.allocator == "virtual":
         pages = f"pages of {_page_size(answer.page_bytes)} in each layer"
         lines.insert(0, f"Mapped for {plural(use.block_size, 'token')} at a time, in {pages}")
     if use.num_held:
         lines.append(f"Wasted of what is held: {percent(use.wasted_share)}")
     if use.num_external:
-        scattered = percent(use.external_fragmentation)
-        lines.append(f"Free memory that is not in its largest piece: {scattered}")
+        share = percent(use.external_fragmentation)
+        lines.append(f"Free memory that is not in its largest piece: {share}")
     if use.num_fitting:
         lines.append(f"Room for {plural(use.num_fitting, 'request')} as long as these on average")
     if use.num_preempted:
-        lines.append(f"Requests lost their place: {plural(use.num_preempted, 'time')}")
+        lines.append(f"{plural(use.num_preempted, 'preemption')} so far")
     return "\n".join([meaning, *lines])
 
 
 def _page_size(page_bytes: int) -> str:
-    """Return text in whole KiB or MiB."""
     return f"{page_bytes >> 20} MiB" if page_bytes >= 1 << 20 else f"{page_bytes >> 10} KiB"
 
 
 def not_asked(missing: list[NotAsked]) -> str:
-    """Return which questions have no card, or ""."""
-    names = ", ".join(one.question for one in missing)
+    """Return a text with the questions that have no card, or "" if all have one."""
+    names = ", ".join(each.question for each in missing)
     return f"Not known: {names}" if names else ""
 
 
 def why_not_asked(missing: list[NotAsked]) -> str:
-    return "\n".join(f"{_capital(one.question)}: {one.why}" for one in missing)
+    return "\n".join(f"{_capitalized(each.question)}: {each.why}" for each in missing)
 
 
-def _capital(words: str) -> str:
-    return words[:1].upper() + words[1:]
+def _capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _amount(slots: int, slot_bytes: float) -> str:
     return num_bytes(slots * slot_bytes) if slot_bytes else plural(slots, "slot")
 
 
-def _both(slots: int, slot_bytes: float) -> str:
+def _slots_and_bytes(slots: int, slot_bytes: float) -> str:
     size = f", {num_bytes(slots * slot_bytes)}" if slot_bytes else ""
     return f"{plural(slots, 'slot')}{size}"

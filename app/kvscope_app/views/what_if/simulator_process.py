@@ -1,4 +1,4 @@
-"""Runs comparisons in a child process, `kvscope-engine what-if`, with at most one pending question.
+"""Runs comparisons of allocators in a child process, `kvscope-engine what-if`, with at most one pending question.
 
 Owns the setup and the question; `LineProcess` owns the child process and its lines.
 """
@@ -18,7 +18,7 @@ NOT_INSTALLED: Final = "Comparing allocators needs the engine, which is not inst
 _MAX_ANSWER_BYTES: Final = 4 << 20
 
 Rows = list[list[int]]
-"""One row per running request, with the fields of `Running`."""
+"""One row per running request, with the fields of `Running` in their order."""
 
 
 class WhatIfSimulator(QObject):
@@ -27,25 +27,24 @@ class WhatIfSimulator(QObject):
     answered = Signal(object)
     """Emitted with a `WhatIfAnswer`."""
     failed = Signal(str)
-    """Emitted with the reason if there will be no answer. The next question starts from the setup again."""
+    """Emitted with the reason if a question will not be answered. The next question sends the setup again."""
 
     def __init__(self, parent: QObject | None = None, command: Sequence[str] | None = None) -> None:
-        """Create the process. `command` replaces the engine's command."""
+        """Create the simulator. `command` replaces `kvscope-engine what-if`."""
         super().__init__(parent)
         self.child = LineProcess(command or engine_command("what-if"), _MAX_ANSWER_BYTES, self)
         self.child.line_came.connect(self._on_line)
         self.child.failed.connect(self._on_failure)
-        self._set_up: tuple[int | None, Memory] | None = None
+        self._current_setup: tuple[int | None, Memory] | None = None
         self._decoder = msgspec.json.Decoder(WhatIfAnswer)
         self.is_busy = False
-        """Whether a question is pending."""
 
     @property
     def is_running(self) -> bool:
         return self.child.is_running
 
     def ask(self, epoch: int | None, memory: Memory, rows: Rows) -> None:
-        """Ask how these requests would be placed in this memory. Must not be called while `is_busy`.
+        """Send the question how these requests would be placed in this memory. Must not be called while `is_busy`.
 
         Another epoch or memory resets the child's state.
         """
@@ -53,14 +52,14 @@ class WhatIfSimulator(QObject):
         if not self.child.is_installed:
             self.failed.emit(NOT_INSTALLED)
             return
-        if (epoch, memory) != self._set_up:
+        if (epoch, memory) != self._current_setup:
             if not self.child.send({"setup": memory}):
                 return
-            self._set_up = epoch, memory
+            self._current_setup = epoch, memory
         self.is_busy = self.child.send({"now": rows})
 
     def close(self) -> None:
-        """End the child process; the next question starts another."""
+        """End the child process. The next question starts another one."""
         self._reset()
         self.child.close()
 
@@ -78,5 +77,5 @@ class WhatIfSimulator(QObject):
         self.failed.emit(f"The comparison stopped: {reason}.")
 
     def _reset(self) -> None:
-        self._set_up = None
+        self._current_setup = None
         self.is_busy = False

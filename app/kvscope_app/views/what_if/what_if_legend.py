@@ -1,4 +1,4 @@
-"""Legend of the small maps: swatches with labels, on as many lines as they need."""
+"""Legend of the small maps: swatches with labels, wrapped to as many lines as they need."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvscope_telemetry.messages.what_if import PAGE_BYTES
 
 _SWATCH: Final = 11
 _GAP: Final = 6
-_BETWEEN: Final = 16
+_SPACING: Final = 16
 
 
 class WhatIfLegend(QWidget):
@@ -28,17 +28,16 @@ class WhatIfLegend(QWidget):
         policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
         policy.setHeightForWidth(True)
         self.setSizePolicy(policy)
-        self._name()
+        self._update_name()
 
     def apply_theme(self, theme: Theme) -> None:
         self._theme = theme
         self.update()
 
     def show_kinds(self, *, page_bytes: int, has_unread: bool) -> None:
-        """Set the page size of `virtual` in the note, and whether to include slots that are no longer read."""
         if (page_bytes, has_unread) != (self._page_bytes, self._has_unread):
             self._page_bytes, self._has_unread = page_bytes, has_unread
-            self._name()
+            self._update_name()
             self.updateGeometry()
             self.update()
 
@@ -46,7 +45,7 @@ class WhatIfLegend(QWidget):
         return True
 
     def heightForWidth(self, width: int) -> int:
-        return max(place.y() for place, _, _ in self._places(width)) + self._line_height()
+        return max(position.y() for position, _, _ in self._positions(width)) + self._line_height()
 
     def sizeHint(self) -> QSize:
         return QSize(200, self.heightForWidth(max(200, self.width())))
@@ -58,29 +57,28 @@ class WhatIfLegend(QWidget):
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         metrics, height, swatch = self.fontMetrics(), self._line_height(), scaled(_SWATCH)
-        for place, color, word in self._places(self.width()):
-            top = place.y() + (height - swatch) / 2
+        for position, color, text in self._positions(self.width()):
+            top = position.y() + (height - swatch) / 2
             if color:
                 painter.setPen(QPen(self._theme.color("border"), 1))
                 painter.setBrush(QColor(color))
-                painter.drawRoundedRect(QRectF(place.x() + 0.5, top + 0.5, swatch - 1, swatch - 1), 3, 3)
+                painter.drawRoundedRect(QRectF(position.x() + 0.5, top + 0.5, swatch - 1, swatch - 1), 3, 3)
             painter.setPen(self._theme.color("muted"))
-            baseline = place.y() + (height + metrics.ascent() - metrics.descent()) // 2
-            painter.drawText(place.x() + _swatch_width(color), baseline, word)
+            baseline = position.y() + (height + metrics.ascent() - metrics.descent()) // 2
+            painter.drawText(position.x() + _swatch_width(color), baseline, text)
         painter.end()
 
-    def _places(self, width: int) -> Iterator[tuple[QPoint, str, str]]:
-        """Yield the position of each swatch, and of the note on pages, which has no colour."""
+    def _positions(self, width: int) -> Iterator[tuple[QPoint, str, str]]:
         x = y = 0
-        for color, word in [*legend(self._theme, has_unread=self._has_unread), ("", page_note(self._page_bytes))]:
-            wide = _swatch_width(color) + self.fontMetrics().horizontalAdvance(word)
-            if x and x + wide > width:
+        for color, text in [*legend(self._theme, has_unread=self._has_unread), ("", page_note(self._page_bytes))]:
+            entry_width = _swatch_width(color) + self.fontMetrics().horizontalAdvance(text)
+            if x and x + entry_width > width:
                 x, y = 0, y + self._line_height()
-            yield QPoint(x, y), color, word
-            x += wide + scaled(_BETWEEN)
+            yield QPoint(x, y), color, text
+            x += entry_width + scaled(_SPACING)
 
-    def _name(self) -> None:
-        self.setAccessibleName("Colours: " + ", ".join(word for _, word in legend(DARK, has_unread=self._has_unread)))
+    def _update_name(self) -> None:
+        self.setAccessibleName("Colours: " + ", ".join(text for _, text in legend(DARK, has_unread=self._has_unread)))
 
     def _line_height(self) -> int:
         return self.fontMetrics().height() + 4

@@ -1,7 +1,7 @@
 """View of how other allocators would use the same memory for the running requests: one card per allocator.
 
 While the view is visible and the requests have changed, it sends a question to the simulator, a child process, at most
-once per second and one at a time. The functions below compose the question; the child computes the answer.
+once per second and one at a time. Functions of this module compose the question; the child computes the answer.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from kvscope_telemetry.mirror.mirror import Mirror
 
 MAP_HEIGHT: Final = 54
 MAP_BESIDE_HEIGHT: Final = 72
-"""Height of a map next to its text."""
+"""Height in pixels of a map that is next to its text instead of above it."""
 MIN_CARD_WIDTH: Final = 152
 _GAP: Final = 8
 NO_ENGINE: Final = (
@@ -60,10 +60,10 @@ NO_ENGINE: Final = (
 )
 WORKING: Final = "Calculating how other allocators would place the running requests…"
 NOTHING: Final = "Nothing is running.\nSend a prompt or start the load to compare allocators."
-NOTHING_THEN: Final = "Nothing ran at this time of the recording."
+NOTHING_RAN: Final = "Nothing ran at this time of the recording."
 
 Question = tuple[int | None, Memory, Rows]
-"""(epoch, memory, running requests)."""
+"""Epoch, memory, and running requests."""
 
 
 class WhatIfView(View):
@@ -74,7 +74,7 @@ class WhatIfView(View):
     def __init__(
         self, session: Session, parent: QWidget | None = None, *, command: Sequence[str] | None = None
     ) -> None:
-        """Create the view. `command` replaces the engine's command."""
+        """Create the view. `command` replaces `kvscope-engine what-if`."""
         super().__init__(session, parent)
         self.process = WhatIfSimulator(self, command)
         self.process.answered.connect(self._on_answer)
@@ -114,7 +114,7 @@ class WhatIfView(View):
         self.became_visible()
 
     def became_visible(self) -> None:
-        """Retry after a failure when the view is opened again."""
+        """Allow another attempt after a failure."""
         self._failure = ""
 
     @property
@@ -124,7 +124,7 @@ class WhatIfView(View):
     def _ask(self, question: Question) -> None:
         *_, rows = question
         if not rows:
-            self._show_message(NOTHING_THEN if self.session.timeline.is_file else NOTHING)
+            self._show_message(NOTHING_RAN if self.session.timeline.is_file else NOTHING)
         if self.process.is_busy or question == self._pending_question or not (rows or self.process.is_running):
             return
         if rows and self._pending_question is None:
@@ -190,11 +190,15 @@ def memory_of(mirror: Mirror) -> Memory | None:
 
 
 def running_rows(mirror: Mirror) -> Rows:
-    """Return the requests that hold blocks, oldest first: number, computed tokens, limit (0: unknown), prompt
-    tokens."""
+    """Return the requests that hold blocks, oldest first.
+
+    A row has the request's number, computed tokens, maximum tokens (0: unknown), and prompt tokens.
+    """
     requests = mirror.requests
-    holds = (requests.state == RequestState.RUNNING) & (requests.num_blocks > 0) & (requests.num_computed_tokens > 0)
-    rows = np.flatnonzero(holds)[:MAX_REQUESTS]
+    holds_blocks = (
+        (requests.state == RequestState.RUNNING) & (requests.num_blocks > 0) & (requests.num_computed_tokens > 0)
+    )
+    rows = np.flatnonzero(holds_blocks)[:MAX_REQUESTS]
     prompt, limit = requests.num_prompt_tokens[rows], requests.max_tokens[rows]
     limits = np.where(limit > 0, prompt + limit, 0)
     columns = (requests.number[rows], requests.num_computed_tokens[rows], limits, prompt)
@@ -214,7 +218,7 @@ class CardGrid(QWidget):
         self._grid.setSpacing(_GAP)
 
     def show_answer(self, answer: WhatIfAnswer) -> None:
-        """Show a card per allocator: the current one first, then in the answer's order."""
+        """Show a card per allocator: the current one first, then the others in the answer's order."""
         if len(answer.policies) != len(self.cards):
             self._set_num_cards(len(answer.policies))
         for card, use in zip(self.cards, sorted(answer.policies, key=lambda use: not use.is_current), strict=True):
@@ -241,8 +245,8 @@ class CardGrid(QWidget):
         self._arrange()
 
     def _arrange(self) -> None:
-        fitting = max(1, (self.width() + _GAP) // (scaled(MIN_CARD_WIDTH) + _GAP))
-        num_columns = num_columns_of(len(self.cards), fitting)
+        max_columns = max(1, (self.width() + _GAP) // (scaled(MIN_CARD_WIDTH) + _GAP))
+        num_columns = num_columns_of(len(self.cards), max_columns)
         if num_columns == self._num_columns:
             return
         for column in range(max(self._num_columns, num_columns)):
@@ -253,16 +257,18 @@ class CardGrid(QWidget):
             self._grid.addWidget(card, index // num_columns, index % num_columns)
 
 
-def num_columns_of(num_cards: int, fitting: int) -> int:
-    """Return the minimum number of columns that needs no more rows than `fitting` columns would, so that rows are
-    filled evenly."""
-    num_rows = -(-max(1, num_cards) // fitting)
+def num_columns_of(num_cards: int, max_columns: int) -> int:
+    """Return the smallest number of columns that needs no more rows than `max_columns` columns would need.
+
+    Rows are then filled evenly.
+    """
+    num_rows = -(-max(1, num_cards) // max_columns)
     return -(-max(1, num_cards) // num_rows)
 
 
 # Card of one allocator: name, map, waste, and number of requests that fit. Depends only on an answer.
 class PolicyCard(QFrame):
-    """Card of minimal width: its texts are elided, and the tooltip contains them completely."""
+    """Card of one allocator. Its texts are elided; the tooltip has them in full."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -271,10 +277,10 @@ class PolicyCard(QFrame):
         self.name = ElidedLabel()
         self.name.setProperty("look", "heading")
         self.map = SmallMap()
-        self.waste = _large()
+        self.waste = _large_label()
         self.share, self.placed, self.difference = ElidedLabel(), ElidedLabel(), ElidedLabel()
-        for muted in (self.share, self.difference):
-            muted.setProperty("look", "muted")
+        for muted_label in (self.share, self.difference):
+            muted_label.setProperty("look", "muted")
         self._lay_out()
 
     def show_use(self, use: PolicyUse, answer: WhatIfAnswer) -> None:
@@ -299,11 +305,11 @@ class PolicyCard(QFrame):
     def apply_theme(self, theme: Theme) -> None:
         self.map.apply_theme(theme)
 
-    def set_map_beside_text(self, beside: bool) -> None:
-        direction = QBoxLayout.Direction.LeftToRight if beside else QBoxLayout.Direction.TopToBottom
+    def set_map_beside_text(self, is_beside: bool) -> None:
+        direction = QBoxLayout.Direction.LeftToRight if is_beside else QBoxLayout.Direction.TopToBottom
         self._body.setDirection(direction)
-        self._body.setSpacing(12 if beside else 5)
-        self.map.setFixedHeight(scaled(MAP_BESIDE_HEIGHT if beside else MAP_HEIGHT))
+        self._body.setSpacing(12 if is_beside else 5)
+        self.map.setFixedHeight(scaled(MAP_BESIDE_HEIGHT if is_beside else MAP_HEIGHT))
 
     def _lay_out(self) -> None:
         texts = QVBoxLayout()
@@ -321,31 +327,31 @@ class PolicyCard(QFrame):
         self.set_map_beside_text(False)
 
 
-def _large() -> QLabel:
-    made = ElidedLabel()
-    font = made.font()
+def _large_label() -> QLabel:
+    result = ElidedLabel()
+    font = result.font()
     font.setPointSizeF(font.pointSizeF() * 1.4)
     font.setBold(True)
-    made.setFont(font)
-    return made
+    result.setFont(font)
+    return result
 
 
 class SmallMap(QWidget):
-    """Memory of an allocator as a few thousand cells in the order of addresses: one small image, scaled to the widget.
+    """Memory of an allocator as a few thousand cells in the order of addresses, painted as one scaled image.
 
-    Cells are in rows from the top, each from the left.
+    Cells are in rows from the top, each from left to right.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._cells: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
-        self._ink: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
+        self._colors: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setFixedHeight(scaled(MAP_HEIGHT))
         self.apply_theme(DARK)
 
     def show_cells(self, cells: bytes) -> None:
-        """Show cells, one `MapKind` each; kinds of a later version are shown as free."""
+        """Show the cells, one byte (`MapKind`) each. Kinds of a later version are shown as free."""
         kinds = np.frombuffer(cells, np.uint8)
         if not np.array_equal(kinds, self._cells):
             self._cells = np.where(kinds < len(MapKind), kinds, np.uint8(MapKind.FREE))
@@ -354,7 +360,7 @@ class SmallMap(QWidget):
     def apply_theme(self, theme: Theme) -> None:
         colors = map_colors(theme)
         names = [*(colors[kind] for kind in MapKind), theme.panel]
-        self._ink = np.array([0xFF000000 | int(color[1:], 16) for color in names], np.uint32)
+        self._colors = np.array([0xFF000000 | int(color[1:], 16) for color in names], np.uint32)
         self.update()
 
     def minimumSizeHint(self) -> QSize:
@@ -368,11 +374,13 @@ class SmallMap(QWidget):
         painter.end()
 
     def pixels(self) -> npt.NDArray[np.uint32]:
-        """Return one pixel per cell, shape (rows, columns), so that cells are about square on the widget. The rest of
-        the last row has the background colour."""
+        """Return one pixel per cell, shape (rows, columns), so that cells are about square on the widget.
+
+        The rest of the last row has the background colour.
+        """
         num_cells = max(1, self._cells.size)
         columns = max(1, round(math.sqrt(num_cells * self.width() / self.height())))
         columns = min(columns, num_cells)
         kinds = np.full((-(-num_cells // columns), columns), len(MapKind), np.uint8)
         kinds.flat[: self._cells.size] = self._cells
-        return self._ink[kinds]
+        return self._colors[kinds]

@@ -1,1 +1,1 @@
-"""Contenders of the benchmarks: our engine and its peers, behind one small interface."""
+"""Programs that the benchmarks compare: our engine and its peers, behind one small interface (`measure.Contender`)."""

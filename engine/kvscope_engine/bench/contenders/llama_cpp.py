@@ -23,13 +23,14 @@ def is_installed() -> bool:
 
 
 class LlamaCpp:
-    """Runs the GGUF file in its own quantization, on one thread, with greedy sampling."""
+    """Runs a GGUF file in its own quantization, on one thread, with greedy sampling."""
 
     name = "llama.cpp"
 
     def __init__(self, gguf: Path, num_sequences: int, context_tokens: int, *, is_unified: bool = True) -> None:
-        """Load the model. `context_tokens` is the total of all sequences; unless `is_unified`, it is split evenly among
-        them.
+        """Load the model.
+
+        `context_tokens` is the total of all sequences. Unless `is_unified`, it is split evenly among them.
         """
         self._api: Any = importlib.import_module("llama_cpp")
         api = self._api
@@ -49,8 +50,10 @@ class LlamaCpp:
         self._batch = api.llama_batch_init(BATCH_TOKENS, 0, 1)
 
     def run(self, workload: BenchWorkload) -> None:
-        """Run the workload. Each batch holds the next token of all running sequences, and as many tokens of prompts
-        that have arrived as fit.
+        """Run the workload.
+
+        Each batch contains the next token of all running sequences, and as many tokens of prompts that have arrived as
+        fit.
         """
         self.forget()
         waiting = deque(
@@ -58,18 +61,18 @@ class LlamaCpp:
             for arrival, (sequence, prompt) in zip(workload.arrivals, enumerate(workload.prompts), strict=True)
             for position, token in enumerate(prompt)
         )
-        living: dict[int, tuple[int, int]] = {}
-        left, step = list(workload.output_tokens), 0
-        while waiting or living:
-            entries = [(token, position, sequence, True) for sequence, (token, position) in living.items()]
+        running: dict[int, tuple[int, int]] = {}
+        num_remaining, step = list(workload.output_tokens), 0
+        while waiting or running:
+            entries = [(token, position, sequence, True) for sequence, (token, position) in running.items()]
             while waiting and len(entries) < BATCH_TOKENS and (waiting[0][0] <= step or not entries):
                 entries.append(waiting.popleft()[1:])
-            said = [(position, sequence) for _, position, sequence, is_wanted in entries if is_wanted]
-            for token, (position, sequence) in zip(self.decode(entries), said, strict=True):
-                left[sequence] -= 1
-                living[sequence] = (token, position + 1)
-                if not left[sequence]:
-                    del living[sequence]
+            sampled = [(position, sequence) for _, position, sequence, is_wanted in entries if is_wanted]
+            for token, (position, sequence) in zip(self.decode(entries), sampled, strict=True):
+                num_remaining[sequence] -= 1
+                running[sequence] = (token, position + 1)
+                if not num_remaining[sequence]:
+                    del running[sequence]
             step += 1
 
     def forget(self) -> None:
@@ -80,8 +83,9 @@ class LlamaCpp:
         self._api.llama_memory_seq_cp(self._memory, sequence, to, -1, -1)
 
     def decode(self, entries: list[tuple[int, int, int, bool]]) -> list[int]:
-        """Decode entries of (token, position, sequence, wants logits). Returns the greedy next token of each entry that
-        wants logits, in order.
+        """Decode entries of (token, position, sequence, wants logits).
+
+        Returns the greedy next token of each entry that wants logits, in order.
         """
         batch = self._batch
         batch.n_tokens = len(entries)

@@ -1,4 +1,4 @@
-"""Our engine as a contender. Prefix caching is off, so that each run computes everything it asks for."""
+"""Our engine as a contender. Prefix caching is off, so that each run computes all of its prompts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def on_one_thread(model: str, dtype: str, quantization: str = "auto") -> EngineC
 
 
 class OurEngine:
-    """Runs workloads on the engine's step loop, and adds up the time spent in each part of a step."""
+    """Runs workloads with the engine's `step`, and adds up the time spent in each part of a step."""
 
     name = "kvscope"
 
@@ -37,31 +37,31 @@ class OurEngine:
         self._forward_ns = 0
         self._step_ns = 0
         self._publish: Callable[[TelemetryMessage], None] | None = None
-        self.engine = Engine(config, publish=self._take)
+        self.engine = Engine(config, publish=self._receive)
 
     def publish_to(self, publish: Callable[[TelemetryMessage], None] | None) -> None:
-        """Also publish frames from now on to `publish`; None stops it."""
+        """Also publish telemetry messages to `publish` from then on; None stops it."""
         self._publish = publish
 
     def run(self, workload: BenchWorkload) -> None:
         """Submit each request when it arrives, and step until all have finished."""
         self._forward_ns = self._step_ns = 0
         arrivals = deque(enumerate(zip(workload.arrivals, workload.prompts, workload.output_tokens, strict=True)))
-        left, step = workload.num_requests, 0
-        while left:
+        num_unfinished, step = workload.num_requests, 0
+        while num_unfinished:
             while arrivals and (arrivals[0][1][0] <= step or not self.engine.has_unfinished):
                 index, (_, prompt, count) = arrivals.popleft()
                 sampling = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
                 self.engine.submit(Submit(request_id=str(index), prompt_token_ids=prompt, sampling=sampling))
-            left -= sum(isinstance(message, Finished) for message in self.engine.step())
+            num_unfinished -= sum(isinstance(message, Finished) for message in self.engine.step())
             step += 1
 
     @property
     def overhead_share(self) -> float:
-        """Share of the last run's step time outside the model's forward pass."""
+        """Share of the last run's step time spent outside the model's forward pass, from 0 to 1."""
         return 1.0 - self._forward_ns / self._step_ns
 
-    def _take(self, message: TelemetryMessage) -> None:
+    def _receive(self, message: TelemetryMessage) -> None:
         if isinstance(message, Frame) and message.timings.forward_ns:
             parts = message.timings
             self._forward_ns += parts.forward_ns

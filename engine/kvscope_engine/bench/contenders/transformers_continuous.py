@@ -22,7 +22,7 @@ _POLL_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """New tokens of each request, and the seconds from the first submission to the last completion."""
+    """New token ids of each request, and the seconds from the first submission to the last completion."""
 
     tokens: list[list[int]]
     seconds: float
@@ -37,9 +37,9 @@ class Generated:
 class TransformersContinuous:
     """Runs a transformers model with continuous batching and greedy sampling.
 
-    `batching` holds arguments of `ContinuousBatchingConfig`; {} means transformers' defaults for page size, batch
-    tokens and number of blocks (as many as fit the memory). None means small pages and batches, and enough blocks for
-    all requests.
+    `batching` are arguments of `ContinuousBatchingConfig`; {} means transformers' defaults for page size, batch tokens
+    and number of blocks (as many as fit the memory). None means small pages and batches, and enough blocks for all
+    requests.
     """
 
     name = "transformers, continuous"
@@ -52,20 +52,21 @@ class TransformersContinuous:
         self.generate(workload)
 
     def generate(self, workload: BenchWorkload) -> list[list[int]]:
-        """Return the new tokens of each request. Raises RuntimeError if transformers fails."""
+        """Return the new token ids of each request. Raises RuntimeError if transformers fails."""
         with self.session(workload) as session:
             return session.generate(workload).tokens
 
     @contextmanager
     def session(self, workload: BenchWorkload) -> Iterator[BatchingSession]:
-        """Yield a warmed-up session whose cache is sized for requests like those of `workload`. Requests still running
-        at the end are stopped.
+        """Yield a warmed-up session whose cache is sized for requests like those of `workload`.
+
+        Requests that still run at the end are stopped.
         """
         from transformers import GenerationConfig
         from transformers.generation.configuration_utils import ContinuousBatchingConfig
         from transformers.generation.continuous_batching.utils import WorkloadHints
 
-        batching = ContinuousBatchingConfig(**(_fitting(workload) if self._batching is None else self._batching))
+        batching = ContinuousBatchingConfig(**(_fitting_config(workload) if self._batching is None else self._batching))
         greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)  # type: ignore[no-untyped-call]
         longest = max(len(prompt) for prompt in workload.prompts)
         hints = WorkloadHints(longest, max(workload.output_tokens), workload.num_requests)
@@ -94,23 +95,23 @@ class BatchingSession:
             "max_batch_tokens": config.max_batch_tokens,
             "num_blocks": config.num_blocks,
         }
-        """Settings that transformers chose from the given configuration."""
+        """Settings that transformers derived from the given configuration."""
 
     def generate(self, workload: BenchWorkload, limit_s: float = math.inf) -> Generated:
-        """Run `workload`, or as much of it as is done after `limit_s`, in which case the session is stopped.
+        """Run `workload`. After `limit_s` seconds, stop the session and return the tokens generated so far.
 
         Raises RuntimeError if transformers fails.
         """
-        begin = time.perf_counter()
+        start_s = time.perf_counter()
         ids = [f"{workload.name}, {index}" for index in range(workload.num_requests)]
         for request_id, prompt, count in zip(ids, workload.prompts, workload.output_tokens, strict=True):
             self._manager.add_request(list(prompt), request_id, max_new_tokens=count)
-        found = self._results(len(ids), begin + limit_s)
-        seconds, is_whole = time.perf_counter() - begin, len(found) == len(ids)
+        tokens_of_request = self._results(len(ids), start_s + limit_s)
+        seconds, is_whole = time.perf_counter() - start_s, len(tokens_of_request) == len(ids)
         if not is_whole:
             self.stop()
-            found |= self._unfinished()
-        return Generated([found.get(request_id, []) for request_id in ids], seconds, is_whole)
+            tokens_of_request |= self._unfinished()
+        return Generated([tokens_of_request.get(request_id, []) for request_id in ids], seconds, is_whole)
 
     def stop(self) -> None:
         """Stop after the current step. Idempotent."""
@@ -118,29 +119,30 @@ class BatchingSession:
             self._is_stopped = True
             self._manager.stop(hard_stop=True)
 
-    def _results(self, count: int, until: float) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {}
-        while len(found) < count and (left_s := until - time.perf_counter()) > 0.0:
+    def _results(self, count: int, deadline_s: float) -> dict[str, list[int]]:
+        finished: dict[str, list[int]] = {}
+        while len(finished) < count and (left_s := deadline_s - time.perf_counter()) > 0.0:
             result = self._manager.get_result(timeout=min(_POLL_SECONDS, left_s))
             if result is not None and result.error is not None:
                 raise RuntimeError(f"request {result.request_id}: {result.error}")
             if result is not None and result.is_finished():
-                found[result.request_id] = list(result.generated_tokens)
+                finished[result.request_id] = list(result.generated_tokens)
             elif result is None and not self._manager.is_running():
                 raise RuntimeError("transformers' continuous batching stopped before its requests finished")
-        return found
+        return finished
 
     def _unfinished(self) -> dict[str, list[int]]:
-        """Return the tokens so far of unfinished requests: after a stop, they are reported as failed with their
-        tokens.
+        """Return the token ids that unfinished requests have after a stop, by request id.
+
+        transformers reports them as failed, with their tokens.
         """
-        found: dict[str, list[int]] = {}
+        unfinished: dict[str, list[int]] = {}
         while (result := self._manager.get_result(timeout=0.0)) is not None:
-            found[result.request_id] = list(result.generated_tokens)
-        return found
+            unfinished[result.request_id] = list(result.generated_tokens)
+        return unfinished
 
 
-def _fitting(workload: BenchWorkload) -> dict[str, int]:
-    asked = zip(workload.prompts, workload.output_tokens, strict=True)
-    num_blocks = sum(len(prompt) // PAGE_SIZE + count // PAGE_SIZE + 2 for prompt, count in asked)
+def _fitting_config(workload: BenchWorkload) -> dict[str, int]:
+    requested = zip(workload.prompts, workload.output_tokens, strict=True)
+    num_blocks = sum(len(prompt) // PAGE_SIZE + count // PAGE_SIZE + 2 for prompt, count in requested)
     return {"page_size": PAGE_SIZE, "num_blocks": num_blocks, "max_batch_tokens": BATCH_TOKENS}

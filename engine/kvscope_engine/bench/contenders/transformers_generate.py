@@ -1,4 +1,6 @@
-"""`model.generate` of transformers as a contender: a left-padded batch that runs until its longest sequence is done."""
+"""`model.generate` of transformers as a contender: a left-padded batch that runs until its longest sequence is
+complete.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ class TransformersGenerate:
         self._module = module
 
     def run(self, workload: BenchWorkload) -> None:
-        """Run one padded batch; every sequence generates as many tokens as the longest output requested."""
+        """Run one padded batch. Every sequence generates as many tokens as the longest output requested."""
         width = max(len(prompt) for prompt in workload.prompts)
         ids = torch.full((workload.num_requests, width), PAD_ID)
         mask = torch.zeros_like(ids)

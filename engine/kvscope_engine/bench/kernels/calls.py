@@ -1,4 +1,4 @@
-"""Builds one call of each operation, on a block pool or on random tensors, to be timed. Does no timing."""
+"""Builds one call of each operation, on a block pool or on random tensors, for benchmarks. Does no timing."""
 
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -22,16 +22,18 @@ _CYCLE_BYTES: Final = 512 << 20  # several times any L2
 
 
 def pools_of(work: AttentionWorkload, device: str) -> list[Pool]:
-    """Return pools with the same workload: on a GPU at least two, and enough that reading all of them evicts the first
-    from L2; on a CPU one.
+    """Return pools with the same workload, one on a CPU and at least two on a GPU.
+
+    On a GPU there are enough pools that reading all of them evicts the first from L2.
     """
     count = 1 if device == "cpu" else max(2, -(-_CYCLE_BYTES // work.kv_bytes))
     return [make_pool(work, device) for _ in range(count)]
 
 
 def copies_of(num_bytes: int, device: str) -> int:
-    """Return the number of copies of a weight of `num_bytes` bytes: on a GPU at least two, and enough that reading all
-    of them evicts the first from L2; on a CPU one.
+    """Return the number of copies to make of a weight of `num_bytes` bytes: one on a CPU, at least two on a GPU.
+
+    On a GPU there are enough copies that reading all of them evicts the first from L2.
     """
     return 1 if device == "cpu" else max(2, -(-_CYCLE_BYTES // num_bytes))
 
@@ -39,24 +41,24 @@ def copies_of(num_bytes: int, device: str) -> int:
 def weight_products(shape: tuple[int, int], device: str) -> dict[str, GroupedProduct]:
     """Return quantized products with random weights of `shape` (outputs, inputs), by name: int4, int8 and fp8."""
     outputs, inputs = shape
-    made: dict[str, GroupedProduct] = {}
+    products: dict[str, GroupedProduct] = {}
     for bits, group in ((4, 32), (8, 64)):
         codes = torch.randint(2**bits, shape, dtype=torch.uint8)
         scale = torch.full((outputs, -(-inputs // group)), 0.01, dtype=torch.float16)
         weight = GroupedWeight(codes, scale, -(2.0 ** (bits - 1)) * scale, bits, group)
-        made[f"int{bits}"] = grouped_product(weight, None, torch.device(device))
-    made["fp8"] = fp8_product(rounded_fp8(torch.randn(shape) / 64), None, torch.device(device))
-    return made
+        products[f"int{bits}"] = grouped_product(weight, None, torch.device(device))
+    products["fp8"] = fp8_product(rounded_fp8(torch.randn(shape) / 64), None, torch.device(device))
+    return products
 
 
 def decode_call(ops: Ops, pool: Pool) -> Call:
-    """Return a call of decode attention, which writes and returns the pool's `out`."""
+    """Return a call of decode attention. The call writes and returns the pool's `out`."""
     plans = DecodePlans()  # filled by the first call, as by the first layer of a step
     return partial(ops.decode, pool.attention_args(pool.out), plans)
 
 
 def prefill_call(ops: Ops, pool: Pool) -> Call:
-    """Return a call of prefill attention, which writes and returns the pool's `out`."""
+    """Return a call of prefill attention. The call writes and returns the pool's `out`."""
     plans = DecodePlans()  # as in decode, if runs are split
     runs = QueryRuns(pool.query_start, pool.max_query_len, plans=plans)
     return partial(ops.prefill, pool.attention_args(pool.out), runs)
@@ -70,12 +72,13 @@ def write_call(ops: Ops, pool: Pool) -> Call:
 
 
 def layer_calls(ops: Ops, device: str, count: int, dtype: torch.dtype = torch.bfloat16) -> dict[str, tuple[Call, int]]:
-    """Return calls of the operations between a layer's products for `count` tokens, by name, with the bytes that each
-    has to read and write.
+    """Return calls of a layer's operations other than matrix products and attention, for `count` tokens, by name.
+
+    Each is paired with the number of bytes that it must read and write.
     """
     x, delta = torch.randn(count, 4096, device=device), torch.randn(count, 4096, device=device, dtype=dtype)
     weight, eps = torch.ones(4096, device=device), torch.tensor(1e-5, device=device)
-    both = torch.randn(count, 2 * 14336, device=device, dtype=dtype)
+    gate_up = torch.randn(count, 2 * 14336, device=device, dtype=dtype)
     heads = torch.randn(count, 48, 128, device=device, dtype=dtype)
     cos_sin = CosSin(*torch.randn(2, count, 1, 128, device=device, dtype=dtype))
     rotation = Rotation(32, None, cos_sin)
@@ -93,7 +96,7 @@ def layer_calls(ops: Ops, device: str, count: int, dtype: torch.dtype = torch.bf
             count * 4096 * 2 * (4 + dtype.itemsize),
         ),
         "rotate_write": (rotate, 2 * heads.nbytes + 2 * cos_sin.cos.nbytes),
-        "gated_activation": (partial(ops.gated_activation, both, SILU), both.nbytes * 3 // 2),
+        "gated_activation": (partial(ops.gated_activation, gate_up, SILU), gate_up.nbytes * 3 // 2),
     }
 
 
@@ -124,7 +127,7 @@ def _rotate_scatter(
 ) -> torch.Tensor:
     """Perform `rotate_write` with torch operations, without support for padding."""
     query, key, value = rotate_torch(heads, rotation)
-    where = (slots // 16, slots % 16)
-    k_cache.index_put_(where, key)
-    v_cache.index_put_(where, value)
+    indices = (slots // 16, slots % 16)
+    k_cache.index_put_(indices, key)
+    v_cache.index_put_(indices, value)
     return query

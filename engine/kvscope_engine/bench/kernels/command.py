@@ -1,5 +1,6 @@
-"""Command line of `bench kernels`: options, and the run (measurement or tuning). Prints the result; independent of
-particular kernels.
+"""Command line of `bench kernels`: options, and the run (measurement or tuning).
+
+Prints the result. Independent of particular kernels.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_engine.bench.kernels.report import text
-from kvscope_engine.bench.measure import teller
+from kvscope_engine.bench.measure import progress_printer
 from kvscope_engine.command_parser import whole_number
 from kvscope_engine.model.platforms.cpu_count import usable_cores
 from kvscope_telemetry.devices.gpus import Gpus
@@ -61,8 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure or tune, and print the result. Returns the exit code: 1 if a contender left the device unusable,
-    else 0.
+    """Measure or tune, and print the result.
+
+    Returns the exit code: 1 if a contender left the device unusable, else 0.
     """
     if args.rounds < 1:
         raise BadInput(f"--rounds {args.rounds} is not accepted: 1 or more")
@@ -80,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     if args.tune:
         from kvscope_engine.bench.kernels.tuning import tune
 
-        return tune(device.type, args, teller(args.json))
+        return tune(device.type, args, progress_printer(args.json))
     report = _measure(device.type, choose_dtype(args.dtype, device), args)
     print(json.dumps(report) if args.json else text(report))
     return 1 if report["stopped"] else 0
@@ -93,18 +95,18 @@ def _measure(device: str, dtype: torch.dtype, args: argparse.Namespace) -> dict[
     from kvscope_engine.model.platforms.device import dtype_name
     from kvscope_kernels import ops_for
 
-    tell = teller(args.json)
+    show_progress = progress_printer(args.json)
     rows: list[dict[str, Any]] = []
     absent: list[dict[str, str]] = []
     reads: list[float] = []
-    stopped = ""
+    failure = ""
     try:
         for name in args.only or KERNELS:
             for contest in MAKERS[name](ops_for(device), device, dtype):
-                tell(f"{contest.kernel}, {contest.case}")
-                _add(contest, device, args.rounds, rows, absent, reads)
+                show_progress(f"{contest.kernel}, {contest.case}")
+                _add_results(contest, device, args.rounds, rows, absent, reads)
     except BrokenDevice as error:  # earlier measurements remain valid
-        stopped = str(error)
+        failure = str(error)
     facts = machine()
     facts["versions"] |= peer_versions()
     return {
@@ -117,11 +119,11 @@ def _measure(device: str, dtype: torch.dtype, args: argparse.Namespace) -> dict[
         "read_gb_per_s": sorted(reads)[len(reads) // 2] if reads else None,
         "rows": rows,
         "absent": absent,
-        "stopped": stopped,
+        "stopped": failure,
     }
 
 
-def _add(
+def _add_results(
     contest: Contest,
     device: str,
     rounds: int,
@@ -130,9 +132,9 @@ def _add(
     reads: list[float],
 ) -> None:
     from kvscope_engine.bench.kernels.contest import measured
-    from kvscope_engine.bench.kernels.samplers import reading_on, sampler_on, wait_for
+    from kvscope_engine.bench.kernels.samplers import read_sampler, sampler_on, wait_for
 
-    samplers = partial(sampler_on, device), reading_on(device)
+    samplers = partial(sampler_on, device), read_sampler(device)
     result = measured(contest, *samplers, rounds, partial(wait_for, device))
     rows += [asdict(row) for row in result.rows]
     case = {"kernel": contest.kernel, "case": contest.case}
@@ -156,8 +158,9 @@ def _driver() -> str | None:
 
 
 def machine() -> dict[str, Any]:
-    """Return the date, devices, cores, load average and library versions, for the heading of each report. Queries NVML
-    for GPUs.
+    """Return the date, devices, cores, load average and library versions, for the heading of a report.
+
+    Queries NVML for GPUs.
     """
     gpus = [gpu.name for gpu in Gpus().sample() if gpu.name]
     return {
@@ -171,10 +174,10 @@ def machine() -> dict[str, Any]:
 
 
 def _libraries() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in ("torch", "transformers", "triton"):
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

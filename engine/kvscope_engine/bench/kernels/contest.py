@@ -1,5 +1,6 @@
-"""Runs a contest: one operation in one case by several contenders, whose results are compared, and which are timed in
-the same rounds.
+"""Runs a contest: one operation in one case by several contenders.
+
+Their results are compared with ours, and those that agree are timed in the same rounds.
 """
 
 import statistics
@@ -9,7 +10,7 @@ from typing import Final
 
 import torch
 
-from kvscope_engine.bench.measure import in_turns
+from kvscope_engine.bench.measure import interleaved_samples
 from kvscope_kernels.graph_timing import Call
 
 OURS: Final = "kvscope"
@@ -23,11 +24,11 @@ Sampler = Callable[[], float]
 
 
 class Absent(Exception):
-    """Raised if a contender cannot take part; the message is the reason in a few words."""
+    """Raised if a contender cannot take part. The message is the reason in a few words."""
 
 
 class BrokenDevice(Exception):
-    """Raised if a contender left the device unusable for this process; the message is one line."""
+    """Raised if a contender left the device unusable for this process. The message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +36,17 @@ class CallCycle:
     """One contender: a cycle of the same call on different memory, so that no call finds its data in a cache."""
 
     calls: Sequence[Call]
-    """Calls of the cycle. Each returns its result, or None if the result is not to be compared."""
+    """Calls of the cycle. Each returns its result, or None if the result is not compared."""
     in_graph: bool = True
-    """Whether a CUDA graph can capture the calls; calls that read lengths on the host cannot be captured."""
+    """Whether a CUDA graph can capture the calls. Calls that read lengths on the host cannot be captured."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Contest:
-    """One operation in one case, with its contenders."""
-
     kernel: str
     case: str
     num_bytes: int
-    """Minimum bytes to read and write."""
+    """Minimum number of bytes to read and write per call."""
     flops: int = 0
     """FLOPs per call; 0 if negligible."""
     contenders: dict[str, CallCycle]
@@ -67,7 +66,7 @@ class ContenderResult:
     """`gb_per_s` divided by the rate of a plain read in the same rounds."""
     tflop_per_s: float | None
     ours_over_it: float
-    """Time divided by our time; above 1, ours is faster."""
+    """The contender's time divided by ours; above 1, ours is faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,10 @@ def measured(
     Contenders that fail, or compute a different result, are listed as absent with the reason.
 
     Args:
-        reading: How a plain read is timed, and the number of bytes that it reads.
+        contest: Operation, case and contenders.
+        make_sampler: Prepares a contender for timing.
+        reading: Sampler of a plain read, and the number of bytes that it reads.
+        rounds: Number of rounds; the median is reported.
         settle: Waits for the device, and raises errors of earlier work.
 
     Raises:
@@ -98,17 +100,17 @@ def measured(
     """
     samplers: dict[str, Sampler] = {}
     absent = dict(contest.absent)
-    for name, contender in _agreeing(contest, absent, settle):
+    for name, contender in _agreeing_contenders(contest, absent, settle):
         try:
             samplers[name] = make_sampler(contender)
             settle()
         except Exception as error:  # third-party libraries raise any exception; it is the reason for absence
-            absent[name] = _survived(contest, name, error, settle)
-    samples = in_turns({**samplers, READ: reading[0]}, rounds)
-    times = {name: statistics.median(found) for name, found in samples.items()}
-    read = reading[1] / times.pop(READ)
-    rows = [_row(contest, name, seconds, times[OURS], read) for name, seconds in times.items()]
-    return Result(rows, absent, read / 1e9)
+            absent[name] = _failure_reason(contest, name, error, settle)
+    samples = interleaved_samples({**samplers, READ: reading[0]}, rounds)
+    times = {name: statistics.median(times_of_contender) for name, times_of_contender in samples.items()}
+    read_rate = reading[1] / times.pop(READ)
+    rows = [_row(contest, name, seconds, times[OURS], read_rate) for name, seconds in times.items()]
+    return Result(rows, absent, read_rate / 1e9)
 
 
 def first_line(error: Exception) -> str:
@@ -116,9 +118,10 @@ def first_line(error: Exception) -> str:
     return text if isinstance(error, Absent) else f"{type(error).__name__}: {text.splitlines()[0]:.120}"
 
 
-def _survived(contest: Contest, name: str, error: Exception, settle: Callable[[], object]) -> str:
-    """Return why a contender failed, if the device still works. Raises the error itself for our own operation, and
-    BrokenDevice for a broken device.
+def _failure_reason(contest: Contest, name: str, error: Exception, settle: Callable[[], object]) -> str:
+    """Return the reason why a contender failed, if the device still works.
+
+    Raises the error itself for our own operation, and BrokenDevice for a broken device.
     """
     try:
         settle()
@@ -129,36 +132,36 @@ def _survived(contest: Contest, name: str, error: Exception, settle: Callable[[]
     return first_line(error)
 
 
-def _agreeing(
+def _agreeing_contenders(
     contest: Contest, absent: dict[str, str], settle: Callable[[], object]
 ) -> Iterator[tuple[str, CallCycle]]:
-    """Yield the contenders whose result agrees with ours; add the reason for each other one to `absent`."""
+    """Yield the contenders whose result agrees with ours, and add the reasons for all others to `absent`."""
     expected: torch.Tensor | None = None
     for name, contender in contest.contenders.items():
         try:
-            found = contender.calls[0]()
+            result = contender.calls[0]()
             settle()
             if name == OURS:
-                expected = found.clone() if isinstance(found, torch.Tensor) else None
-            elif not _agrees(found, expected):
+                expected = result.clone() if isinstance(result, torch.Tensor) else None
+            elif not _agrees(result, expected):
                 absent[name] = "computes something else"
                 continue
         except Exception as error:
-            absent[name] = _survived(contest, name, error, settle)
+            absent[name] = _failure_reason(contest, name, error, settle)
             continue
         yield name, contender
 
 
-def _agrees(found: object, expected: torch.Tensor | None) -> bool:
-    if expected is None or not isinstance(found, torch.Tensor):
+def _agrees(result: object, expected: torch.Tensor | None) -> bool:
+    if expected is None or not isinstance(result, torch.Tensor):
         return True
-    if found.shape != expected.shape:
+    if result.shape != expected.shape:
         return False
     largest = expected.float().abs().max()
-    return bool((found.float() - expected.float()).abs().max() <= _TOLERANCE * largest)
+    return bool((result.float() - expected.float()).abs().max() <= _TOLERANCE * largest)
 
 
-def _row(contest: Contest, name: str, seconds: float, ours: float, read: float) -> ContenderResult:
+def _row(contest: Contest, name: str, seconds: float, our_seconds: float, read_rate: float) -> ContenderResult:
     rate = contest.num_bytes / seconds
     return ContenderResult(
         kernel=contest.kernel,
@@ -167,7 +170,7 @@ def _row(contest: Contest, name: str, seconds: float, ours: float, read: float) 
         time_us=seconds * 1e6,
         num_bytes=contest.num_bytes,
         gb_per_s=rate / 1e9,
-        share_of_read=rate / read,
+        share_of_read=rate / read_rate,
         tflop_per_s=contest.flops / seconds / 1e12 if contest.flops else None,
-        ours_over_it=seconds / ours,
+        ours_over_it=seconds / our_seconds,
     )

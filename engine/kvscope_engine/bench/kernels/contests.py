@@ -76,7 +76,7 @@ PREFILL: Final = (
     AttentionWorkload(name="512 after 16k, int8", seq_lens=(16384,), query_lens=(512,), kv_dtype=torch.int8),
     AttentionWorkload(name="512 after 16k, fp8", seq_lens=(16384,), query_lens=(512,), kv_dtype=torch.float8_e4m3fn),
 )
-TURNS: Final = (
+SHORT_RUNS: Final = (
     AttentionWorkload(name="16 after 32k", seq_lens=(32768,), query_lens=(16,)),
     AttentionWorkload(name="64 after 32k", seq_lens=(32768,), query_lens=(64,)),
     AttentionWorkload(name="128 after 32k", seq_lens=(32768,), query_lens=(128,)),
@@ -105,69 +105,70 @@ CPU_WRITE: Final = (
     AttentionWorkload(name="512 tokens, int8", seq_lens=(512,), query_lens=(512,), kv_dtype=torch.int8),
 )
 NOT_QUANTIZED: Final = "torch, not quantized"
-Make = Callable[[Ops, str, torch.dtype], Iterator[Contest]]
+ContestFactory = Callable[[Ops, str, torch.dtype], Iterator[Contest]]
 
 
 def decode(
     ops: Ops, device: str, dtype: torch.dtype, works: Sequence[AttentionWorkload] | None = None
 ) -> Iterator[Contest]:
-    """Decode attention: one new token per request."""
-    chosen = works or (CPU_DECODE if device == "cpu" else (*DECODE, *QUANTIZED, SKEWED))
-    for work in (replace(each, dtype=dtype) for each in chosen):
-        moved = work.kv_bytes + 2 * len(work.seq_lens) * work.num_heads * work.head_dim * dtype.itemsize
-        contest = _attention("paged decode", work, device, partial(decode_call, ops), decode_call, moved)
-        yield _without_twins(contest, ops, "decode")
+    """Yield contests of decode attention, with one new token per request."""
+    workloads = works or (CPU_DECODE if device == "cpu" else (*DECODE, *QUANTIZED, SKEWED))
+    for work in (replace(each, dtype=dtype) for each in workloads):
+        num_bytes = work.kv_bytes + 2 * len(work.seq_lens) * work.num_heads * work.head_dim * dtype.itemsize
+        contest = _attention("paged decode", work, device, partial(decode_call, ops), decode_call, num_bytes)
+        yield _without_duplicate_reference(contest, ops, "decode")
 
 
 def prefill(
     ops: Ops, device: str, dtype: torch.dtype, works: Sequence[AttentionWorkload] | None = None
 ) -> Iterator[Contest]:
-    """Prefill attention: whole prompts, chunks of prompts, and short turns."""
-    chosen = works or (CPU_PREFILL if device == "cpu" else (*PREFILL, *TURNS))
-    for work in (replace(each, dtype=dtype) for each in chosen):
-        moved = work.kv_bytes + 2 * work.num_queries * work.num_heads * work.head_dim * dtype.itemsize
+    """Yield contests of prefill attention: whole prompts, chunks of prompts, and short turns."""
+    workloads = works or (CPU_PREFILL if device == "cpu" else (*PREFILL, *SHORT_RUNS))
+    for work in (replace(each, dtype=dtype) for each in workloads):
+        num_bytes = work.kv_bytes + 2 * work.num_queries * work.num_heads * work.head_dim * dtype.itemsize
         call = partial(prefill_call, ops)
-        contest = _attention("paged prefill", work, device, call, prefill_call, moved, work.flops)
-        yield _without_twins(contest, ops, "prefill")
+        contest = _attention("paged prefill", work, device, call, prefill_call, num_bytes, work.flops)
+        yield _without_duplicate_reference(contest, ops, "prefill")
 
 
 def write(
     ops: Ops, device: str, dtype: torch.dtype, works: Sequence[AttentionWorkload] | None = None
 ) -> Iterator[Contest]:
-    """Writes of keys and values to their blocks, quantized if the cache has 8 bits."""
+    """Yield contests of writing keys and values to their blocks, quantized if the cache has 8 bits."""
     for work in (replace(each, dtype=dtype) for each in works or (CPU_WRITE if device == "cpu" else WRITE)):
         pools = _pools(work, device)
         plain = replace(work, kv_dtype=None)
-        moved = work.num_queries * (plain.kv_bytes + work.kv_bytes) // sum(work.seq_lens)
+        num_bytes = work.num_queries * (plain.kv_bytes + work.kv_bytes) // sum(work.seq_lens)
         contenders = {
             OURS: CallCycle([write_call(ops, pool) for pool in pools]),
             REFERENCE: CallCycle([write_call(torch_ops(), pool) for pool in pools], in_graph=False),
         }
-        contest = Contest(kernel="kv write", case=work.name, num_bytes=moved, contenders=contenders)
-        yield _without_twins(contest, ops, "kv_write")
+        contest = Contest(kernel="kv write", case=work.name, num_bytes=num_bytes, contenders=contenders)
+        yield _without_duplicate_reference(contest, ops, "kv_write")
 
 
 def layer(ops: Ops, device: str, dtype: torch.dtype, counts: Sequence[int] | None = None) -> Iterator[Contest]:
-    """Operations between the matrix products of a layer with 4,096 hidden elements: normalization, rotary embedding
-    with KV write, gated activation.
+    """Yield contests of the operations between the matrix products of a layer with 4,096 hidden elements.
+
+    These are normalization, rotary embedding with KV write, and gated activation.
     """
     for count in counts or ((1, 16) if device == "cpu" else (1, 64, 8192)):
         ours, plain = (layer_calls(each, device, count, dtype) for each in (ops, torch_ops()))
-        for name, (call, moved) in ours.items():
+        for name, (call, num_bytes) in ours.items():
             repeats = _repeats(device, count)
             contenders = {
-                OURS: CallCycle([_silent(call)] * repeats),
-                REFERENCE: CallCycle([_silent(plain[name][0])] * repeats),
+                OURS: CallCycle([_without_result(call)] * repeats),
+                REFERENCE: CallCycle([_without_result(plain[name][0])] * repeats),
             }
             case = f"{count:,} token{'s' * (count > 1)}"
-            contest = Contest(kernel=name.replace("_", " "), case=case, num_bytes=moved, contenders=contenders)
-            yield _without_twins(contest, ops, name)
+            contest = Contest(kernel=name.replace("_", " "), case=case, num_bytes=num_bytes, contenders=contenders)
+            yield _without_duplicate_reference(contest, ops, name)
 
 
 def experts(
     ops: Ops, device: str, dtype: torch.dtype, works: Sequence[ExpertsWorkload] | None = None
 ) -> Iterator[Contest]:
-    """Mixture-of-experts layer. The bytes are the weights of the active experts."""
+    """Yield contests of a mixture-of-experts layer. The bytes are the weights of the active experts."""
     for work in works or (CPU_EXPERTS if device == "cpu" else EXPERTS):
         arguments, num_bytes = expert_layer(device, work)
         contenders = {
@@ -176,7 +177,7 @@ def experts(
         }
         case = f"{work.top_k} of {work.num_experts}, {work.num_tokens:,} token{'s' * (work.num_tokens > 1)}"
         contest = Contest(kernel="experts", case=case, num_bytes=num_bytes, contenders=contenders)
-        yield _without_twins(contest, ops, "mix_experts")
+        yield _without_duplicate_reference(contest, ops, "mix_experts")
 
 
 def products(
@@ -186,42 +187,42 @@ def products(
     counts: Sequence[int] | None = None,
     shape: tuple[int, int] | None = None,
 ) -> Iterator[Contest]:
-    """Products with int4, int8 and fp8 weights, compared with torch's unquantized products."""
+    """Yield contests of products with int4, int8 and fp8 weights, compared with torch's unquantized products."""
     outputs, inputs = shape or ((1536, 576) if device == "cpu" else (4096, 14336))
     plain = torch.randn(outputs, inputs, device=device).to(dtype)
-    others = [plain, *(plain.clone() for _ in range(1, copies_of(plain.nbytes, device)))]
-    for name, made in weight_products((outputs, inputs), device).items():
+    plain_copies = [plain, *(plain.clone() for _ in range(1, copies_of(plain.nbytes, device)))]
+    for name, quantized in weight_products((outputs, inputs), device).items():
         if name == "fp8" and device == "cpu":
             continue  # fp8 products are not supported on a CPU
-        num_bytes = sum(tensor.nbytes for tensor in made.tensors)
-        copies = [made, *(deepcopy(made) for _ in range(1, copies_of(num_bytes, device)))]
+        num_bytes = sum(tensor.nbytes for tensor in quantized.tensors)
+        copies = [quantized, *(deepcopy(quantized) for _ in range(1, copies_of(num_bytes, device)))]
         for count in counts or ((1, 32) if device == "cpu" else (1, 4, 16, 64, 2048)):
             x = torch.randn(count, inputs, device=device).to(dtype)
             contenders = {
-                OURS: CallCycle([_silent(partial(each.product, x)) for each in copies]),
-                NOT_QUANTIZED: CallCycle([_silent(partial(linear, x, each)) for each in others]),
+                OURS: CallCycle([_without_result(partial(each.product, x)) for each in copies]),
+                NOT_QUANTIZED: CallCycle([_without_result(partial(linear, x, each)) for each in plain_copies]),
             }
             case = f"{name}, {count:,} row{'s' * (count > 1)}"
             yield Contest(kernel="product", case=case, num_bytes=num_bytes, contenders=contenders)
 
 
 def copies(ops: Ops, device: str, dtype: torch.dtype, num_blocks: int | None = None) -> Iterator[Contest]:
-    """Block copies within the pool, for 32 layers in one call."""
+    """Yield a contest of block copies within the pool, for 32 layers in one call."""
     count = num_blocks or (8 if device == "cpu" else 256)
     storage = [torch.randn(2 * count, 2, 8, 16, 128, device=device).to(dtype) for _ in range(32)]
     rows = row_tensors(storage)
     pairs = torch.stack([torch.arange(count), torch.arange(count, 2 * count)], 1).to(device)
-    moved = 2 * len(storage) * count * storage[0][:1].nbytes
+    num_bytes = 2 * len(storage) * count * storage[0][:1].nbytes
     contenders = {
         OURS: CallCycle([partial(ops.copy_rows, rows, pairs)]),
         REFERENCE: CallCycle([partial(torch_ops().copy_rows, rows, pairs)], in_graph=False),
     }
-    contest = Contest(kernel="copy rows", case=f"{count} blocks", num_bytes=moved, contenders=contenders)
-    yield _without_twins(contest, ops, "copy_rows")
+    contest = Contest(kernel="copy rows", case=f"{count} blocks", num_bytes=num_bytes, contenders=contenders)
+    yield _without_duplicate_reference(contest, ops, "copy_rows")
 
 
 def forms(ops: Ops, device: str, dtype: torch.dtype, vocabulary: int = 128256) -> Iterator[Contest]:
-    """Token masks of structured output, for 8 requests."""
+    """Yield a contest of applying token masks of structured output, for 8 requests."""
     logits = torch.randn(8, vocabulary, device=device)
     allowed = torch.randint(-(2**31), 2**31 - 1, (8, -(-vocabulary // 32)), device=device).to(torch.int32)
     rows = torch.arange(8, device=device)
@@ -230,13 +231,13 @@ def forms(ops: Ops, device: str, dtype: torch.dtype, vocabulary: int = 128256) -
         OURS: CallCycle([partial(ops.allow_tokens, *arguments)] * _repeats(device, len(logits))),
         REFERENCE: CallCycle([partial(torch_ops().allow_tokens, *arguments)], in_graph=False),
     }
-    moved = logits.nbytes // 2 + allowed.nbytes  # half of the logits are masked: written without being read
-    contest = Contest(kernel="allow tokens", case="8 requests", num_bytes=moved, contenders=contenders)
-    yield _without_twins(contest, ops, "allow_tokens")
+    num_bytes = logits.nbytes // 2 + allowed.nbytes  # half of the logits are masked: written without being read
+    contest = Contest(kernel="allow tokens", case="8 requests", num_bytes=num_bytes, contenders=contenders)
+    yield _without_duplicate_reference(contest, ops, "allow_tokens")
 
 
 def draws(ops: Ops, device: str, dtype: torch.dtype, vocabulary: int = 128256) -> Iterator[Contest]:
-    """Top-p sampling of one token per request, from flat and from peaked logits."""
+    """Yield contests of top-p sampling of one token per request, from flat and from peaked logits."""
     for count, spread in ((1, 4.0), (64, 4.0), (64, 1.0)):
         logits = spread * torch.randn(count, vocabulary, device=device)
         options = torch.tensor([[1.0, 0.0, 0.9, 0.0]] * count, dtype=torch.float64, device=device)
@@ -248,13 +249,13 @@ def draws(ops: Ops, device: str, dtype: torch.dtype, vocabulary: int = 128256) -
         }
         case = f"{count} requests, top-p, logits within {3 * spread:g}"
         contest = Contest(kernel="draw tokens", case=case, num_bytes=logits.nbytes, contenders=contenders)
-        yield _without_twins(contest, ops, "draw_tokens")
+        yield _without_duplicate_reference(contest, ops, "draw_tokens")
 
 
 def heat(
     ops: Ops, device: str, dtype: torch.dtype, works: Sequence[AttentionWorkload] | None = None
 ) -> Iterator[Contest]:
-    """Decode attention that also returns the share of attention on each block (page heat)."""
+    """Yield contests of decode attention that also returns the share of attention on each block (page heat)."""
     for work in (replace(each, dtype=dtype) for each in works or (CPU_DECODE[2:3] if device == "cpu" else DECODE[3:4])):
         pools = _pools(work, device)
         contenders = {
@@ -262,10 +263,10 @@ def heat(
             REFERENCE: CallCycle([_shares_call(torch_ops(), pool) for pool in pools], in_graph=False),
         }
         contest = Contest(kernel="decode with heat", case=work.name, num_bytes=work.kv_bytes, contenders=contenders)
-        yield _without_twins(contest, ops, "decode")
+        yield _without_duplicate_reference(contest, ops, "decode")
 
 
-KERNELS: Final[dict[str, Make]] = {
+KERNELS: Final[dict[str, ContestFactory]] = {
     "decode": decode,
     "prefill": prefill,
     "write": write,
@@ -283,20 +284,20 @@ def _attention(
     kernel: str,
     work: AttentionWorkload,
     device: str,
-    ours: Callable[[Pool], Call],
-    call: Callable[[Ops, Pool], Call],
-    moved: int,
+    make_our_call: Callable[[Pool], Call],
+    make_call: Callable[[Ops, Pool], Call],
+    num_bytes: int,
     flops: int = 0,
 ) -> Contest:
     pools = _pools(work, device)
     contest = Contest(
         kernel=kernel,
         case=work.name,
-        num_bytes=moved,
+        num_bytes=num_bytes,
         flops=flops,
         contenders={
-            OURS: CallCycle([ours(pool) for pool in pools]),
-            REFERENCE: CallCycle([call(torch_ops(), pool) for pool in pools[:2]], in_graph=False),
+            OURS: CallCycle([make_our_call(pool) for pool in pools]),
+            REFERENCE: CallCycle([make_call(torch_ops(), pool) for pool in pools[:2]], in_graph=False),
         },
     )
     for name, peer in PEERS.items():
@@ -307,8 +308,8 @@ def _attention(
     return contest
 
 
-def _without_twins(contest: Contest, ops: Ops, field: str) -> Contest:
-    """Remove the reference from the contest if our implementation is the reference on this device."""
+def _without_duplicate_reference(contest: Contest, ops: Ops, field: str) -> Contest:
+    """Remove the torch reference from the contest if our implementation is the reference on this device."""
     if getattr(ops, field) is getattr(torch_ops(), field):
         del contest.contenders[REFERENCE]
         contest.absent[REFERENCE] = "is ours on this device"
@@ -316,8 +317,8 @@ def _without_twins(contest: Contest, ops: Ops, field: str) -> Contest:
 
 
 def _pools(work: AttentionWorkload, device: str) -> list[Pool]:
-    """Return the pools of a contest; on a CPU, several for small workloads, so that together they exceed its caches (at
-    most 16).
+    """Return the pools of a contest. On a CPU, small workloads get up to 16, so that together they exceed its
+    caches.
     """
     if device != "cpu":
         return pools_of(work, device)
@@ -327,20 +328,19 @@ def _pools(work: AttentionWorkload, device: str) -> list[Pool]:
 
 def _shares_call(ops: Ops, pool: Pool) -> Call:
     shares = torch.zeros(len(pool.seq_lens), pool.block_tables.shape[1], device=pool.query.device)
-    return _silent(partial(ops.decode, pool.attention_args(), DecodePlans(), shares))
+    return _without_result(partial(ops.decode, pool.attention_args(), DecodePlans(), shares))
 
 
 def _repeats(device: str, count: int) -> int:
-    """Return how often a CUDA graph repeats a small kernel, because with a single call the launch of the graph itself
-    would be measured.
+    """Return how many times a CUDA graph repeats a call for `count` tokens.
+
+    With a single small call, the launch of the graph itself would be measured.
     """
     return 1 if device == "cpu" else max(1, min(32, 4096 // count))
 
 
-def _silent(call: Call) -> Call:
-    """Return `call` without its result. Results are compared for attention only; other operations return pairs or
-    rounded rows.
-    """
+def _without_result(call: Call) -> Call:
+    """Return a call that discards the result of `call`, so that results are not compared."""
 
     def run() -> None:
         call()

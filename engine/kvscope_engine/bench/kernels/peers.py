@@ -1,7 +1,7 @@
 """Attention of other libraries on the same queries, keys and values, for comparison with kvscope's kernels.
 
 Each function raises `Absent` if its library cannot run here, or an exception of the library. Libraries without paged
-attention get contiguous keys and values per request; that copy is made in advance and is not timed. Results have the
+attention get contiguous keys and values per request. These are copied in advance, which is not timed. Results have the
 shapes of kvscope's kernels.
 """
 
@@ -26,13 +26,13 @@ from kvscope_kernels.third_party_attention.library_choice import prefill_of
 from kvscope_kernels.third_party_attention.preferred import shape_of
 
 Peer = Callable[[AttentionWorkload, Pool], Call]
-_SHAPES: Final = 64
+_MAX_COMPILED_SHAPES: Final = 64
 _WORKSPACE_BYTES: Final = 256 << 20  # recommended by FlashInfer's documentation
 
 
 def sdpa(work: AttentionWorkload, pool: Pool) -> Call:
     """Return a call of torch's SDPA on contiguous keys and values."""
-    keys, values = (each.transpose(1, 2) for each in in_a_row(work, pool))
+    keys, values = (each.transpose(1, 2) for each in contiguous_kv(work, pool))
     if work.query_lens is None:  # query heads of one KV head are rows of one product: nothing is read twice
         rows = pool.query.view(len(work.seq_lens), work.num_kv_heads, -1, work.head_dim)
         return lambda: scaled_dot_product_attention(rows, keys, values, scale=pool.scale).view_as(pool.query)
@@ -42,14 +42,14 @@ def sdpa(work: AttentionWorkload, pool: Pool) -> Call:
 
 
 def flex_attention(work: AttentionWorkload, pool: Pool) -> Call:
-    """Return a call of torch's flex_attention, compiled for the case; GPU only, because compilation on a CPU takes
-    longer than all the rest.
+    """Return a call of torch's flex_attention, compiled for the case. GPU only: compilation for a CPU takes too
+    long.
     """
     if pool.query.device.type != "cuda":
         raise Absent("compiled for a GPU only")
     from torch.nn.attention import flex_attention as flex
 
-    keys, values = (each.transpose(1, 2) for each in in_a_row(work, pool))
+    keys, values = (each.transpose(1, 2) for each in contiguous_kv(work, pool))
     compiled = _compiled_flex()
     batch, length = len(work.seq_lens), work.seq_lens[0]
     mask = None
@@ -62,11 +62,9 @@ def flex_attention(work: AttentionWorkload, pool: Pool) -> Call:
 
 
 def flash_attn(work: AttentionWorkload, pool: Pool) -> Call:
-    """Return a call of FlashAttention-2 on contiguous keys and values; its pages would have to hold at least 256
-    tokens.
-    """
-    library = _library("flash_attn")
-    keys, values = in_a_row(work, pool)
+    """Return a call of FlashAttention-2 on contiguous keys and values, because its pages have at least 256 tokens."""
+    library = _import_library("flash_attn")
+    keys, values = contiguous_kv(work, pool)
     if work.query_lens is None:
         attend = partial(library.flash_attn_with_kvcache, cache_seqlens=pool.seq_lens, softmax_scale=pool.scale)
         query = pool.query[:, None]
@@ -77,29 +75,29 @@ def flash_attn(work: AttentionWorkload, pool: Pool) -> Call:
 
 
 def flash_attn_paged(work: AttentionWorkload, pool: Pool) -> Call:
-    """Return a call of the FlashAttention version that accepts our block layout, like `--attention-backend`. Prefill
-    only.
+    """Return a prefill call of the FlashAttention version that accepts our block layout, as `--attention-backend` uses
+    it.
     """
     if work.query_lens is None:
         raise Absent("taken for prefill only")
     if work.kv_dtype is not None:
         raise Absent("no cache of 8 bits")
-    refused = []
+    refusals = []
     for name, make in (("version 3", FlashAttention3), ("version 2", FlashAttention2)):
         try:
             library: Library = make()
             if why := library.refusal(shape_of(pool.query, pool.k_cache)):
                 raise Missing(why)
         except Missing as missing:
-            refused.append(f"{name}: {missing}")
+            refusals.append(f"{name}: {missing}")
         else:
             return partial(library.prefill, prefill_of(work, pool))
-    raise Absent("; ".join(refused))
+    raise Absent("; ".join(refusals))
 
 
 def flashinfer(work: AttentionWorkload, pool: Pool) -> Call:
-    """Return a call of FlashInfer on our block pool. Planning happens in advance, as an engine does once per step."""
-    library = _library("flashinfer")
+    """Return a call of FlashInfer on our block pool. Its planning, which an engine does once per step, is not timed."""
+    library = _import_library("flashinfer")
     if work.kv_dtype is not None:
         raise Absent("has no scale for each token")
     workspace = _workspace(pool.query.device)
@@ -129,17 +127,20 @@ PEERS: Final[dict[str, Peer]] = {
 
 
 def peer_versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in ("flashinfer-python", "flash-attn"):
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
-def in_a_row(work: AttentionWorkload, pool: Pool) -> tuple[Tensor, Tensor]:
-    """Return keys and values of shape (requests, tokens, num_kv_heads, head_dim), copied out of their blocks."""
+def contiguous_kv(work: AttentionWorkload, pool: Pool) -> tuple[Tensor, Tensor]:
+    """Return keys and values of shape (requests, tokens, num_kv_heads, head_dim), copied out of their blocks.
+
+    Raises Absent for requests of different lengths and for 8-bit caches.
+    """
     if len(set(work.seq_lens)) > 1:
         raise Absent("requests of one length only")
     if work.kv_dtype is not None:
@@ -158,7 +159,7 @@ def _whole_prompts(work: AttentionWorkload, pool: Pool) -> Tensor:
     return pool.query.view(len(work.seq_lens), -1, work.num_heads, work.head_dim)
 
 
-def _library(name: str) -> Any:
+def _import_library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -177,7 +178,9 @@ def _compiled_flex() -> Any:
     from torch._dynamo import config
     from torch.nn.attention.flex_attention import flex_attention as attend
 
-    config.recompile_limit = max(config.recompile_limit, _SHAPES)  # beyond the limit, flex_attention runs uncompiled
+    config.recompile_limit = max(
+        config.recompile_limit, _MAX_COMPILED_SHAPES
+    )  # beyond the limit, flex_attention runs uncompiled
     return torch.compile(attend, dynamic=False)
 
 

@@ -1,4 +1,4 @@
-"""Formats the result of `bench kernels` as a table for a terminal. Depends only on its JSON form."""
+"""Formats the result of `bench kernels` as a table for a terminal, from its JSON form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OURS: Final = "kvscope"
 
 def text(report: dict[str, Any]) -> str:
     lines = ["\r\033[K" if sys.stderr.isatty() else "", headline(report), ""]
-    lines.append(table(HEADER, [cells(row) for row in report["rows"]], words=(0, 1, 2)))
+    lines.append(table(HEADER, [cells(row) for row in report["rows"]], left_aligned=(0, 1, 2)))
     lines += ["", *absences(report["absent"])]
     if report["stopped"]:
         lines.append(f"stopped, since the device takes no more after {report['stopped']}")
@@ -24,10 +24,10 @@ def text(report: dict[str, Any]) -> str:
 def headline(report: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     threads = f"{report['threads']} thread" + "s" * (report["threads"] != 1)
-    where = report["device"] if report["on"] == "cuda" else f"CPU, {threads}"
+    device_text = report["device"] if report["on"] == "cuda" else f"CPU, {threads}"
     driver = f"driver {report['driver']}, " if report["driver"] else ""
     return (
-        f"{where}, {driver}{versions}; {report['date']}\n"
+        f"{device_text}, {driver}{versions}; {report['date']}\n"
         f"{report['dtype']}, heads 32/8/128 and blocks of 16 unless named otherwise; medians of {report['rounds']} "
         f"rounds; a plain read takes {report['read_gb_per_s'] or 0.0:.1f} GB/s"
     )
@@ -49,9 +49,10 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 
 def absences(absent: list[dict[str, str]]) -> Iterator[str]:
-    """Yield one line per absent contender and reason, with the cases affected."""
+    """Yield one line per absent contender and reason, with the number of cases and the first one."""
     cases: dict[tuple[str, str], list[str]] = {}
     for each in absent:
         cases.setdefault((each["contender"], each["why"]), []).append(f"{each['kernel']} {each['case']}")
-    for (name, why), found in cases.items():
-        yield f"skipped: {name}: {why} ({len(found)} case{'s' * (len(found) > 1)}, first {found[0]})"
+    for (name, why), cases_of_reason in cases.items():
+        count = len(cases_of_reason)
+        yield f"skipped: {name}: {why} ({count} case{'s' * (count > 1)}, first {cases_of_reason[0]})"

@@ -10,8 +10,8 @@ from kvscope_engine.bench.kernels.contest import CallCycle, Sampler
 from kvscope_kernels.graph_timing import capture, replay_s
 from kvscope_kernels.stream_read import stream_read, sums_for
 
-_LEAST_S = 2e-3
-"""Minimum duration of a sample in seconds, so that the clock's resolution does not matter."""
+_MIN_SAMPLE_S = 2e-3
+"""Minimum duration of a sample in seconds, so that the resolution of the clock does not matter."""
 _READ_BYTES: Final = {"cpu": 64 << 20, "cuda": 512 << 20}
 
 
@@ -21,10 +21,10 @@ def sampler_on(device: str, contender: CallCycle) -> Sampler:
         return partial(_replayed_s, capture(contender.calls), contender)
     seconds = _host_seconds(contender, device, 1)  # the first call includes compilation and allocation
     seconds = min(seconds, _host_seconds(contender, device, 1))
-    return partial(_host_seconds, contender, device, max(1, round(_LEAST_S / max(seconds, 1e-9))))
+    return partial(_host_seconds, contender, device, max(1, round(_MIN_SAMPLE_S / max(seconds, 1e-9))))
 
 
-def reading_on(device: str) -> tuple[Sampler, int]:
+def read_sampler(device: str) -> tuple[Sampler, int]:
     """Return the sampler of a plain read (our kernel on a GPU, torch's sum on a CPU), and the number of bytes read."""
     words = torch.ones(_READ_BYTES[device] // 4, dtype=torch.int32, device=device)
     read = words.view(torch.float32).sum if device == "cpu" else partial(stream_read, words, sums_for(words))
@@ -32,8 +32,9 @@ def reading_on(device: str) -> tuple[Sampler, int]:
 
 
 def _replayed_s(graph: torch.cuda.CUDAGraph, contender: CallCycle) -> float:
-    """Return the seconds per call. `contender` is a parameter to keep its tensors alive, because the graph uses their
-    memory.
+    """Return the seconds per call of the graph.
+
+    `contender` is a parameter to keep its tensors alive, because the graph uses their memory.
     """
     return replay_s(graph) / len(contender.calls)
 

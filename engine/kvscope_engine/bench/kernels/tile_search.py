@@ -1,5 +1,6 @@
-"""Searches tile sizes for attention kernels: candidates with a correct result are timed, and the fastest is kept if the
-gain is worth it.
+"""Searches tile sizes for attention kernels.
+
+Candidates with a correct result are timed, and the fastest is kept if the gain exceeds timing noise.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,17 +19,15 @@ from kvscope_kernels.graph_timing import Call
 from kvscope_kernels.launch import DotTiles, compute_capability, decode_tiles, num_multiprocessors, prefill_tiles
 from kvscope_kernels.tuning.tile_table import DECODE, PREFILL, as_entry, forcing, table_key
 
-_WORTH: Final = 0.97
-"""Tiles are kept if their time is below this share of the time of the default tiles, so that the gain exceeds timing
-noise.
-"""
+_MAX_TIME_RATIO: Final = 0.97
+"""Maximum time relative to the default tiles for new tiles to be kept, so that the gain exceeds timing noise."""
 _ROUNDS: Final = 5
-_THREE_PROGRAMS: Final = 168
+_MAX_REGISTERS_FOR_THREE_PROGRAMS: Final = 168
 """Register limit per thread at which three programs of four warps fit on a multiprocessor; 64 x 32 tiles compile
 without spills.
 """
-_FINALISTS: Final = 3
-"""Number of the fastest candidates that are measured again in turns, in addition to the default tiles."""
+_NUM_FINALISTS: Final = 3
+"""Number of the fastest candidates that are measured again in interleaved rounds, in addition to the default tiles."""
 _TOLERANCE: Final = 0.02
 
 
@@ -51,9 +50,9 @@ CASES: Final = tuple(_cases())
 @dataclass(frozen=True, slots=True)
 class TileSearchResult:
     key: str
-    given: DotTiles
+    default: DotTiles
     best: DotTiles
-    given_us: float
+    default_us: float
     best_us: float
     num_tried: int
     num_refused: int
@@ -61,11 +60,11 @@ class TileSearchResult:
 
     @property
     def is_worth_it(self) -> bool:
-        return self.best_us < _WORTH * self.given_us
+        return self.best_us < _MAX_TIME_RATIO * self.default_us
 
     def entry(self) -> dict[str, Any]:
-        """Return the table entry, with the times that led to the choice."""
-        times = {"us": round(self.best_us, 2), "reckoned_us": round(self.given_us, 2)}
+        """Return the entry of the tile table, with the times that led to the choice."""
+        times = {"us": round(self.best_us, 2), "reckoned_us": round(self.default_us, 2)}
         return as_entry(self.best) | times
 
 
@@ -74,12 +73,12 @@ def kernel_of(work: AttentionWorkload) -> str:
 
 
 def is_cut(work: AttentionWorkload) -> bool:
-    """Whether the workload is a short run of tokens after a context, whose keys are split among programs."""
+    """Whether the workload is a short run of tokens after a context, so that its keys are split among programs."""
     return work.query_lens is not None and max(work.query_lens) < min(work.seq_lens)
 
 
-def reckoned(work: AttentionWorkload, device: torch.device) -> DotTiles:
-    """Return the default tiles, which launches use without a table."""
+def default_tiles(work: AttentionWorkload, device: torch.device) -> DotTiles:
+    """Return the default tiles, which launches use without a tile table."""
     group, is_quantized = work.num_heads // work.num_kv_heads, work.kv_dtype is not None
     shape = work.head_dim, work.head_dim, group, work.dtype.itemsize
     if work.query_lens is None:
@@ -94,20 +93,20 @@ def reckoned(work: AttentionWorkload, device: torch.device) -> DotTiles:
     )
 
 
-def candidates(kernel: str, given: DotTiles, group: int, capability: int) -> Iterator[DotTiles]:
-    yield given
-    rows = (given.tile_m,) if kernel == DECODE else (64, 128, 256)
+def candidates(kernel: str, default: DotTiles, group: int, capability: int) -> Iterator[DotTiles]:
+    yield default
+    rows = (default.tile_m,) if kernel == DECODE else (64, 128, 256)
     warps = (2, 4, 8) if kernel == DECODE else (4, 8, 16)
     stages = (2, 3, 4, 5) if kernel == DECODE else (2, 3, 4)
     for tile_m, tile_n, num_warps, num_stages in product(rows, (16, 32, 64, 128), warps, stages):
-        found = given._replace(tile_m=tile_m, tile_n=tile_n, num_warps=num_warps, num_stages=num_stages)
-        is_fit = kernel == DECODE or (tile_n >= 32 and tile_m >= 16 * num_warps)
-        if found != given and tile_m >= group and is_fit:
-            yield found
-        if kernel == PREFILL and 90 <= capability < 100 and is_fit and tile_n < 128 and num_stages < 4:
-            yield found._replace(query_in_registers=True)
+        tiles = default._replace(tile_m=tile_m, tile_n=tile_n, num_warps=num_warps, num_stages=num_stages)
+        has_valid_shape = kernel == DECODE or (tile_n >= 32 and tile_m >= 16 * num_warps)
+        if tiles != default and tile_m >= group and has_valid_shape:
+            yield tiles
+        if kernel == PREFILL and 90 <= capability < 100 and has_valid_shape and tile_n < 128 and num_stages < 4:
+            yield tiles._replace(query_in_registers=True)
             if tile_m == 64 and tile_n == 32:
-                yield found._replace(max_registers=_THREE_PROGRAMS)
+                yield tiles._replace(max_registers=_MAX_REGISTERS_FOR_THREE_PROGRAMS)
 
 
 def search(
@@ -115,57 +114,62 @@ def search(
     pools: list[Pool],
     ops: Ops,
     make_sampler: Callable[[CallCycle], Sampler],
-    tell: Callable[[int, int], None],
+    show_progress: Callable[[int, int], None],
 ) -> TileSearchResult:
-    """Try every candidate on the pools. `tell` receives (number tried, total). Raises any exception of the default
-    tiles; failing candidates are skipped.
+    """Measure every candidate on the pools, and return the fastest that computes the correct result.
+
+    Raises any exception of the default tiles; other failing candidates are skipped. The last argument is a progress
+    callback with (number tried, total).
     """
     kernel, group = kernel_of(work), work.num_heads // work.num_kv_heads
-    given = reckoned(work, pools[0].query.device)
-    make = decode_call if work.query_lens is None else prefill_call
-    calls = [make(ops, pool) for pool in pools]
+    default = default_tiles(work, pools[0].query.device)
+    make_call = decode_call if work.query_lens is None else prefill_call
+    calls = [make_call(ops, pool) for pool in pools]
     times: dict[DotTiles, float] = {}
     samplers: dict[DotTiles, Sampler] = {}
     expected: torch.Tensor | None = None
-    tried = list(candidates(kernel, given, group, compute_capability(pools[0].query.device)))
-    for number, tiles in enumerate(tried):
-        tell(number, len(tried))
+    tried_tiles = list(candidates(kernel, default, group, compute_capability(pools[0].query.device)))
+    for number, tiles in enumerate(tried_tiles):
+        show_progress(number, len(tried_tiles))
         try:
             with forcing(kernel, tiles):
-                found = _result(calls[0])
-                if expected is not None and not _is_close(found, expected):
+                result = _result(calls[0])
+                if expected is not None and not _is_close(result, expected):
                     continue
-                expected = found if expected is None else expected
+                expected = result if expected is None else expected
                 samplers[tiles] = partial(_sample, kernel, tiles, make_sampler(CallCycle(calls)))
             times[tiles] = min(samplers[tiles](), samplers[tiles]())
         except Exception:  # compiler, assembler and driver raise many types of errors
-            if tiles == given:
+            if tiles == default:
                 raise
-    finalists = list(dict.fromkeys((given, *sorted(times, key=times.__getitem__)[:_FINALISTS])))
-    final = dict.fromkeys(finalists, float("inf"))
+    finalists = list(dict.fromkeys((default, *sorted(times, key=times.__getitem__)[:_NUM_FINALISTS])))
+    best_us = dict.fromkeys(finalists, float("inf"))
     for _ in range(_ROUNDS):
         for tiles in finalists:
-            final[tiles] = min(final[tiles], samplers[tiles]() * 1e6)
-    best = min(final, key=final.__getitem__)
+            best_us[tiles] = min(best_us[tiles], samplers[tiles]() * 1e6)
+    best = min(best_us, key=best_us.__getitem__)
     is_quantized = work.kv_dtype is not None
-    key = table_key(kernel, given, group, work.dtype.itemsize, is_quantized=is_quantized, is_cut=is_cut(work))
-    return TileSearchResult(key, given, best, final[given], final[best], len(tried), len(tried) - len(times))
+    key = table_key(kernel, default, group, work.dtype.itemsize, is_quantized=is_quantized, is_cut=is_cut(work))
+    return TileSearchResult(
+        key, default, best, best_us[default], best_us[best], len(tried_tiles), len(tried_tiles) - len(times)
+    )
 
 
 def _result(call: Call) -> torch.Tensor:
-    found = call()
-    assert isinstance(found, torch.Tensor), "attention returns what it computed"
-    return found.clone()
+    result = call()
+    assert isinstance(result, torch.Tensor), "attention returns what it computed"
+    return result.clone()
 
 
 def _sample(kernel: str, tiles: DotTiles, sampler: Sampler) -> float:
-    """Run a sampler with `tiles` forced. With the host's clock, each call selects its tiles again, whereas a graph
-    contains them.
+    """Run a sampler with `tiles` forced.
+
+    Timed by the host's clock, each call selects its tiles again, whereas a CUDA graph contains them.
     """
     with forcing(kernel, tiles):
         return sampler()
 
 
-def _is_close(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    difference = (found.float() - expected.float()).abs().max()
+def _is_close(result: torch.Tensor, expected: torch.Tensor) -> bool:
+    difference = (result.float() - expected.float()).abs().max()
     return bool(difference <= _TOLERANCE * expected.float().abs().max())

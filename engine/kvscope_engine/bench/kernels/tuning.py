@@ -1,6 +1,4 @@
-"""Command `bench kernels --tune`: searches tiles for each shape, prints the results, and writes the table that engines
-read.
-"""
+"""Command `bench kernels --tune`: searches tiles for each shape, and writes the table that engines read."""
 
 from __future__ import annotations
 
@@ -21,12 +19,15 @@ if TYPE_CHECKING:
 HEADER = ("shape", "reckoned us", "best us", "gain", "tile", "warps", "stages", "tried", "refused")
 
 
-_TELLING: Final = 0.2
+_MIN_DONE_FOR_ESTIMATE: Final = 0.2
 """Share of the first shape after which the remaining time is estimated."""
 
 
 def tune(
-    device: str, args: argparse.Namespace, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    device: str,
+    args: argparse.Namespace,
+    show_progress: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
 ) -> int:
     """Run the search on this GPU, write the table after each shape, and print the results. Returns the exit code."""
     if device != "cuda":
@@ -41,71 +42,76 @@ def tune(
 
     name = torch.cuda.get_device_properties(0).name
     path = Path(args.table) if args.table is not None else own_table()
-    wanted = {"decode": "paged_decode", "prefill": "paged_prefill"}
-    kernels = {wanted[each] for each in args.only or wanted if each in wanted}
+    kernel_names = {"decode": "paged_decode", "prefill": "paged_prefill"}
+    kernels = {kernel_names[each] for each in args.only or kernel_names if each in kernel_names}
     if not kernels:
-        raise BadInput(f"--tune tunes {' and '.join(wanted)}, none of which --only names")
+        raise BadInput(f"--tune tunes {' and '.join(kernel_names)}, none of which --only names")
     works = [work for work in CASES if kernel_of(work) in kernels]
     results: list[TileSearchResult] = []
     start = clock()
     for number, work in enumerate(works):
-        words = f"shape {number + 1} of {len(works)}, {kernel_of(work)} {work.name}"
+        shape_text = f"shape {number + 1} of {len(works)}, {kernel_of(work)} {work.name}"
         pools = pools_of(work, device)
-        found = search(
+        result = search(
             work,
             pools,
             ops_for(device),
             partial(sampler_on, device),
-            lambda tried, of, done=number, words=words: tell(  # type: ignore[misc]
-                f"{words}, tile {tried + 1} of {of}{_left(clock() - start, done + tried / of, len(works))}"
+            lambda tried, total, done=number, shape_text=shape_text: show_progress(  # type: ignore[misc]
+                f"{shape_text}, tile {tried + 1} of {total}"
+                f"{_remaining_time_text(clock() - start, done + tried / total, len(works))}"
             ),
         )
-        results.append(found)
+        results.append(result)
         try:  # after each shape, so that an interrupted search keeps its results
-            write_table(path, name, {found.key: found.entry() if found.is_worth_it else None})
+            write_table(path, name, {result.key: result.entry() if result.is_worth_it else None})
         except OSError as error:
             raise BadInput(f"the table {str(path)!r} cannot be written: {error.strerror}") from None
-    entries = {found.key: found.entry() for found in results if found.is_worth_it}
+    entries = {result.key: result.entry() for result in results if result.is_worth_it}
     report = {"gpu": name, "table": str(path), "kept": entries, "seconds": round(clock() - start, 1)}
     print(json.dumps(report) if args.json else text(report, results, is_own=args.table is None))
     return 0
 
 
-def _left(elapsed: float, done: float, of: int) -> str:
-    """Describe the remaining time; empty until `_TELLING` of the first shape is done."""
-    return f", about {max(1, round(elapsed / done * (of - done) / 60))} min left" if done >= _TELLING else ""
+def _remaining_time_text(elapsed_s: float, num_done: float, num_shapes: int) -> str:
+    """Return text with the estimated remaining time; empty while too little is done for an estimate."""
+    return (
+        f", about {max(1, round(elapsed_s / num_done * (num_shapes - num_done) / 60))} min left"
+        if num_done >= _MIN_DONE_FOR_ESTIMATE
+        else ""
+    )
 
 
 def text(report: dict[str, Any], results: list[TileSearchResult], *, is_own: bool = True) -> str:
     rows = [
         [
-            found.key,
-            f"{found.given_us:.1f}",
-            f"{found.best_us:.1f}",
-            f"{found.given_us / found.best_us:.2f} x" if found.is_worth_it else "as it was",
-            f"{found.best.tile_m} x {found.best.tile_n}{', query in registers' * found.best.query_in_registers}",
-            str(found.best.num_warps),
-            str(found.best.num_stages),
-            str(found.num_tried),
-            str(found.num_refused),
+            result.key,
+            f"{result.default_us:.1f}",
+            f"{result.best_us:.1f}",
+            f"{result.default_us / result.best_us:.2f} x" if result.is_worth_it else "as it was",
+            f"{result.best.tile_m} x {result.best.tile_n}{', query in registers' * result.best.query_in_registers}",
+            str(result.best.num_warps),
+            str(result.best.num_stages),
+            str(result.num_tried),
+            str(result.num_refused),
         ]
-        for found in results
+        for result in results
     ]
-    changed = f"{len(report['kept'])} of {len(results)} shapes gained more than 3 %"
+    gain_text = f"{len(report['kept'])} of {len(results)} shapes gained more than 3 %"
     minutes = f"{report['seconds'] / 60:.0f} min"
     if not is_own:
-        where = f"Their tiles are in {report['table']}; engines read it as {own_name()}."
+        location_text = f"Their tiles are in {report['table']}; engines read it as {own_table_path()}."
     elif report["kept"]:
-        where = (
+        location_text = (
             f"Their tiles are in {report['table']}, which engines read at their start. To undo it, delete that file."
         )
     else:
-        where = "Engines go on with the tiles that they had."
-    return "\n".join([report["gpu"], "", table(HEADER, rows), "", f"{changed}, in {minutes}. {where}"])
+        location_text = "Engines go on with the tiles that they had."
+    return "\n".join([report["gpu"], "", table(HEADER, rows), "", f"{gain_text}, in {minutes}. {location_text}"])
 
 
-def own_name() -> str:
-    """Return the path at which engines look for the table."""
+def own_table_path() -> str:
+    """Return the path from which engines read the table."""
     from kvscope_kernels.tuning.tile_table import own_table
 
     return str(own_table())

@@ -27,9 +27,7 @@ CHUNK_TOKENS: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class LayerSample:
-    """Sample of one layer: the text's keys and values, (T, Hkv, D) each, and the queries of its last tokens, (B,
-    H, D).
-    """
+    """Keys and values of a text in one layer, (T, Hkv, D) each, and the queries of its last tokens, (B, H, D)."""
 
     query: Tensor
     keys: Tensor
@@ -37,43 +35,46 @@ class LayerSample:
 
 
 class DenseContext(AttentionContext):
-    """Attention context that stores the keys and values of each layer contiguously, and attends causally. Single tokens
-    attend with `method` if it is given.
+    """Attention context that stores the keys and values of each layer contiguously, and attends causally.
+
+    Single tokens attend with `method` if it is given.
     """
 
     def __init__(self, method: Callable[[], AttentionMethod] | None = None) -> None:
         self.scratch: dict[int, tuple[Tensor, ...]] = {}
         self.method = method
-        self.held: dict[int, tuple[Tensor, Tensor]] = {}
+        self.kv_of_layer: dict[int, tuple[Tensor, Tensor]] = {}
         self.queries: dict[int, Tensor] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        """Append keys and values, and attend: (T, H, D) each -> (T, H, D). Raises BadInput for windows, soft caps and
-        sinks.
+        """Append keys and values, and attend: (T, H, D) each -> (T, H, D).
+
+        Raises BadInput for windows, soft caps and sinks.
         """
         if options.sliding_window or options.softcap or options.sinks is not None:
             raise BadInput("the laboratory takes models with plain attention: no window, soft cap or sinks")
         if options.latents is not None:
             key, value = options.latents.expand(torch.cat((key, value), -1)[:, 0])
-        if layer in self.held:
-            key, value = (torch.cat(pair) for pair in zip(self.held[layer], (key, value), strict=True))
-        self.held[layer], self.queries[layer] = (key, value), query
+        if layer in self.kv_of_layer:
+            key, value = (torch.cat(pair) for pair in zip(self.kv_of_layer[layer], (key, value), strict=True))
+        self.kv_of_layer[layer], self.queries[layer] = (key, value), query
         if len(query) == 1 and self.method is not None:
             method = self.method()
-            method.hold(key[None], value[None])
+            method.store_kv(key[None], value[None])
             return method.attend(query * (options.scale * query.shape[-1] ** 0.5))
         return _causal(query, key, value, options.scale)
 
     def restored(self, length: int, method: Callable[[], AttentionMethod] | None) -> DenseContext:
         """Return a context in the state after `length` tokens, to continue with another method."""
         other = DenseContext(method)
-        other.held = {layer: (k[:length], v[:length]) for layer, (k, v) in self.held.items()}
+        other.kv_of_layer = {layer: (k[:length], v[:length]) for layer, (k, v) in self.kv_of_layer.items()}
         return other
 
 
-def read(loaded: LoadedModel, ids: Sequence[int], tell: Callable[[int], None]) -> DenseContext:
-    """Run the model over a text in chunks, and return the context with all keys and values. `tell` receives the number
-    of tokens done.
+def read(loaded: LoadedModel, ids: Sequence[int], show_progress: Callable[[int], None]) -> DenseContext:
+    """Run the model over a text in chunks, and return the context with all keys and values.
+
+    The progress callback gets the number of tokens done.
     """
     context, forward = DenseContext(), Forward(loaded.module)
     tokens = torch.tensor(ids, device=loaded.device)
@@ -82,22 +83,22 @@ def read(loaded: LoadedModel, ids: Sequence[int], tell: Callable[[int], None]) -
             part = slice(start, start + CHUNK_TOKENS)
             context.scratch.clear()
             forward.fill(tokens[part], torch.arange(len(ids), device=loaded.device)[part], context)
-            tell(min(start + CHUNK_TOKENS, len(ids)))
+            show_progress(min(start + CHUNK_TOKENS, len(ids)))
     return context
 
 
 def samples(context: DenseContext, length: int, batch: int, num_layers: int) -> list[LayerSample]:
     """Return samples of evenly spaced layers, with the keys and values of the first `length` tokens.
 
-    The queries are always those of the last tokens read, whatever `length`, as if the text continued.
+    The queries are always those of the last tokens read, whatever `length` is, as if the text continued.
     """
-    layers = sorted(context.held)
-    picked = {layers[index * (len(layers) - 1) // max(1, num_layers - 1)] for index in range(num_layers)}
-    found = []
-    for layer in sorted(picked):
-        keys, values = context.held[layer]
-        found.append(LayerSample(context.queries[layer][-batch:], keys[:length], values[:length]))
-    return found
+    layers = sorted(context.kv_of_layer)
+    selected = {layers[index * (len(layers) - 1) // max(1, num_layers - 1)] for index in range(num_layers)}
+    layer_samples = []
+    for layer in sorted(selected):
+        keys, values = context.kv_of_layer[layer]
+        layer_samples.append(LayerSample(context.queries[layer][-batch:], keys[:length], values[:length]))
+    return layer_samples
 
 
 def perplexity_after(
@@ -107,25 +108,26 @@ def perplexity_after(
     num_scored: int,
     method: Callable[[], AttentionMethod],
 ) -> float:
-    """Return the perplexity of the last `num_scored` tokens of a text, decoded one by one with `method` after full
-    attention for all tokens before them.
+    """Return the perplexity of the last `num_scored` tokens of a text, decoded one at a time with `method`.
+
+    The tokens before them were computed with full attention.
     """
     start = len(ids) - num_scored
-    other, forward = context.restored(start, method), Forward(loaded.module)
+    method_context, forward = context.restored(start, method), Forward(loaded.module)
     tokens, total = torch.tensor(ids, device=loaded.device), 0.0
     with torch.inference_mode():
-        for place in range(start, len(ids) - 1):
-            other.scratch.clear()
-            at = torch.tensor([place], device=loaded.device)
-            logits = forward.logits(tokens[place : place + 1], at, other)
-            total -= float(logits[0].double().log_softmax(-1)[ids[place + 1]])
+        for index in range(start, len(ids) - 1):
+            method_context.scratch.clear()
+            position = torch.tensor([index], device=loaded.device)
+            logits = forward.logits(tokens[index : index + 1], position, method_context)
+            total -= float(logits[0].double().log_softmax(-1)[ids[index + 1]])
     return math.exp(total / (num_scored - 1))
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     count, length = len(query), len(key)
     q, k, v = (each.transpose(0, 1)[None] for each in (query, key, value))
-    place = torch.arange(length, device=query.device)
-    mask = place[None] <= place[length - count :, None]
+    position = torch.arange(length, device=query.device)
+    mask = position[None] <= position[length - count :, None]
     out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
     return out[0].transpose(0, 1)

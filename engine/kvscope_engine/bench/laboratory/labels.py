@@ -1,4 +1,4 @@
-"""Text for the laboratory's results, shared by the table and the HTML report. Does not import torch."""
+"""Text for the laboratory's results, shared by the table and the HTML report. Imports no torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def headline(report: dict[str, Any]) -> str:
     )
 
 
-def heat_words(heat: dict[str, Any]) -> str:
+def heat_text(heat: dict[str, Any]) -> str:
     return (
         f"page heat at {heat['num_context_tokens']:,} tokens: a measured step takes {heat['measured_step_ms']:.1f} ms,"
         f" others {heat['other_step_ms']:.1f} ms; one in {heat['every']} costs"
@@ -39,7 +39,7 @@ def heat_words(heat: dict[str, Any]) -> str:
     )
 
 
-def sparse_words(row: SparseRow) -> str:
+def sparse_text(row: SparseRow) -> str:
     error = row["perplexity_error"]
     change = f"{100 * row['perplexity_change']:+.2f} %" + (f" ± {100 * error:.2f}" if error is not None else "")
     return (

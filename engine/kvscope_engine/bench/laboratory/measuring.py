@@ -30,7 +30,7 @@ class Measurement(TypedDict):
     """`kv_bytes` divided by batch size times length."""
     workspace_bytes_per_token: float
     error: float
-    """Root mean square difference from the output of full attention, relative to the root mean square of that
+    """Root mean square of the difference from the output of full attention, relative to the root mean square of that
     output.
     """
     perplexity: float | None
@@ -38,30 +38,30 @@ class Measurement(TypedDict):
 
 
 @torch.inference_mode()
-def measured(samples: Sequence[LayerSample], repeats: int, tell: Callable[[str], None]) -> list[Measurement]:
-    """Measure all methods in turns, so that other load on the machine affects all of them equally."""
+def measured(samples: Sequence[LayerSample], repeats: int, show_progress: Callable[[str], None]) -> list[Measurement]:
+    """Measure all methods in interleaved rounds, so that other load on the machine affects all of them equally."""
     batch, length = len(samples[0].query), len(samples[0].keys)
-    held = {name: [_held(make, sample) for sample in samples] for name, make in METHODS.items()}
-    expected = [method.attend(sample.query) for method, sample in zip(held[FULL], samples, strict=True)]
+    filled_methods = {name: [_make_filled(make, sample) for sample in samples] for name, make in METHODS.items()}
+    expected = [method.attend(sample.query) for method, sample in zip(filled_methods[FULL], samples, strict=True)]
     times: dict[str, list[float]] = {name: [] for name in METHODS}
     for turn in range(repeats + 1):  # the first warms up
-        tell(f"{length} tokens: turn {turn} of {repeats}")
-        for name, methods in held.items():
+        show_progress(f"{length} tokens: turn {turn} of {repeats}")
+        for name, methods in filled_methods.items():
             elapsed_ns = sum(_time_ns(m, s.query) for m, s in zip(methods, samples, strict=True))
             times[name].append(elapsed_ns / len(samples) / 1e3)
     rows = []
-    for name, methods in held.items():
+    for name, methods in filled_methods.items():
         pairs = list(zip(methods, samples, strict=True))
-        kv, extra = methods[0].held_bytes, workspace_bytes(partial(methods[0].attend, samples[0].query))
+        kv, workspace = methods[0].stored_bytes, workspace_bytes(partial(methods[0].attend, samples[0].query))
         rows.append(
             Measurement(
                 method=name,
                 length=length,
                 time_us=statistics.median(times[name][1:]),
                 kv_bytes=kv,
-                workspace_bytes=extra,
+                workspace_bytes=workspace,
                 kv_bytes_per_token=kv / (batch * length),
-                workspace_bytes_per_token=extra / (batch * length),
+                workspace_bytes_per_token=workspace / (batch * length),
                 error=_error([m.attend(s.query) for m, s in pairs], expected),
                 perplexity=None,
                 perplexity_change=None,
@@ -70,10 +70,10 @@ def measured(samples: Sequence[LayerSample], repeats: int, tell: Callable[[str],
     return rows
 
 
-def _held(make: Callable[[], AttentionMethod], sample: LayerSample) -> AttentionMethod:
-    """Return a method that holds a copy of the text's keys and values for each request of the batch."""
+def _make_filled(make: Callable[[], AttentionMethod], sample: LayerSample) -> AttentionMethod:
+    """Create a method that stores a copy of the text's keys and values for each request of the batch."""
     method, batch = make(), len(sample.query)
-    method.hold(*(each[None].repeat(batch, 1, 1, 1) for each in (sample.keys, sample.values)))
+    method.store_kv(*(each[None].repeat(batch, 1, 1, 1) for each in (sample.keys, sample.values)))
     return method
 
 
@@ -91,13 +91,13 @@ def _wait(tensor: Tensor) -> None:
 
 
 def _error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    wrong = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(found, expected, strict=True))
-    whole = sum(float(b.double().square().sum()) for b in expected)
-    return (wrong / whole) ** 0.5 if whole else 0.0
+    squared_error = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(found, expected, strict=True))
+    squared_norm = sum(float(b.double().square().sum()) for b in expected)
+    return (squared_error / squared_norm) ** 0.5 if squared_norm else 0.0
 
 
 def workspace_bytes(run: Callable[[], object]) -> int:
-    """Return the peak bytes of tensors that `run` creates, its result included, on any device.
+    """Return the peak bytes of the tensors that `run` creates, its result included, on any device.
 
     Memory that an operation uses internally is not counted.
     """
@@ -111,25 +111,25 @@ class _Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0
-        self._held = 0
-        self._known: set[int] = set()
+        self._num_bytes = 0
+        self._known_storages: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for leaf in tree_leaves((args, kwargs)):
-            if isinstance(leaf, torch.Tensor) and leaf.untyped_storage()._cdata not in self._known:
-                self._note(leaf.untyped_storage(), 0)  # existed before the run
+            if isinstance(leaf, torch.Tensor) and leaf.untyped_storage()._cdata not in self._known_storages:
+                self._record(leaf.untyped_storage(), 0)  # existed before the run
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and leaf.untyped_storage()._cdata not in self._known:
-                self._note(leaf.untyped_storage(), leaf.untyped_storage().nbytes())
+            if isinstance(leaf, torch.Tensor) and leaf.untyped_storage()._cdata not in self._known_storages:
+                self._record(leaf.untyped_storage(), leaf.untyped_storage().nbytes())
         return result
 
-    def _note(self, storage: torch.UntypedStorage, size: int) -> None:
-        self._known.add(storage._cdata)
-        self._held += size
-        self.peak = max(self.peak, self._held)
-        weakref.finalize(storage, self._end, storage._cdata, size)
+    def _record(self, storage: torch.UntypedStorage, size: int) -> None:
+        self._known_storages.add(storage._cdata)
+        self._num_bytes += size
+        self.peak = max(self.peak, self._num_bytes)
+        weakref.finalize(storage, self._remove, storage._cdata, size)
 
-    def _end(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self._held -= size
+    def _remove(self, key: int, size: int) -> None:
+        self._known_storages.discard(key)
+        self._num_bytes -= size

@@ -1,8 +1,7 @@
-"""Attention methods under comparison: each stores the keys and values of one layer in its own way, and attends to
-them.
+"""Attention methods under comparison. Each stores the keys and values of one layer in its own way, and attends to them.
 
 Shapes: keys and values (B, T, Hkv, D); one query per request, (B, H, D); results have the shape of the queries. Methods
-are independent of the model. Except for the low-rank projection, all read the model's real keys without training.
+are independent of the model. All except the low-rank projection work on the model's real keys without training.
 """
 
 from __future__ import annotations
@@ -23,52 +22,53 @@ BLOCK_SIZE: Final = 16
 
 
 class AttentionMethod(Protocol):
-    def hold(self, keys: Tensor, values: Tensor) -> None:
-        """Store what the method needs of keys and values, (B, T, Hkv, D) each."""
+    def store_kv(self, keys: Tensor, values: Tensor) -> None:
+        """Store the parts of keys and values, (B, T, Hkv, D) each, that the method needs."""
 
     def attend(self, query: Tensor) -> Tensor:
         """Attend: (B, H, D) -> (B, H, D), with scores scaled by 1/sqrt(D)."""
 
     @property
-    def held_bytes(self) -> int: ...
+    def stored_bytes(self) -> int: ...
 
 
 class Contiguous:
     """Full attention on contiguous keys and values, with torch's SDPA."""
 
-    def hold(self, keys: Tensor, values: Tensor) -> None:
+    def store_kv(self, keys: Tensor, values: Tensor) -> None:
         self._keys, self._values = (each.transpose(1, 2).contiguous() for each in (keys, values))
 
     def attend(self, query: Tensor) -> Tensor:
         return dense(query, self._keys, self._values)
 
     @property
-    def held_bytes(self) -> int:
+    def stored_bytes(self) -> int:
         return self._keys.nbytes + self._values.nbytes
 
 
 class Paged:
-    """Full attention on a pool of 16-slot blocks with the engine's own operation. Blocks are in order, or shuffled as
-    after hours of use.
+    """Full attention on a pool of 16-slot blocks with the engine's own operation.
+
+    Blocks are in order, or shuffled as after hours of use.
     """
 
     def __init__(self, *, is_shuffled: bool) -> None:
         self._is_shuffled = is_shuffled
 
-    def hold(self, keys: Tensor, values: Tensor) -> None:
+    def store_kv(self, keys: Tensor, values: Tensor) -> None:
         batch, length, num_heads, dim = keys.shape
         width = -(-length // BLOCK_SIZE)
         num_blocks = batch * width
-        draw = torch.Generator().manual_seed(0)
-        places = torch.randperm(num_blocks, generator=draw) if self._is_shuffled else torch.arange(num_blocks)
-        self._tables = places.view(batch, width).to(keys.device, torch.int32)
+        rng = torch.Generator().manual_seed(0)
+        blocks = torch.randperm(num_blocks, generator=rng) if self._is_shuffled else torch.arange(num_blocks)
+        self._tables = blocks.view(batch, width).to(keys.device, torch.int32)
         self._lens = torch.full((batch,), length, dtype=torch.int32, device=keys.device)
         self._ops, self._length = ops_for(keys.device.type), length
         pool = keys.new_zeros(num_blocks, 2, BLOCK_SIZE, num_heads, dim)
         padding = (0, 0, 0, 0, 0, width * BLOCK_SIZE - length)
         for part, tensor in enumerate((keys, values)):
-            whole = torch.nn.functional.pad(tensor, padding)
-            pool[places.to(keys.device), part] = whole.reshape(num_blocks, BLOCK_SIZE, num_heads, dim)
+            padded = torch.nn.functional.pad(tensor, padding)
+            pool[blocks.to(keys.device), part] = padded.reshape(num_blocks, BLOCK_SIZE, num_heads, dim)
         if keys.device.type == "cuda":  # the engine's block layout on a GPU
             pool = pool.transpose(2, 3).contiguous().transpose(2, 3)
         self._pool = pool
@@ -79,36 +79,38 @@ class Paged:
         return self._ops.decode(AttentionArgs(query, k, v, self._tables, self._lens, scale, max_seq_len=self._length))
 
     @property
-    def held_bytes(self) -> int:
+    def stored_bytes(self) -> int:
         return self._pool.nbytes + self._tables.nbytes
 
 
 class Window:
-    """Attention to the most recent tokens only (Longformer, Mistral); with `num_first`, also to the first tokens
-    (StreamingLLM).
+    """Attention to the most recent tokens only (Longformer, Mistral).
+
+    With `num_first`, also to the first tokens (StreamingLLM).
     """
 
     def __init__(self, fraction: float, num_first: int = 0) -> None:
         self._fraction, self._num_first = fraction, num_first
 
-    def hold(self, keys: Tensor, values: Tensor) -> None:
+    def store_kv(self, keys: Tensor, values: Tensor) -> None:
         length = keys.shape[1]
-        newest = max(BLOCK_SIZE, round(length * self._fraction) - self._num_first)
-        first = min(self._num_first, max(0, length - newest))
+        num_newest = max(BLOCK_SIZE, round(length * self._fraction) - self._num_first)
+        num_first = min(self._num_first, max(0, length - num_newest))
         self._kept = [
-            torch.cat((each[:, :first], each[:, -newest:]), 1).transpose(1, 2).contiguous() for each in (keys, values)
+            torch.cat((each[:, :num_first], each[:, -num_newest:]), 1).transpose(1, 2).contiguous()
+            for each in (keys, values)
         ]
 
     def attend(self, query: Tensor) -> Tensor:
         return dense(query, *self._kept)
 
     @property
-    def held_bytes(self) -> int:
+    def stored_bytes(self) -> int:
         return sum(each.nbytes for each in self._kept)
 
 
 def dense(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Attend with SDPA: (B, H, D) over (B, Hkv, T, D). The query heads of a KV head are the rows of one product."""
+    """Attend with SDPA: (B, H, D) over (B, Hkv, T, D) -> (B, H, D)."""
     batch, num_heads, dim = query.shape
     rows = query.view(batch, keys.shape[1], num_heads // keys.shape[1], dim)
     return scaled_dot_product_attention(rows, keys, values).reshape(batch, num_heads, dim)
@@ -131,8 +133,8 @@ METHODS: Final[dict[str, Callable[[], AttentionMethod]]] = {
     "LSH buckets": HashBuckets,
     "low rank 1/4": lambda: LowRank(0.25),
 }
-"""Methods by their name in the table."""
+"""Factories of the methods by their name in the table."""
 UNTRAINED: Final = frozenset({"low rank 1/4"})
-"""Methods that cannot replace attention without training; their perplexity is not measured."""
+"""Methods that cannot replace attention without training, so that their perplexity is not measured."""
 EXACT: Final = frozenset({FULL, "paged, in order", "paged, shuffled", "sparse 1"})
 """Methods that attend to every token."""

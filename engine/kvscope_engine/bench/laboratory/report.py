@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from kvscope_engine.bench.laboratory.labels import HEADER, cells, headline, heat_words, sparse_words
+from kvscope_engine.bench.laboratory.labels import HEADER, cells, headline, heat_text, sparse_text
 from kvscope_engine.bench.laboratory.measuring import Measurement
 from kvscope_telemetry.exports.report.report_page import clean, page, section, table
 
@@ -17,8 +17,6 @@ _LINE: Final = 20
 
 
 class BarPlot(NamedTuple):
-    """Definition of a bar plot, with one bar per method."""
-
     title: str
     value: Callable[[Measurement], float | None]
     text: Callable[[float], str]
@@ -41,37 +39,39 @@ def html(report: dict[str, Any]) -> str:
     rows: list[Measurement] = report["rows"]
     body = [f"<h1>Ways to attend</h1>\n<p>{clean(headline(report))}</p>"]
     for length in sorted({row["length"] for row in rows}):
-        those = [row for row in rows if row["length"] == length]
-        plots = (f"<h3>{clean(figure.title)}</h3>{plot}" for figure in _FIGURES if (plot := bars(figure, those)))
+        rows_of_length = [row for row in rows if row["length"] == length]
+        plots = (
+            f"<h3>{clean(figure.title)}</h3>{plot}" for figure in _FIGURES if (plot := bars(figure, rows_of_length))
+        )
         body.append(section(f"{length:,} tokens", *plots))
-    header = [(name, place > 0) for place, name in enumerate(HEADER)]
+    header = [(name, column > 0) for column, name in enumerate(HEADER)]
     body.append(section("All figures", table(header, [[clean(cell) for cell in cells(row)] for row in rows])))
     if report["sparse_decode"]:
-        lines = "".join(f"<p>{clean(sparse_words(row))}</p>" for row in report["sparse_decode"])
+        lines = "".join(f"<p>{clean(sparse_text(row))}</p>" for row in report["sparse_decode"])
         body.append(section("What --sparse-decode does", lines))
     if report["page_heat"] is not None:
-        body.append(section("What --page-heat costs", f"<p>{clean(heat_words(report['page_heat']))}</p>"))
+        body.append(section("What --page-heat costs", f"<p>{clean(heat_text(report['page_heat']))}</p>"))
     body.append(f"<footer>kvscope {clean(report['version'])}, {clean(report['date'])}</footer>")
     return page("kvscope: ways to attend", body)
 
 
 def bars(figure: BarPlot, rows: Sequence[Measurement]) -> str:
-    """Return an SVG with a bar for each row that has the figure; empty if none has."""
+    """Return an SVG with a bar for each row that has a value; empty if none has."""
     values = [
         (row["method"], value) for row in rows if (value := figure.value(row)) is not None and math.isfinite(value)
     ]
     if not values:
         return ""
     highest = max((value for _, value in values), default=0.0) or 1.0
-    room = _WIDTH - _NAME_WIDTH - _VALUE_WIDTH
+    bar_area_width = _WIDTH - _NAME_WIDTH - _VALUE_WIDTH
     parts = []
-    for place, (name, value) in enumerate(values):
-        y, width = place * _LINE, max(1.0, room * value / highest)
+    for index, (name, value) in enumerate(values):
+        y, width = index * _LINE, max(1.0, bar_area_width * value / highest)
         parts.append(
             f'<text class="label end" x="{_NAME_WIDTH - 8}" y="{y + 14}">{clean(name)}</text>'
             f'<rect class="bar prefill" x="{_NAME_WIDTH}" y="{y + 3}" width="{width:.1f}" height="{_LINE - 6}"/>'
             f'<text class="label" x="{_NAME_WIDTH + width + 6:.1f}" y="{y + 14}">{clean(figure.text(value))}</text>'
         )
-    words = "; ".join(f"{name} {figure.text(value)}" for name, value in values)
+    description = "; ".join(f"{name} {figure.text(value)}" for name, value in values)
     size = f'viewBox="0 0 {_WIDTH} {len(values) * _LINE}"'
-    return f'<svg role="img" aria-label="{clean(figure.title + ": " + words)}" {size}>{"".join(parts)}</svg>'
+    return f'<svg role="img" aria-label="{clean(figure.title + ": " + description)}" {size}>{"".join(parts)}</svg>'

@@ -1,7 +1,7 @@
 """Sparse attention: reads only the blocks estimated to receive most of the attention (Quest, arXiv 2406.10774).
 
-Blocks are ranked in one level or in two, like `--sparse-decode` of the engine. Stored in addition to the keys: the
-smallest and the largest key of each block, head and dimension.
+Blocks are ranked in one level or in two, as the engine does with `--sparse-decode`. In addition to the keys, the
+smallest and the largest key of each block, head and dimension are stored.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ MIN_BLOCKS: Final = 3
 """Minimum number of blocks: the first, the newest, and one that is selected."""
 GROUP_BLOCKS: Final = 8
 GROUP_SLACK: Final = 2
-"""In two levels, the number of candidate blocks as a multiple of the blocks wanted."""
+"""Number of candidate blocks in two-level ranking, as a multiple of the blocks to select."""
 
 
 class Sparse:
-    """Selects the top fraction of blocks per request and KV head. The first and the newest block are always
-    included.
+    """Selects the top `fraction` of the blocks per request and KV head, always including the first and the newest
+    block.
     """
 
     def __init__(self, fraction: float) -> None:
         self._fraction = fraction
 
-    def hold(self, keys: Tensor, values: Tensor) -> None:
+    def store_kv(self, keys: Tensor, values: Tensor) -> None:
         self._length = keys.shape[1]
         self._blocks = (_in_blocks(keys), _in_blocks(values))  # (B, Hkv, n, 16, D)
-        whole = _in_blocks(keys, pad_last=True)
-        self._low, self._high = whole.amin(3), whole.amax(3)
+        padded = _in_blocks(keys, pad_last=True)
+        self._low, self._high = padded.amin(3), padded.amax(3)
 
     def attend(self, query: Tensor) -> Tensor:
         rows = query.view(len(query), self._low.shape[1], -1, query.shape[-1])  # (B, Hkv, group, D)
-        return self._read(rows, self._choose(rows)).reshape(query.shape)
+        return self._attend_to_blocks(rows, self._select_blocks(rows)).reshape(query.shape)
 
-    def _choose(self, rows: Tensor) -> Tensor:
-        """Return the selected blocks, (B, Hkv, k): one selection for the query heads that share keys."""
+    def _select_blocks(self, rows: Tensor) -> Tensor:
+        """Return the selected blocks, (B, Hkv, k): one selection for all query heads that share keys."""
         shares = _shares(rows, self._low, self._high)
         shares[..., 0] = shares[..., -1] = math.inf
         return shares.topk(self._num_wanted, -1).indices
@@ -51,8 +51,8 @@ class Sparse:
     def _num_wanted(self) -> int:
         return min(self._low.shape[2], max(MIN_BLOCKS, math.ceil(self._low.shape[2] * self._fraction)))
 
-    def _read(self, rows: Tensor, chosen: Tensor) -> Tensor:
-        keys, values = (_picked(each, chosen) for each in self._blocks)
+    def _attend_to_blocks(self, rows: Tensor, chosen: Tensor) -> Tensor:
+        keys, values = (_gather_blocks(each, chosen) for each in self._blocks)
         num_padding = self._blocks[0].shape[2] * BLOCK_SIZE - self._length
         mask = None
         if num_padding:
@@ -61,48 +61,48 @@ class Sparse:
         return scaled_dot_product_attention(rows, keys, values, attn_mask=mask)
 
     @property
-    def held_bytes(self) -> int:
+    def stored_bytes(self) -> int:
         return sum(int(each.nbytes) for each in (*self._blocks, self._low, self._high))
 
 
 class Hierarchical(Sparse):
     """Selects groups of 8 blocks first, then blocks within the selected groups."""
 
-    def hold(self, keys: Tensor, values: Tensor) -> None:
-        super().hold(keys, values)
+    def store_kv(self, keys: Tensor, values: Tensor) -> None:
+        super().store_kv(keys, values)
         missing = -self._low.shape[2] % GROUP_BLOCKS
         low = pad(self._low, (0, 0, 0, missing), value=math.inf)
         high = pad(self._high, (0, 0, 0, missing), value=-math.inf)
         by_group = (*low.shape[:2], -1, GROUP_BLOCKS, low.shape[3])
         self._group_low, self._group_high = low.view(by_group).amin(3), high.view(by_group).amax(3)
 
-    def _choose(self, rows: Tensor) -> Tensor:
+    def _select_blocks(self, rows: Tensor) -> Tensor:
         num_blocks = self._low.shape[2]
         groups = _shares(rows, self._group_low, self._group_high)
         groups[..., 0] = groups[..., -1] = math.inf
-        wanted = 2 + -(-self._num_wanted * GROUP_SLACK // GROUP_BLOCKS)  # in addition to the first and the newest
-        kept = groups.topk(min(wanted, groups.shape[-1]), -1).indices
-        blocks = (kept[..., None] * GROUP_BLOCKS + torch.arange(GROUP_BLOCKS, device=kept.device)).flatten(2)
+        num_groups = 2 + -(-self._num_wanted * GROUP_SLACK // GROUP_BLOCKS)  # in addition to the first and the newest
+        selected_groups = groups.topk(min(num_groups, groups.shape[-1]), -1).indices
+        blocks = (
+            selected_groups[..., None] * GROUP_BLOCKS + torch.arange(GROUP_BLOCKS, device=selected_groups.device)
+        ).flatten(2)
         inside = blocks.clamp(max=num_blocks - 1)
-        shares = _shares(rows, *(_gathered(each, inside) for each in (self._low, self._high)))
+        shares = _shares(rows, *(_gather_rows(each, inside) for each in (self._low, self._high)))
         shares[blocks >= num_blocks] = -math.inf
         shares[(blocks == 0) | (blocks == num_blocks - 1)] = math.inf
         best = shares.topk(min(self._num_wanted, num_blocks), -1).indices
         return inside.gather(2, best)
 
     @property
-    def held_bytes(self) -> int:
+    def stored_bytes(self) -> int:
         groups: int = self._group_low.nbytes + self._group_high.nbytes
-        return super().held_bytes + groups
+        return super().stored_bytes + groups
 
 
 # Other rankings of the same blocks, to show how much the ranking matters.
 class LargestBound(Sparse):
-    """Ranking of Quest: the upper bound of the scores that a key of the block can have with any of the heads that share
-    it.
-    """
+    """Quest's ranking: upper bound of the scores of the block's keys, maximum over the query heads that share them."""
 
-    def _choose(self, rows: Tensor) -> Tensor:
+    def _select_blocks(self, rows: Tensor) -> Tensor:
         up, down = rows.clamp(min=0), rows.clamp(max=0)
         bounds = (up @ self._high.mT + down @ self._low.mT).amax(2)
         bounds[..., 0] = bounds[..., -1] = math.inf
@@ -110,20 +110,21 @@ class LargestBound(Sparse):
 
 
 class Oracle(Sparse):
-    """Ideal ranking by the actual attention on each block; it reads every key to compute it."""
+    """Ideal ranking by the actual attention on each block, for which it reads every key."""
 
-    def _choose(self, rows: Tensor) -> Tensor:
+    def _select_blocks(self, rows: Tensor) -> Tensor:
         keys = self._blocks[0].flatten(2, 3)[:, :, : self._length]  # (B, Hkv, T, D)
         weights = (rows @ keys.mT).float().mul_(rows.shape[-1] ** -0.5).softmax(-1).sum(2)
-        whole = pad(weights, (0, -self._length % BLOCK_SIZE))
-        shares: Tensor = whole.view(*whole.shape[:2], -1, BLOCK_SIZE).sum(-1)
+        padded = pad(weights, (0, -self._length % BLOCK_SIZE))
+        shares: Tensor = padded.view(*padded.shape[:2], -1, BLOCK_SIZE).sum(-1)
         shares[..., 0] = shares[..., -1] = math.inf
         return shares.topk(self._num_wanted, -1).indices
 
 
 def _in_blocks(tensor: Tensor, *, pad_last: bool = False) -> Tensor:
-    """Reshape (B, T, Hkv, D) to (B, Hkv, n, 16, D). The last block is padded with zeros, or with its last token if
-    `pad_last`.
+    """Reshape (B, T, Hkv, D) to (B, Hkv, n, 16, D).
+
+    The last block is padded with zeros, or with its last token if `pad_last`.
     """
     missing = -tensor.shape[1] % BLOCK_SIZE
     if missing and pad_last:
@@ -135,8 +136,9 @@ def _in_blocks(tensor: Tensor, *, pad_last: bool = False) -> Tensor:
 
 
 def _shares(rows: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Estimate each block's share of attention: (B, Hkv, group, D) and (B, Hkv, n, D) -> (B, Hkv, n). Same as the
-    engine's `block_scores`, but not as a logarithm.
+    """Estimate each block's share of attention: (B, Hkv, group, D) and (B, Hkv, n, D) -> (B, Hkv, n).
+
+    Equals the engine's `block_scores`, which returns logarithms.
     """
     up, down, far = rows.clamp(min=0), rows.clamp(max=0), 1.0 - NEAR
     estimates = (NEAR * up + far * down) @ high.mT + (far * up + NEAR * down) @ low.mT
@@ -144,13 +146,13 @@ def _shares(rows: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return shares
 
 
-def _picked(blocks: Tensor, chosen: Tensor) -> Tensor:
+def _gather_blocks(blocks: Tensor, chosen: Tensor) -> Tensor:
     """Gather blocks: (B, Hkv, n, 16, D) and (B, Hkv, k) -> (B, Hkv, k * 16, D)."""
     batch, heads = torch.meshgrid(*map(torch.arange, blocks.shape[:2]), indexing="ij")
-    at = batch[..., None].to(chosen.device), heads[..., None].to(chosen.device), chosen
-    return blocks[at].flatten(2, 3)
+    indices = batch[..., None].to(chosen.device), heads[..., None].to(chosen.device), chosen
+    return blocks[indices].flatten(2, 3)
 
 
-def _gathered(table: Tensor, chosen: Tensor) -> Tensor:
+def _gather_rows(table: Tensor, chosen: Tensor) -> Tensor:
     """Gather rows: (B, Hkv, n, D) and (B, Hkv, k) -> (B, Hkv, k, D)."""
     return table.gather(2, chosen[..., None].expand(-1, -1, -1, table.shape[3]))

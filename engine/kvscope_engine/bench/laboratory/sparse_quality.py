@@ -1,7 +1,7 @@
 """Effect of `--sparse-decode` on a model: perplexity and time of decode steps at several fractions of the blocks.
 
 Uses the engine's blocks, bounds and operations, with one request. All but the last tokens of a text are prefilled; the
-last ones are decoded one by one, once per fraction, over the same blocks.
+last ones are decoded one at a time, once per fraction, over the same blocks.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ def sparse_quality(
     loaded: LoadedModel,
     token_ids: Sequence[int],
     num_scored: int,
-    tell: Callable[[str], None],
+    show_progress: Callable[[str], None],
     fractions: Sequence[float] = FRACTIONS,
 ) -> list[SparseRow]:
     """Measure each fraction. The first of `fractions` is the baseline of the others."""
     storage = storage_for_model(loaded, -(-len(token_ids) // BLOCK_SIZE), BLOCK_SIZE, sparse_decode=1.0)
-    reading = _Reading(loaded, storage, torch.tensor(token_ids, device=loaded.device))
+    text_run = _TextRun(loaded, storage, torch.tensor(token_ids, device=loaded.device))
     start = len(token_ids) - num_scored
     rows: list[SparseRow] = []
     with torch.inference_mode():
         for begin in range(0, start, CHUNK_TOKENS):
-            tell(f"sparse decode: {begin} of {start} tokens read")
-            reading.fill(begin, min(begin + CHUNK_TOKENS, start))
-        full: _Answers | None = None
+            show_progress(f"sparse decode: {begin} of {start} tokens read")
+            text_run.fill(begin, min(begin + CHUNK_TOKENS, start))
+        full: _Predictions | None = None
         for fraction in fractions:
-            tell(f"sparse decode: {fraction:g}")
-            choice = PageChoice(fraction, BLOCK_SIZE, reading.ops)
-            answers = reading.decode(start, choice)
+            show_progress(f"sparse decode: {fraction:g}")
+            choice = PageChoice(fraction, BLOCK_SIZE, text_run.ops)
+            answers = text_run.decode(start, choice)
             full = full or answers
             rows.append(_row(fraction, choice.num_attended(storage.num_blocks), answers, full))
     storage.close()
@@ -74,31 +74,32 @@ def sparse_quality(
 
 
 @dataclass(frozen=True, slots=True)
-class _Answers:
+class _Predictions:
     log_probs: torch.Tensor
     """Log-probabilities, (n, vocabulary) float32, on the host."""
     surprises: torch.Tensor
-    """Negative log-probability of the token that follows, (n,) float64."""
+    """Negative log-probability of the actual next token, (n,) float64."""
     step_s: float
-    """Median step time in seconds."""
 
 
-def _row(fraction: float, num_attended_blocks: int, answers: _Answers, full: _Answers) -> SparseRow:
-    more = answers.surprises - full.surprises
-    ratio = math.exp(float(more.mean()))
+def _row(fraction: float, num_attended_blocks: int, answers: _Predictions, full: _Predictions) -> SparseRow:
+    surprise_change = answers.surprises - full.surprises
+    ratio = math.exp(float(surprise_change.mean()))
     return {
         "fraction": fraction,
         "num_attended_blocks": num_attended_blocks,
         "perplexity": math.exp(float(answers.surprises.mean())),
         "perplexity_change": ratio - 1.0,
-        "perplexity_error": ratio * float(more.std()) / math.sqrt(len(more)) if len(more) > 1 else None,
+        "perplexity_error": ratio * float(surprise_change.std()) / math.sqrt(len(surprise_change))
+        if len(surprise_change) > 1
+        else None,
         "divergence": float(kl_div(answers.log_probs, full.log_probs, reduction="batchmean", log_target=True)),
         "step_ms": answers.step_s * 1e3,
     }
 
 
-class _Reading:
-    """A text and its contiguous blocks, so that a token's position is its slot."""
+class _TextRun:
+    """A text and its contiguous blocks, in which a token's slot equals its position."""
 
     def __init__(self, loaded: LoadedModel, storage: KVStorage, ids: torch.Tensor) -> None:
         self.ops: Ops = ops_for(loaded.device.type)
@@ -117,18 +118,18 @@ class _Reading:
         context = PagedContext(self._storage, self.ops, (slots,), 0, None, prefill)
         self._forward.fill(self._ids[start:end], slots, context)
 
-    def decode(self, start: int, choice: PageChoice) -> _Answers:
-        predictions, took = [], []
-        for place in range(start, len(self._ids) - 1):
-            slots = torch.tensor([place], device=self._ids.device)
-            batch = DecodeBatch((self._tables,), self._ints(place + 1), place + 1)
+    def decode(self, start: int, choice: PageChoice) -> _Predictions:
+        predictions, step_times_s = [], []
+        for position in range(start, len(self._ids) - 1):
+            slots = torch.tensor([position], device=self._ids.device)
+            batch = DecodeBatch((self._tables,), self._ints(position + 1), position + 1)
             context = PagedContext(self._storage, self.ops, (slots,), 1, batch, None, choice=choice)
-            began = time.perf_counter()
-            logits = self._forward.logits(self._ids[place : place + 1], slots, context)
+            start_s = time.perf_counter()
+            logits = self._forward.logits(self._ids[position : position + 1], slots, context)
             predictions.append(logits[0].float().log_softmax(-1).cpu())
-            took.append(time.perf_counter() - began)
-        rows, following = torch.stack(predictions), self._ids[start + 1 :, None].cpu()
-        return _Answers(rows, -rows.gather(1, following)[:, 0].double(), statistics.median(took))
+            step_times_s.append(time.perf_counter() - start_s)
+        rows, next_ids = torch.stack(predictions), self._ids[start + 1 :, None].cpu()
+        return _Predictions(rows, -rows.gather(1, next_ids)[:, 0].double(), statistics.median(step_times_s))
 
     def _ints(self, *numbers: int) -> torch.Tensor:
         return torch.tensor(numbers, dtype=torch.int32, device=self._ids.device)

@@ -1,3 +1,3 @@
-"""Decoding after long contexts: each contender fills its context once, and rounds of decoding are then measured in
-turns.
+"""Decoding after long contexts. Each contender fills its context once; rounds of decoding are then measured
+alternately.
 """

@@ -1,5 +1,6 @@
-"""Our engine, transformers and llama.cpp decoding after long contexts. Each fills its contexts in the fastest way it
-has, to keep the benchmark short.
+"""Our engine, transformers and llama.cpp decoding after long contexts.
+
+Each fills its contexts in its fastest way, to keep the benchmark short.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ BLOCK_SIZE = 16
 
 def long_contenders(batch: LongBatch, dtype: str, module: Any) -> list[LongContender]:
     """Return all contenders that are available; `module` is the transformers model."""
-    found: list[LongContender] = [OurLongContexts(batch, dtype), TransformersLongContexts(batch, module)]
+    contenders: list[LongContender] = [OurLongContexts(batch, dtype), TransformersLongContexts(batch, module)]
     if is_installed():
-        found.append(LlamaCppLongContexts(batch, default_gguf(lambda progress: None)))
-    return found
+        contenders.append(LlamaCppLongContexts(batch, default_gguf(lambda progress: None)))
+    return contenders
 
 
 class OurLongContexts:
-    """Our engine without prefix caching: the context of each request is computed and stored separately."""
+    """Our engine without prefix caching, so that the context of each request is computed and stored separately."""
 
     name = "kvscope"
 
@@ -53,14 +54,14 @@ class OurLongContexts:
         sampling = SamplingParams(temperature=0.0, max_tokens=self._batch.length - len(prompt), ignore_eos=True)
         for index in range(self._batch.num_requests):
             self._engine.submit(Submit(request_id=str(index), prompt_token_ids=tuple(prompt), sampling=sampling))
-        heard: set[str] = set()
-        while len(heard) < self._batch.num_requests:
-            heard |= {message.request_id for message in self._engine.step() if isinstance(message, Tokens)}
+        started: set[str] = set()
+        while len(started) < self._batch.num_requests:
+            started |= {message.request_id for message in self._engine.step() if isinstance(message, Tokens)}
 
     def decode(self, num_tokens: int) -> None:
-        left = self._batch.num_requests * num_tokens
-        while left > 0:
-            left -= sum(len(m.token_ids) for m in self._engine.step() if isinstance(m, Tokens))
+        num_remaining = self._batch.num_requests * num_tokens
+        while num_remaining > 0:
+            num_remaining -= sum(len(m.token_ids) for m in self._engine.step() if isinstance(m, Tokens))
 
 
 class TransformersLongContexts:
@@ -96,15 +97,14 @@ class LlamaCppLongContexts:
         self._model = LlamaCpp(gguf, batch.num_requests, batch.num_requests * batch.length, is_unified=False)
 
     def fill(self, prompt: Sequence[int]) -> None:
-        """Prefill the first sequence in full batches, and copy it to the others."""
         last = len(prompt) - 1
         entries = [(token, position, 0, position == last) for position, token in enumerate(prompt)]
-        said: list[int] = []
+        sampled: list[int] = []
         for start in range(0, len(entries), BATCH_TOKENS):
-            said += self._model.decode(entries[start : start + BATCH_TOKENS])
+            sampled += self._model.decode(entries[start : start + BATCH_TOKENS])
         for sequence in range(1, self._batch.num_requests):
             self._model.copy(0, sequence)
-        self._tokens, self._position = said * self._batch.num_requests, len(prompt)
+        self._tokens, self._position = sampled * self._batch.num_requests, len(prompt)
 
     def decode(self, num_tokens: int) -> None:
         for _ in range(num_tokens):

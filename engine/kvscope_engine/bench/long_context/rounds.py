@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
-from kvscope_engine.bench.measure import Rate, in_turns, telling_of, timed
+from kvscope_engine.bench.measure import Rate, interleaved_samples, timed, with_prefix
 
 MAX_ROUNDS: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
 class LongBatch:
-    """Shape of a batch of requests with equally long contexts that decode together."""
+    """Size of a batch of requests with equally long contexts that decode together."""
 
     num_requests: int = 8
     context_tokens: int = 4096
     round_tokens: int = 16
-    """Tokens generated per request in one round."""
+    """Number of tokens generated per request in one round."""
 
     @property
     def name(self) -> str:
@@ -27,7 +27,7 @@ class LongBatch:
 
     @property
     def length(self) -> int:
-        """Maximum tokens of a request after all rounds, with a margin."""
+        """Maximum number of tokens of a request after all rounds, with a margin."""
         return self.context_tokens + self.round_tokens * (MAX_ROUNDS + 2)
 
 
@@ -47,16 +47,17 @@ def long_rates(
     batch: LongBatch,
     text_ids: Sequence[int],
     repeats: int,
-    tell: Callable[[str], None],
+    show_progress: Callable[[str], None],
 ) -> dict[str, list[Rate]]:
-    """Return the decode rate of each contender in each round. Filling is not measured. Within a round, contenders run
-    one after the other.
+    """Return the decode rate of each contender in each round, without the time to fill the contexts.
+
+    Within a round, contenders run one after the other.
     """
-    prompt = [text_ids[place % len(text_ids)] for place in range(batch.context_tokens)]
+    prompt = [text_ids[index % len(text_ids)] for index in range(batch.context_tokens)]
     for contender in contenders:
-        tell(f"{batch.name}: {contender.name} fills")
+        show_progress(f"{batch.name}: {contender.name} fills")
         contender.fill(prompt)
         contender.decode(batch.round_tokens)
     num_tokens = batch.num_requests * batch.round_tokens
     samplers = {each.name: partial(timed, partial(each.decode, batch.round_tokens), num_tokens) for each in contenders}
-    return in_turns(samplers, min(repeats, MAX_ROUNDS), telling_of(batch.name, tell))
+    return interleaved_samples(samplers, min(repeats, MAX_ROUNDS), with_prefix(batch.name, show_progress))

@@ -14,21 +14,21 @@ def read_gb_per_s(device: str) -> float | None:
     """Measure the rate of a plain read of the device memory in GB/s; None on a CPU."""
     if device == "cpu":
         return None
-    from kvscope_engine.bench.kernels.samplers import reading_on
-    from kvscope_engine.bench.measure import in_turns
+    from kvscope_engine.bench.kernels.samplers import read_sampler
+    from kvscope_engine.bench.measure import interleaved_samples
 
-    sampler, num_bytes = reading_on(device)
-    return num_bytes / statistics.median(in_turns({"read": sampler}, _ROUNDS)["read"]) / 1e9
+    sampler, num_bytes = read_sampler(device)
+    return num_bytes / statistics.median(interleaved_samples({"read": sampler}, _ROUNDS)["read"]) / 1e9
 
 
 class GpuClocks:
-    """Clocks of the GPU that torch computes on. Unknown on a CPU and where NVML does not report them."""
+    """Clocks of the GPU that torch computes on. Unknown on a CPU and if NVML does not report them."""
 
     def __init__(self, device: str) -> None:
         self._uuid = "" if device == "cpu" else _uuid()
         self._gpus = Gpus()
 
-    def now(self) -> dict[str, Any]:
+    def sample(self) -> dict[str, Any]:
         """Return the SM and memory clocks in MHz, and the reasons for throttling; empty if unknown."""
         if not self._uuid:
             return {}

@@ -1,8 +1,7 @@
-"""Decode steps of a whole batch: with CUDA graphs, without, with other engine options, and by transformers'
-`generate`.
+"""Decode steps of a whole batch: with and without CUDA graphs, with other options, and by transformers' `generate`.
 
-Each is compared with the time that reading the required bytes once takes (weights, and the batch's keys and values), at
-the speed of a plain read measured in the same run, and at the data sheet's bandwidth.
+Each is compared with the time of reading the required bytes once (weights, and the batch's keys and values), at the
+speed of a plain read measured in the same run, and at the data sheet's bandwidth.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from kvscope_engine.bench.measure import telling_of
+from kvscope_engine.bench.measure import with_prefix
 from kvscope_engine.bench.on_gpu.card import GpuClocks
-from kvscope_engine.bench.on_gpu.setting import GIB, Setting, empty
+from kvscope_engine.bench.on_gpu.setting import GIB, Setting, free_unused_memory
 from kvscope_engine.bench.workloads import SAMPLINGS
 from kvscope_engine.engine import Engine
 from kvscope_engine.text_table import table
@@ -27,9 +26,9 @@ from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 
 WARM_STEPS: Final = 4
-HOSTS: Final = ("eager", "transformers")
-"""Kinds of rows in which the host launches each kernel, so that they measure the host on most machines."""
-TAIL: Final = 99
+HOST_BOUND_KINDS: Final = ("eager", "transformers")
+"""Kinds of rows in which the host launches each kernel, so that on most machines the host's speed is measured."""
+TAIL_PERCENTILE: Final = 99
 """Percentile of step times in the report."""
 
 
@@ -38,19 +37,19 @@ def decode_steps(
     setting: Setting,
     batches: list[int],
     engines: Mapping[str, dict[str, Any]],
-    tell: Callable[[str], None],
+    show_progress: Callable[[str], None],
     report: dict[str, Any],
 ) -> None:
-    """Add to `report` the start of each engine, and a row for each of its batches and samplings."""
+    """Add the start time and memory of each engine to `report`, and a row for each of its batches and samplings."""
     report |= {"engines": {}, "steps": []}
     for kind, options in engines.items():
-        tell(f"{kind}: starts")
-        started, rows = _engine(args, setting, options, batches, telling_of(kind, tell))
+        show_progress(f"{kind}: starts")
+        started, rows = _engine(args, setting, options, batches, with_prefix(kind, show_progress))
         report["engines"][kind] = started
         report["steps"] += [{"kind": kind, **row} for row in rows]
     if args.transformers:
-        report["steps"] += _transformers(args, setting, batches, tell)
-        empty()
+        report["steps"] += _transformers(args, setting, batches, show_progress)
+        free_unused_memory()
 
 
 def decode_steps_text(report: dict[str, Any]) -> str:
@@ -69,8 +68,8 @@ def decode_steps_text(report: dict[str, Any]) -> str:
     lines.append(f"steps that decode, context {report['context']}")
     order = {(row["batch"], row["sampling"]): None for row in report["steps"]}
     rows = [_row(report, row) for key in order for row in report["steps"] if (row["batch"], row["sampling"]) == key]
-    lines.append(table(HEADER, rows, words=(0, 1, 2)))
-    if any(map(_is_cut, report["steps"])):
+    lines.append(table(HEADER, rows, left_aligned=(0, 1, 2)))
+    if any(map(_is_below_batch_size, report["steps"])):
         lines.append("fewer at once than the batch: the KV memory has no room for all of its requests")
     return "\n".join(lines)
 
@@ -80,7 +79,7 @@ HEADER: Final = (
     "",
     "sampling",
     "step ms",
-    f"p{TAIL}",
+    f"p{TAIL_PERCENTILE}",
     "tokens/s",
     "forward ms",
     "other ms",
@@ -93,22 +92,23 @@ HEADER: Final = (
 
 
 def samplings(args: argparse.Namespace, batch: int, batches: list[int]) -> list[str]:
-    """Return the samplings to measure for a batch: those requested, else greedy, and also top-p for the largest
-    batch.
+    """Return the samplings to measure for a batch: those requested, else greedy, and for the largest batch also
+    top-p.
     """
     if args.sampling:
         return list(dict.fromkeys(args.sampling))
     return list(SAMPLINGS) if batch == max(batches) else ["greedy"]
 
 
-def room(args: argparse.Namespace, batches: list[int], num_steps: int, tokens_a_step: int = 1) -> int:
-    """Return the `max_model_len` needed for `num_steps` steps of the largest batch. Requests that are prefilled first
-    decode while the others are prefilled.
+def needed_model_len(args: argparse.Namespace, batches: list[int], num_steps: int, max_tokens_per_step: int = 1) -> int:
+    """Return the `max_model_len` needed for `num_steps` steps of the largest batch.
+
+    It includes the tokens that requests generate while others are still being prefilled.
     """
-    return int(args.context + tokens_a_step * (num_steps + 64 + max(batches) * args.context // 1024))
+    return int(args.context + max_tokens_per_step * (num_steps + 64 + max(batches) * args.context // 1024))
 
 
-def tokens_a_step(options: Mapping[str, Any]) -> int:
+def max_tokens_per_step(options: Mapping[str, Any]) -> int:
     """Return the maximum tokens per step of one request, speculative tokens included."""
     speculative = options.get("speculative_config")
     return 1 if speculative is None else 1 + int(speculative.num_speculative_tokens)
@@ -118,19 +118,20 @@ def tokens_a_step(options: Mapping[str, Any]) -> int:
 def decoding(
     engine: Engine, batch: int, args: argparse.Namespace, max_model_len: int, sampled: str = "greedy"
 ) -> Iterator[float]:
-    """Run a batch of different prompts of --context tokens until all requests decode. Yields the seconds of the
-    prefill.
+    """Run a batch of different prompts of --context tokens until all requests decode.
+
+    Yields the seconds of the prefill. The requests are aborted at the end.
     """
-    room_left = max_model_len - args.context
-    sampling = SamplingParams(max_tokens=room_left, ignore_eos=True, **SAMPLINGS[sampled])
+    max_new_tokens = max_model_len - args.context
+    sampling = SamplingParams(max_tokens=max_new_tokens, ignore_eos=True, **SAMPLINGS[sampled])
     ids = [f"{batch}-{index}" for index in range(batch)]
     for index, request_id in enumerate(ids):
-        prompt = tuple((index * 7919 + place * 31) % 4000 + 3 for place in range(args.context))
+        prompt = tuple((index * 7919 + position * 31) % 4000 + 3 for position in range(args.context))
         engine.submit(Submit(request_id=request_id, prompt_token_ids=prompt, sampling=sampling))
-    heard: set[str] = set()
+    started: set[str] = set()
     begin = time.perf_counter()
-    while len(heard) < batch:
-        heard |= {message.request_id for message in engine.step() if isinstance(message, Tokens)}
+    while len(started) < batch:
+        started |= {message.request_id for message in engine.step() if isinstance(message, Tokens)}
     prefill_s = time.perf_counter() - begin
     for _ in range(WARM_STEPS):
         engine.step()
@@ -153,55 +154,58 @@ def _engine(
     setting: Setting,
     options: dict[str, Any],
     batches: list[int],
-    tell: Callable[[str], None],
+    show_progress: Callable[[str], None],
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     import torch
 
     frames: list[Frame] = []
 
-    def take(message: TelemetryMessage) -> None:
+    def collect_frame(message: TelemetryMessage) -> None:
         if isinstance(message, Frame):
             frames.append(message)
 
-    max_model_len = room(args, batches, args.steps, tokens_a_step(options))
+    max_model_len = needed_model_len(args, batches, args.steps, max_tokens_per_step(options))
     config = setting.engine_config(max_num_seqs=max(batches), max_model_len=max_model_len, **options)
     started = time.perf_counter()
-    engine = Engine(config, publish=take)
-    found: dict[str, Any] = {"start_s": time.perf_counter() - started}
+    engine = Engine(config, publish=collect_frame)
+    start_report: dict[str, Any] = {"start_s": time.perf_counter() - started}
     rows = []
     clocks = GpuClocks(args.device)
     with engine:
         memory = engine.memory()
-        found |= {"weights_bytes": memory.weights_bytes, "kv_bytes": memory.kv_bytes, "plan": engine.memory_plan}
+        start_report |= {"weights_bytes": memory.weights_bytes, "kv_bytes": memory.kv_bytes, "plan": engine.memory_plan}
         if args.device == "cuda":
             free, total = torch.cuda.mem_get_info()
-            found["used_bytes"], found["allowed_bytes"] = total - free, setting.share * total
+            start_report["used_bytes"], start_report["allowed_bytes"] = total - free, setting.share * total
         for batch in batches:
             for sampled in samplings(args, batch, batches):
-                tell(f"batch {batch}, {sampled}")
+                show_progress(f"batch {batch}, {sampled}")
                 with decoding(engine, batch, args, max_model_len, sampled) as prefill_s:
-                    measured = _measured(engine, frames, args.steps) | clocks.now()
+                    measured = _measured(engine, frames, args.steps) | clocks.sample()
                 rows.append({"batch": batch, "sampling": sampled, "prefill_s": prefill_s, **measured})
-        found["overlaps"] = engine.overlaps.summary()
-        found["notes"] = list(engine.notes)
+        start_report["overlaps"] = engine.overlaps.summary()
+        start_report["notes"] = list(engine.notes)
     del engine
-    empty()
-    return found, rows
+    free_unused_memory()
+    return start_report, rows
 
 
 def _measured(engine: Engine, frames: list[Frame], num_steps: int) -> dict[str, float]:
-    """Measure `num_steps` steps. Returns the median number of requests that got a token (below the batch size if the KV
-    cache is too small), times in ms, tokens per second, and the median bytes that a step had to read.
+    """Measure `num_steps` steps. Returns median times in ms, tokens per second, and the median bytes that a step had to
+    read.
+
+    `requests` in the result is the median number of requests that got a token: below the batch size if the KV cache is
+    too small.
     """
     frames.clear()
     overlap_ns, overlapped = engine.overlaps.overlap_ns, engine.overlaps.overlapped
-    taken_ms: list[float] = []
+    step_times_ms: list[float] = []
     num_requests: list[int] = []
     num_tokens = 0
     for _ in range(num_steps):
         begin = time.perf_counter()
         messages = engine.step()
-        taken_ms.append((time.perf_counter() - begin) * 1e3)
+        step_times_ms.append((time.perf_counter() - begin) * 1e3)
         tokens = [message for message in messages if isinstance(message, Tokens)]
         num_tokens += sum(len(message.token_ids) for message in tokens)
         num_requests.append(len({message.request_id for message in tokens}))
@@ -210,30 +214,31 @@ def _measured(engine: Engine, frames: list[Frame], num_steps: int) -> dict[str, 
         name.removesuffix("_ns") + "_ms": statistics.median(getattr(each.timings, name) for each in frames) / 1e6
         for name in ("schedule_ns", "run_ns", "forward_ns", "commit_ns", "record_ns")
     }
-    step_ms = statistics.median(taken_ms)
-    beside_ms = (engine.overlaps.overlap_ns - overlap_ns) / 1e6 / num_steps
-    alone_ms = max(0.0, step_ms - parts["forward_ms"]) * (1.0 - min(1.0, overlapped / num_steps))
+    step_ms = statistics.median(step_times_ms)
+    overlapped_host_ms = (engine.overlaps.overlap_ns - overlap_ns) / 1e6 / num_steps
+    exposed_host_ms = max(0.0, step_ms - parts["forward_ms"]) * (1.0 - min(1.0, overlapped / num_steps))
     return {
         "requests": statistics.median_low(num_requests),
         "step_ms": step_ms,
-        "p99_ms": float(np.percentile(taken_ms, TAIL)),
-        "tokens_per_second": num_tokens / sum(taken_ms) * 1e3,
+        "p99_ms": float(np.percentile(step_times_ms, TAIL_PERCENTILE)),
+        "tokens_per_second": num_tokens / sum(step_times_ms) * 1e3,
         **parts,
-        "host_ms": beside_ms + alone_ms,
+        "host_ms": overlapped_host_ms + exposed_host_ms,
         "launches": statistics.median(each.work.launches for each in frames),
         "read_once_bytes": statistics.median(each.work.weights_bytes + each.work.kv_read_bytes for each in frames),
     }
 
 
 def _transformers(
-    args: argparse.Namespace, setting: Setting, batches: list[int], tell: Callable[[str], None]
+    args: argparse.Namespace, setting: Setting, batches: list[int], show_progress: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Return the milliseconds per decoded token of each batch, as the difference of a long and a short run, which
-    cancels the prompt.
+    """Return the milliseconds per decoded token of each batch.
+
+    They are computed from the difference of a long and a short run, which cancels the prompt.
     """
     import torch
 
-    tell("transformers: starts")
+    show_progress("transformers: starts")
     module = setting.transformers_module()
 
     def seconds(batch: int, count: int) -> float:
@@ -246,7 +251,7 @@ def _transformers(
 
     rows = []
     for batch in batches:
-        tell(f"transformers: batch {batch}")
+        show_progress(f"transformers: batch {batch}")
         seconds(batch, 2)
         step_ms = (seconds(batch, 26) - seconds(batch, 2)) / 24 * 1e3
         rate = batch / step_ms * 1e3
@@ -263,8 +268,8 @@ def _transformers(
 
 
 def _row(report: dict[str, Any], step: dict[str, Any]) -> list[str]:
-    mark = " (a host's speed)" if step["kind"] in HOSTS and report["read_gb_per_s"] is not None else ""
-    batch = f"{step['batch']} ({step['requests']} at once)" if _is_cut(step) else str(step["batch"])
+    mark = " (a host's speed)" if step["kind"] in HOST_BOUND_KINDS and report["read_gb_per_s"] is not None else ""
+    batch = f"{step['batch']} ({step['requests']} at once)" if _is_below_batch_size(step) else str(step["batch"])
     row = [batch, step["kind"] + mark, step["sampling"], f"{step['step_ms']:.2f}"]
     if "forward_ms" not in step:
         return [*row, "", f"{step['tokens_per_second']:.0f}", *[""] * 7]
@@ -282,11 +287,11 @@ def _row(report: dict[str, Any], step: dict[str, Any]) -> list[str]:
     ]
 
 
-def _is_cut(step: dict[str, Any]) -> bool:
+def _is_below_batch_size(step: dict[str, Any]) -> bool:
     """Whether fewer requests than the batch size ran concurrently."""
     return bool(step.get("requests", step["batch"]) < step["batch"])
 
 
 def _share(step: dict[str, Any], gb_per_s: float | None) -> str:
-    """Return the share of the step time that a single read at `gb_per_s` takes; empty if the speed is unknown."""
+    """Return the time of a single read at `gb_per_s` as a share of the step time; empty if the speed is unknown."""
     return "" if gb_per_s is None else f"{step['read_once_bytes'] / gb_per_s / 1e6 / step['step_ms']:.0%}"

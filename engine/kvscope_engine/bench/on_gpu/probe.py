@@ -1,6 +1,4 @@
-"""Engine that a benchmark drives step by step, with random prompts that are not in any cache, and the engine's own
-counters.
-"""
+"""An engine that a benchmark steps itself, with random prompts that are in no cache, and the engine's own counters."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ FIRST_ID: Final = 3
 
 
 class Probe:
-    """Engine whose computed prompt tokens are counted. Use as a context manager, which closes the engine."""
+    """Engine with a count of computed prompt tokens. Use as a context manager, which closes the engine."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._num_computed = 0
@@ -35,8 +33,8 @@ class Probe:
     def first_token_s(self, ids: list[int], num_computed: int | None = None) -> float:
         """Return the seconds from the submission of a prompt to its first token, after which the request ends.
 
-        Raises KvscopeError if the request fails, or if the engine did not compute exactly `num_computed` prompt tokens,
-        because the measurement would not be of what it claims.
+        Raises KvscopeError if the request fails, or if the number of prompt tokens computed is not `num_computed`
+        (None: any), because the time would then be that of another case.
         """
         before, start_s = self._num_computed, time.perf_counter()
         self._num_submitted += 1

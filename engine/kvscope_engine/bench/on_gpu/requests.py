@@ -1,8 +1,8 @@
 """Concurrent requests of mixed lengths, by our engine and by transformers' continuous batching.
 
-They run one after the other, each with the device to itself, and after a warm-up with different prompts of the same
-lengths. Ours also warms up each batch size that has a CUDA graph, so that no graph is captured during the measurement.
-On a GPU, transformers chooses its pages, blocks and batches; if that fails, it gets values that fit the workload.
+They run one after the other, each alone on the device, and after a warm-up with different prompts of the same lengths.
+Ours also warms up each batch size that has a CUDA graph, so that no graph is captured during the measurement. On a GPU,
+transformers chooses its pages, blocks and batches; if that fails, it gets values that fit the workload.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 
 from kvscope_engine.bench.contenders.ours import OurEngine
 from kvscope_engine.bench.contenders.transformers_continuous import TransformersContinuous
-from kvscope_engine.bench.measure import shortened, telling_of
-from kvscope_engine.bench.on_gpu.setting import Setting, empty
+from kvscope_engine.bench.measure import shortened, with_prefix
+from kvscope_engine.bench.on_gpu.setting import Setting, free_unused_memory
 from kvscope_engine.bench.workloads import BenchWorkload, mixed, sample_text
 from kvscope_engine.model.cuda_graphs.decode_graphs import captured_sizes
 from kvscope_engine.text_table import table
@@ -31,7 +31,7 @@ SMALLER_BATCH_TOKENS: Final = 2048
 PAGE_SIZE: Final = 256
 """Default page size of transformers."""
 WARM_TOKENS: Final = 8
-"""Output tokens per warm-up request: more steps than it takes until a batch's graph is captured."""
+"""Output tokens per warm-up request: more steps than are needed until a batch's graph is captured."""
 LATENCIES: Final = {
     "ttft_p50_ms": "first token p50, ms",
     "ttft_p99_ms": "p99",
@@ -41,7 +41,7 @@ LATENCIES: Final = {
 
 
 class _TooSlow(Exception):
-    """Raised if there is nothing to measure within the time limit; another attempt would take as long."""
+    """Raised if no token was generated within the time limit, so that another attempt would take as long."""
 
 
 def requests(
@@ -49,17 +49,19 @@ def requests(
     engines: Mapping[str, dict[str, Any]],
     count: int,
     limit_s: float,
-    tell: Callable[[str], None],
+    show_progress: Callable[[str], None],
 ) -> dict[str, Any]:
     """Measure our engine, our engine with the options of each of `engines`, and transformers, one after the other.
-    transformers is stopped after `limit_s` and its tokens so far count; if it fails, the report has the reason.
+
+    transformers is stopped after `limit_s` seconds, and its tokens so far count. If it fails, the report has the
+    reason.
     """
-    workload, ours = _ours(setting, {}, count, tell)
-    empty()
+    workload, ours = _measure_ours(setting, {}, count, show_progress)
+    free_unused_memory()
     others = {}
     for kind, options in engines.items():
-        others[kind] = _ours(setting, options, count, telling_of(kind, tell))[1]
-        empty()
+        others[kind] = _measure_ours(setting, options, count, with_prefix(kind, show_progress))[1]
+        free_unused_memory()
     report = {
         "num_requests": count,
         "prompt_tokens": sum(len(prompt) for prompt in workload.prompts),
@@ -69,8 +71,8 @@ def requests(
         "with": others,
         "vllm": "not measured here" if find_spec("vllm") else "not installed",
     }
-    theirs, report["failed"] = _theirs(setting, workload, limit_s, tell)
-    empty()
+    theirs, report["failed"] = _measure_transformers(setting, workload, limit_s, show_progress)
+    free_unused_memory()
     if theirs is not None:
         report["transformers"] = theirs
         report["ours_over_theirs"] = ours["tokens_per_second"] / theirs["tokens_per_second"]
@@ -87,8 +89,10 @@ def requests_text(report: dict[str, Any]) -> str:
     lines = [f"{report['num_requests']} requests at once: {asked}"]
     lines.append(table(("", "seconds", "tokens", "tokens/s", *LATENCIES.values(), "ours against it"), rows))
     if theirs := report.get("transformers"):
-        made = f"{theirs['num_blocks']:,} blocks, up to {theirs['max_batch_tokens']:,} tokens a batch"
-        lines.append(f"transformers {theirs['version']}: continuous batching, attention {theirs['attention']}, {made}")
+        settings_text = f"{theirs['num_blocks']:,} blocks, up to {theirs['max_batch_tokens']:,} tokens a batch"
+        lines.append(
+            f"transformers {theirs['version']}: continuous batching, attention {theirs['attention']}, {settings_text}"
+        )
         if theirs["is_stopped"]:
             lines.append(f"transformers: stopped after {report['limit_s']:g} s; its tokens up to there are counted")
     lines.append(f"vLLM: {report['vllm']}")
@@ -107,38 +111,39 @@ def _row(name: str, rated: dict[str, Any], ratio: str) -> list[str]:
     ]
 
 
-def _ours(
-    setting: Setting, options: dict[str, Any], count: int, tell: Callable[[str], None]
+def _measure_ours(
+    setting: Setting, options: dict[str, Any], count: int, show_progress: Callable[[str], None]
 ) -> tuple[BenchWorkload, dict[str, Any]]:
-    tell("kvscope starts")
+    show_progress("kvscope starts")
     ours = OurEngine(setting.engine_config(max_num_seqs=MAX_NUM_SEQS, **options))
     with ours.engine:
         workload = mixed(count, _ids(ours))
         for size in captured_sizes(min(count, MAX_NUM_SEQS)):
-            tell(f"kvscope warms up batches of {size}")
+            show_progress(f"kvscope warms up batches of {size}")
             ours.run(BenchWorkload(f"{size} short", workload.prompts[:1] * size, (WARM_TOKENS,) * size))
-        tell("kvscope warms up")
+        show_progress("kvscope warms up")
         ours.run(_warm_up(workload))
-        tell(f"kvscope runs {workload.name}")
+        show_progress(f"kvscope runs {workload.name}")
         frames: list[Frame] = []
         ours.publish_to(lambda message: frames.append(message) if isinstance(message, Frame) else None)
         begin = time.perf_counter()
         ours.run(workload)
         seconds = time.perf_counter() - begin
-        return workload, _rated(workload.num_output_tokens, seconds) | _latencies(frames)
+        return workload, _rate_figures(workload.num_output_tokens, seconds) | _latencies(frames)
 
 
 def _latencies(frames: list[Frame]) -> dict[str, float]:
-    """Return percentiles in ms under the keys of `LATENCIES`. Inter-token latencies are missing if no request has a
-    second token.
+    """Return percentiles in ms under the keys of `LATENCIES`.
+
+    Inter-token latencies are missing if no request has a second token.
     """
     first, between = (
         np.frombuffer(b"".join(getattr(frame, name) for frame in frames), "<u8") / 1e6
         for name in ("first_token_ns", "inter_token_ns")
     )
-    found = {"ttft_p50_ms": (first, 50), "ttft_p99_ms": (first, 99)}
-    found |= {"between_p50_ms": (between, 50), "between_p99_ms": (between, 99)}
-    return {name: float(np.percentile(times, share)) for name, (times, share) in found.items() if times.size}
+    percentiles = {"ttft_p50_ms": (first, 50), "ttft_p99_ms": (first, 99)}
+    percentiles |= {"between_p50_ms": (between, 50), "between_p99_ms": (between, 99)}
+    return {name: float(np.percentile(times, share)) for name, (times, share) in percentiles.items() if times.size}
 
 
 def _ids(ours: OurEngine) -> list[int]:
@@ -156,53 +161,53 @@ def _warm_up(workload: BenchWorkload) -> BenchWorkload:
     return replace(shortened(workload), name="warm-up", prompts=backwards)
 
 
-def _theirs(
-    setting: Setting, workload: BenchWorkload, limit_s: float, tell: Callable[[str], None]
+def _measure_transformers(
+    setting: Setting, workload: BenchWorkload, limit_s: float, show_progress: Callable[[str], None]
 ) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return transformers' results, or None, and the reasons why attempts failed."""
-    tries: list[dict[str, int] | None] = [None]
+    """Return transformers' results, or None if all attempts failed, and the reasons of failed attempts."""
+    attempts: list[dict[str, int] | None] = [None]
     if setting.device == "cuda":
-        tries = [{}, {"max_batch_tokens": SMALLER_BATCH_TOKENS, "num_blocks": _num_blocks(workload)}]
+        attempts = [{}, {"max_batch_tokens": SMALLER_BATCH_TOKENS, "num_blocks": _num_blocks(workload)}]
     failed: list[str] = []
-    for batching in tries:
+    for batching in attempts:
         try:
-            return _transformers(setting, workload, limit_s, batching, tell), failed
+            return _run_transformers(setting, workload, limit_s, batching, show_progress), failed
         except _TooSlow as error:
             return None, [*failed, str(error)]
         except Exception as error:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             failed.append(reason if not batching else f"with {batching}: {reason}")
-        empty()
+        free_unused_memory()
     return None, failed
 
 
 def _num_blocks(workload: BenchWorkload) -> int:
-    asked = zip(workload.prompts, workload.output_tokens, strict=True)
-    return sum((len(prompt) + count) // PAGE_SIZE + 2 for prompt, count in asked)
+    requested = zip(workload.prompts, workload.output_tokens, strict=True)
+    return sum((len(prompt) + count) // PAGE_SIZE + 2 for prompt, count in requested)
 
 
-def _transformers(
+def _run_transformers(
     setting: Setting,
     workload: BenchWorkload,
     limit_s: float,
     batching: dict[str, int] | None,
-    tell: Callable[[str], None],
+    show_progress: Callable[[str], None],
 ) -> dict[str, Any]:
     import transformers
 
-    tell("transformers starts")
+    show_progress("transformers starts")
     contender = TransformersContinuous(setting.transformers_module(), batching)
     with contender.session(workload) as session:
-        tell("transformers warms up")
+        show_progress("transformers warms up")
         if not session.generate(_warm_up(workload), limit_s).is_whole:
             raise _TooSlow(f"four tokens of each request were not there after {limit_s:g} s")
-        tell(f"transformers runs {workload.name}")
-        found = session.generate(workload, limit_s)
-        if not found.num_tokens:
+        show_progress(f"transformers runs {workload.name}")
+        generated = session.generate(workload, limit_s)
+        if not generated.num_tokens:
             raise _TooSlow(f"no token was there after {limit_s:g} s")
-        made = {"version": transformers.__version__, "is_stopped": not found.is_whole}
-        return _rated(found.num_tokens, found.seconds) | made | session.settings
+        run_facts = {"version": transformers.__version__, "is_stopped": not generated.is_whole}
+        return _rate_figures(generated.num_tokens, generated.seconds) | run_facts | session.settings
 
 
-def _rated(num_tokens: int, seconds: float) -> dict[str, Any]:
+def _rate_figures(num_tokens: int, seconds: float) -> dict[str, Any]:
     return {"seconds": seconds, "tokens": num_tokens, "tokens_per_second": num_tokens / seconds}

@@ -21,7 +21,7 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.options import options_of
 
 DEFAULT_SHAPE: Final = "8b"
-SET_HERE: Final = ("model", "device", "max_num_seqs", "max_model_len", "enable_prefix_caching", "block_size")
+FIXED_OPTIONS: Final = ("model", "device", "max_num_seqs", "max_model_len", "enable_prefix_caching", "block_size")
 """Engine options that the benchmark sets itself and --with must not change."""
 BLOCK_SIZE: Final = 16
 GIB: Final = 1 << 30
@@ -38,9 +38,7 @@ class Setting:
     """
 
     def engine_config(self, **options: Any) -> EngineConfig:
-        """Return an engine configuration with bfloat16 and without prefix caching (each run computes everything),
-        unless `options` say otherwise.
-        """
+        """Return an engine configuration with bfloat16 and without prefix caching, unless `options` say otherwise."""
         own: dict[str, Any] = {
             "model": self.model,
             "device": self.device,
@@ -71,10 +69,12 @@ class Setting:
 
 @contextmanager
 def setting_of(args: argparse.Namespace, longest: int) -> Iterator[Setting]:
-    """Yield the setting that the options select. Without --model, the model has random weights, and at least `longest`
-    positions, because position limits mean nothing without training.
+    """Yield the setting that the command-line options select.
+
+    Without --model, the model has random weights and at least `longest` positions, because position limits mean nothing
+    without training.
     """
-    share = _share(args)
+    share = _memory_share(args)
     if args.model:
         yield Setting(args.model, args.device, args.kv_cache_dtype, share)
         return
@@ -93,15 +93,15 @@ def engine_options(text: str) -> dict[str, Any]:
     words = text.split()
     if not words or any(word.startswith("-") for word in words):
         raise BadInput(f"--with {text!r:.60} is not accepted: engine options without dashes, such as quantization=int4")
-    given = vars(parser.parse_args([f"--{word}" for word in words]))
-    found = {name: given[name] for name, each in options_of(EngineConfig).items() if given[name] != each.default}
-    for name in SET_HERE:
-        if name in found:
+    parsed = vars(parser.parse_args([f"--{word}" for word in words]))
+    changed = {name: parsed[name] for name, each in options_of(EngineConfig).items() if parsed[name] != each.default}
+    for name in FIXED_OPTIONS:
+        if name in changed:
             raise BadInput(f"--with {text!r:.60} is not accepted: this benchmark sets {name} itself")
-    return found
+    return changed
 
 
-def empty() -> None:
+def free_unused_memory() -> None:
     """Free unreferenced memory, so that the next measurement finds the GPU memory free."""
     import torch
 
@@ -110,7 +110,7 @@ def empty() -> None:
         torch.cuda.empty_cache()
 
 
-def _share(args: argparse.Namespace) -> float:
+def _memory_share(args: argparse.Namespace) -> float:
     import torch
 
     share = float(args.gpu_memory_utilization)

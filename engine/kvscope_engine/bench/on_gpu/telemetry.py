@@ -12,33 +12,33 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from kvscope_engine.bench.contenders.ours import OurEngine
-from kvscope_engine.bench.on_gpu.decode_steps import decoding, room, step_ms
-from kvscope_engine.bench.on_gpu.setting import Setting, empty
-from kvscope_engine.bench.telemetry_tax import watched
+from kvscope_engine.bench.on_gpu.decode_steps import decoding, needed_model_len, step_ms
+from kvscope_engine.bench.on_gpu.setting import Setting, free_unused_memory
+from kvscope_engine.bench.telemetry_tax import attached_subscriber
 from kvscope_engine.text_table import table
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 
 PAIRS: Final = 5
-IN_A_ROW: Final = 8
+CONSECUTIVE_STEPS: Final = 8
 Publish = Callable[[TelemetryMessage], None]
 
 
 def telemetry(
-    args: argparse.Namespace, setting: Setting, batches: list[int], tell: Callable[[str], None]
+    args: argparse.Namespace, setting: Setting, batches: list[int], show_progress: Callable[[str], None]
 ) -> dict[str, Any]:
     """Return the median step times of each batch, their ratio, and the ratio of each pair."""
-    max_model_len = room(args, batches, PAIRS * len(_order(args.steps)))
-    tell("kvscope starts")
+    max_model_len = needed_model_len(args, batches, PAIRS * len(_order(args.steps)))
+    show_progress("kvscope starts")
     ours = OurEngine(setting.engine_config(max_num_seqs=max(batches), max_model_len=max_model_len))
-    found = {}
-    with ours.engine, watched() as publish:
+    figures_of_batch = {}
+    with ours.engine, attached_subscriber() as publish:
         for batch in batches:
-            tell(f"telemetry, batch {batch}")
+            show_progress(f"telemetry, batch {batch}")
             with decoding(ours.engine, batch, args, max_model_len):
-                found[str(batch)] = _compared([_pair(ours, publish, args.steps) for _ in range(PAIRS)])
+                figures_of_batch[str(batch)] = _compared([_pair(ours, publish, args.steps) for _ in range(PAIRS)])
     del ours
-    empty()
-    return {"context": args.context, "batches": found}
+    free_unused_memory()
+    return {"context": args.context, "batches": figures_of_batch}
 
 
 def telemetry_text(report: dict[str, Any]) -> str:
@@ -58,18 +58,18 @@ def telemetry_text(report: dict[str, Any]) -> str:
 
 def _order(num_steps: int) -> list[bool]:
     """Return for each step whether telemetry is on: at least `num_steps` steps with it, and the same number without."""
-    in_a_row = min(IN_A_ROW, -(-num_steps // 2))
-    turn = [is_on for is_on in (True, False, False, True) for _ in range(in_a_row)]
-    return turn * -(-num_steps // (2 * in_a_row))
+    num_consecutive = min(CONSECUTIVE_STEPS, -(-num_steps // 2))
+    sequence = [is_on for is_on in (True, False, False, True) for _ in range(num_consecutive)]
+    return sequence * -(-num_steps // (2 * num_consecutive))
 
 
 def _pair(ours: OurEngine, publish: Publish, num_steps: int) -> dict[bool, list[float]]:
-    taken_ms: dict[bool, list[float]] = {True: [], False: []}
+    step_times_ms: dict[bool, list[float]] = {True: [], False: []}
     for is_on in _order(num_steps):
         ours.publish_to(publish if is_on else None)
-        taken_ms[is_on].append(step_ms(ours.engine))
+        step_times_ms[is_on].append(step_ms(ours.engine))
     ours.publish_to(None)
-    return taken_ms
+    return step_times_ms
 
 
 def _compared(pairs: list[dict[bool, list[float]]]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Errors in OpenAI's format, and the mapping from the engine's reasons to HTTP status codes.
 
 ApiError                a status, and one line that names the value and what is accepted
-    ClientDisconnected  the client hung up: the answer is not sent
+    ClientDisconnected  the client hung up: no response is sent
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from starlette.responses import Response
 from kvscope_telemetry.transport.client_sockets import NO_ENGINE
 
 RETRY_AFTER_S: Final = 1
-TYPES: Final = {
+ERROR_TYPES: Final = {
     400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
@@ -24,8 +24,8 @@ TYPES: Final = {
     503: "service_unavailable_error",
 }
 """OpenAI's error `type` by status; other 4xx are "invalid_request_error", other 5xx "server_error"."""
-BUSY: Final = ("the engine is behind", " already, and ")
-"""Parts of refusals that are temporary."""
+BUSY_PHRASES: Final = ("the engine is behind", " already, and ")
+"""Phrases that occur only in temporary refusals."""
 UNAVAILABLE_REASONS: Final = (
     NO_ENGINE,
     "the engine has ended",
@@ -36,8 +36,6 @@ UNAVAILABLE_REASONS: Final = (
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
-    """Details of an error."""
-
     message: str
     type: str
     param: str | None = None
@@ -51,7 +49,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class ApiError(Exception):
-    """An error response with `status`."""
+    """An error response with HTTP status `status`."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -61,14 +59,11 @@ class ApiError(Exception):
 
     @property
     def body(self) -> ErrorBody:
-        """Body of the response."""
-        kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        kind = ERROR_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return ErrorBody(ErrorDetail(sendable(str(self)), kind, self.param, self.code))
 
 
 class ClientDisconnected(ApiError):
-    """The client closed the connection."""
-
     def __init__(self) -> None:
         super().__init__(499, "the client closed the connection")
 
@@ -85,7 +80,7 @@ def error_response(error: ApiError, headers: dict[str, str] | None = None) -> Re
 
 def refused(reason: str) -> ApiError:
     """Return the error for a request that the engine refused."""
-    if any(words in reason for words in BUSY):
+    if any(phrase in reason for phrase in BUSY_PHRASES):
         return ApiError(429, reason, code="engine_busy")
     if reason.startswith(UNAVAILABLE_REASONS):
         return ApiError(503, reason, code="engine_away")

@@ -1,6 +1,7 @@
 """Renders a chat's messages and tools with the model's chat template.
 
-The template comes from the model and the messages from a client, so rendering time is bounded, as in the engine.
+The template is part of the model and the messages are sent by a client, so the rendering time is bounded, as in the
+engine.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from kvscope_engine.tokenization.tokenizer import Tokenizer
 from kvscope_telemetry.errors import BadInput
 
 RESERVED_VARIABLES: Final = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
-"""Template variables that are always set, and therefore refused in `chat_template_kwargs`."""
+"""Template variables that are always set, and are therefore refused in `chat_template_kwargs`."""
 
 
 def conversation_text(
@@ -35,7 +36,7 @@ def conversation_text(
 
 
 def template_message(message: MessageBody) -> dict[str, Any]:
-    """Return one message in the form that templates expect: text content, and arguments of calls as objects."""
+    """Return one message in the form that templates expect: content as text, and arguments of calls as objects."""
     rendered: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
         "content": message_text(message),
@@ -78,14 +79,14 @@ def _part_text(part: ContentPart) -> str:
 
 def _arguments(text: str) -> Any:
     try:
-        found = msgspec.json.decode(text or "{}")
+        arguments = msgspec.json.decode(text or "{}")
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ApiError(
             400, f"arguments={text!r:.60} of a tool call are not accepted: a JSON object", param="messages"
         ) from error
-    if not isinstance(found, dict):
+    if not isinstance(arguments, dict):
         raise ApiError(400, f"arguments={text!r:.60} of a tool call are not accepted: a JSON object", param="messages")
-    return found
+    return arguments
 
 
 def _rendered(
@@ -97,11 +98,11 @@ def _rendered(
 ) -> str:
     if tokenizer.chat_template is None:
         raise BadInput("this model has no chat template: /v1/completions takes its prompts as they are")
-    if ours := RESERVED_VARIABLES & extra.keys():
-        raise BadInput(f"chat_template_kwargs may not have {sorted(ours)}: they are fields of the request")
+    if reserved := RESERVED_VARIABLES & extra.keys():
+        raise BadInput(f"chat_template_kwargs may not have {sorted(reserved)}: they are fields of the request")
     try:
         variables = {
-            "messages": list(tokenizer.as_read(messages)),
+            "messages": list(tokenizer.to_template_content(messages)),
             "tools": [_template_tool(tool) for tool in tools] or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,

@@ -21,19 +21,21 @@ def chat_logprobs(tokens: Tokens, tokenizer: Tokenizer | None) -> ChatLogprobs |
 def completion_logprobs(tokens: Tokens, tokenizer: Tokenizer | None, offset: int) -> CompletionLogprobs | None:
     """Return the log-probabilities of a completion's new tokens; None if they were not requested.
 
-    `offset`: character index in the completion's text at which the first of them begins.
+    `offset`: character index in the completion's text at which the first new token begins.
     """
     if not tokens.logprobs:
         return None
     texts = _texts(tokens, tokenizer)
     offsets = []
-    for own in texts:
+    for position_texts in texts:
         offsets.append(offset)
-        offset += len(own[0])
+        offset += len(position_texts[0])
     return CompletionLogprobs(
-        tokens=[own[0] for own in texts],
+        tokens=[position_texts[0] for position_texts in texts],
         token_logprobs=[_finite(entry.logprob) for entry in tokens.logprobs],
-        top_logprobs=[_top(entry, own) for entry, own in zip(tokens.logprobs, texts, strict=True)],
+        top_logprobs=[
+            _top(entry, position_texts) for entry, position_texts in zip(tokens.logprobs, texts, strict=True)
+        ],
         text_offset=offsets,
     )
 
@@ -51,9 +53,8 @@ def concatenated(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs | No
 
 
 def _texts(tokens: Tokens, tokenizer: Tokenizer | None) -> Sequence[Sequence[str]]:
-    """Return for each position the text of its token, followed by those of its `top` tokens.
-
-    The engine's texts are used if present.
+    """Return, for each position, the text of its token, followed by those of its `top` tokens. The engine's texts are
+    used if present.
     """
     texts: Sequence[Sequence[str]] = getattr(tokens, "logprob_texts", ())
     if len(texts) == len(tokens.logprobs):

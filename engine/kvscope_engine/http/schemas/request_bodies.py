@@ -1,8 +1,7 @@
 """Request bodies as msgspec structs, used for decoding and for `/openapi.json`.
 
-They define types only; `SamplingParams` checks ranges. Unknown fields are refused by name. `IgnoredFields` lists the
-fields that clients send and that have no effect here; `NEUTRAL` those accepted only with certain values. All of both
-are named in docs/reference/openai-api.md.
+They define only types; `SamplingParams` checks ranges. Unknown fields are refused by name. `IgnoredFields` are accepted
+without effect; those in `NEUTRAL` are accepted only with certain values. docs/reference/openai-api.md lists both.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class StreamOptions(_Body, frozen=True, kw_only=True):
-    """Options of a streamed response."""
-
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     """Whether each event contains the usage so far (vLLM's option; needs `include_usage`)."""
@@ -35,8 +32,6 @@ class StreamOptions(_Body, frozen=True, kw_only=True):
 
 
 class JsonSchema(_Body, frozen=True, kw_only=True):
-    """A named JSON schema, as in OpenAI's API."""
-
     schema: dict[str, Any]
     name: Text = None
     description: Text = None
@@ -52,7 +47,7 @@ class ResponseFormat(_Body, frozen=True, kw_only=True):
 
 
 class StructuredOutputs(_Body, frozen=True, kw_only=True):
-    """Structured output in vLLM's format: at most one field may be set."""
+    """Structured output in vLLM's format. At most one field may be set."""
 
     json: str | dict[str, Any] | None = None
     json_object: bool | None = None
@@ -62,7 +57,7 @@ class StructuredOutputs(_Body, frozen=True, kw_only=True):
 
 
 class IgnoredFields(_Body, frozen=True, kw_only=True):
-    """Fields that are accepted and affect no token: identification, storage, billing, caching and speed."""
+    """Fields that are accepted but affect no token: identification, storage, billing, caching and speed."""
 
     user: Text = None
     safety_identifier: Text = None
@@ -74,13 +69,13 @@ class IgnoredFields(_Body, frozen=True, kw_only=True):
     prompt_cache_retention: Text = None
     prompt_cache_options: dict[str, Any] | None = None
     prediction: dict[str, Any] | None = None
-    """A predicted answer, which OpenAI uses for speed."""
+    """A predicted answer, which OpenAI uses to respond faster."""
     verbosity: Literal["low", "medium", "high"] | None = None
-    """No model that is served here was trained to read it."""
+    """Accepted without effect: no supported model was trained to read it."""
     spaces_between_special_tokens: bool | None = None
-    """No effect, because special tokens are never shown."""
+    """Accepted without effect: special tokens are never shown."""
     length_penalty: float | None = None
-    """Option of beam search, which is refused, as is `early_stopping`."""
+    """Option of beam search, as is `early_stopping`. Beam search itself is refused."""
     early_stopping: bool | str | None = None
     guided_decoding_backend: Text = None
 
@@ -131,7 +126,7 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "vllm_xargs": ({},),
     "prompt_embeds": (),
 }
-"""Values other than null that have no effect on completions and chats, by field."""
+"""Values, by field, that have no effect on completions and chats. Null is always accepted in addition."""
 COMPLETION_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {"add_special_tokens": (True,)}
 CHAT_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "add_special_tokens": (False,),
@@ -147,7 +142,7 @@ CHAT_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
 
 
 class SamplingBody(NeutralFields, frozen=True, kw_only=True):
-    """Fields of both completions and chats: OpenAI's, then vLLM's."""
+    """Fields common to completions and chats: OpenAI's, then vLLM's."""
 
     model: Text = None
     temperature: float | None = None
@@ -185,13 +180,13 @@ class CompletionBody(SamplingBody, frozen=True, kw_only=True):
     best_of: Int | None = None
     """Accepted only if it equals `n`."""
     echo: bool | None = None
-    """Only false is accepted."""
+    """Must be false."""
     suffix: Text = None
-    """Only null, or an empty string, is accepted."""
+    """Must be null or an empty string."""
 
 
 class ContentPart(_Body, frozen=True, kw_only=True):
-    """A part of a message. Only text is supported; other parts are refused by name."""
+    """Part of a message. Only text is supported; other kinds are refused by name."""
 
     type: str
     text: Text = None
@@ -208,7 +203,7 @@ class FunctionCall(_Body, frozen=True, kw_only=True):
 
     name: str
     arguments: str = "{}"
-    """Text of a JSON object."""
+    """A JSON object as text."""
 
 
 class ToolCallBody(_Body, frozen=True, kw_only=True):
@@ -221,8 +216,6 @@ class ToolCallBody(_Body, frozen=True, kw_only=True):
 
 
 class MessageBody(_Body, frozen=True, kw_only=True):
-    """One message of a conversation."""
-
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
     name: Text = None
@@ -245,7 +238,7 @@ class Function(_Body, frozen=True, kw_only=True):
 
 
 class Tool(_Body, frozen=True, kw_only=True):
-    """A tool; functions are the only kind."""
+    """A tool. Functions are the only kind."""
 
     function: Function
     type: Literal["function"] = "function"

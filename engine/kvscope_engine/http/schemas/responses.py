@@ -1,4 +1,4 @@
-"""Response bodies in OpenAI's format, or vLLM's where OpenAI has none. Data only.
+"""Response bodies in OpenAI's format, or in vLLM's where OpenAI has none. Data only.
 
 Fields that OpenAI omits in a stream are UNSET there.
 """
@@ -56,16 +56,12 @@ class CompletionResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
-    """One of the most likely tokens at a position."""
-
     token: str
     logprob: float
     bytes: list[int]
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """A generated token, and the most likely tokens at its position."""
-
     token: str
     logprob: float
     bytes: list[int]
@@ -73,14 +69,12 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True):
-    """Log-probabilities of a message's tokens."""
-
     content: list[TokenLogprob]
     refusal: None = None
 
 
 class CalledFunction(msgspec.Struct, frozen=True):
-    """Name of a called function, and its arguments as the text of a JSON object."""
+    """Name of a called function, and its arguments as a JSON object in text form."""
 
     name: str
     arguments: str
@@ -96,8 +90,6 @@ class CalledTool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatCompletionMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """The message of a chat completion's choice."""
-
     role: Literal["assistant"] = "assistant"
     content: str | None = None
     refusal: None = None
@@ -105,8 +97,6 @@ class ChatCompletionMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
-    """One answer of a chat completion."""
-
     index: int
     message: ChatCompletionMessage
     logprobs: ChatLogprobs | None = None
@@ -160,7 +150,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     created: int = 0
     owned_by: str = "kvscope"
     root: str = ""
-    """The engine's name of the model, or the folder of an adapter."""
+    """The engine's name of the model, or the folder of the adapter."""
     parent: str | None = None
     """Base model of an adapter; None for a model."""
     max_model_len: int | None = None

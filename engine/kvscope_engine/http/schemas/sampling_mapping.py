@@ -1,6 +1,6 @@
 """Maps OpenAI's and vLLM's request fields to the engine's `SamplingParams` and `Submit`.
 
-This is the only module that knows both. Fields that the engine's messages lack are refused by name.
+The only module that depends on both. Fields that the engine's messages lack are refused by name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 DEFAULT_MAX_TOKENS: Final = 16
-"""Default `max_tokens` of `/v1/completions`, as OpenAI's; a chat may use all that the model's limit leaves."""
+"""Default `max_tokens` of `/v1/completions`, as in OpenAI's API. The default of a chat is all that the model's limit
+leaves.
+"""
 SAME_NAME_FIELDS: Final = (
     "temperature",
     "top_p",
@@ -45,7 +47,7 @@ MAX_PRIORITY: Final = 1000
 
 
 def completion_sampling(body: CompletionBody) -> SamplingParams:
-    """Return the sampling parameters of a completions body. Raises ApiError for what is not accepted."""
+    """Return the sampling parameters of a completions body. Raises ApiError for unsupported fields and values."""
     if body.echo:
         raise ApiError(400, "echo=true is not accepted: prompts are not echoed", param="echo")
     if body.suffix:
@@ -58,7 +60,7 @@ def completion_sampling(body: CompletionBody) -> SamplingParams:
 
 
 def chat_sampling(body: ChatBody) -> SamplingParams:
-    """Return the sampling parameters of a chat body. Raises ApiError for what is not accepted."""
+    """Return the sampling parameters of a chat body. Raises ApiError for unsupported fields and values."""
     if body.modalities not in (None, ["text"]):
         raise ApiError(400, f"modalities={body.modalities!r:.60} is not accepted: ['text']", param="modalities")
     if body.top_logprobs and not body.logprobs:
@@ -69,7 +71,7 @@ def chat_sampling(body: ChatBody) -> SamplingParams:
 
 
 def submission(request_id: str, body: SamplingBody, sampling: SamplingParams, *, raw: bool, **prompt: Any) -> Submit:
-    """Return the engine's command; `prompt` is one of the three prompt fields. Raises ApiError."""
+    """Return the engine's command. `prompt` is one of the three prompt fields of `Submit`. Raises ApiError."""
     fields: dict[str, Any] = {"priority": body.priority or 0}
     if abs(fields["priority"]) > MAX_PRIORITY:
         accepted = f"a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}"
@@ -88,7 +90,6 @@ class StreamUsage(Enum):
     NONE = "none"
     LAST = "last"
     EACH = "each"
-    """Each event reports the usage so far."""
 
 
 def wants_usage(body: SamplingBody) -> StreamUsage:
@@ -101,7 +102,7 @@ def wants_usage(body: SamplingBody) -> StreamUsage:
 
 
 def _check_neutral(body: SamplingBody, accepted: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raise ApiError for a value that would change the answer and is not supported."""
+    """Raise ApiError for an unsupported value that would change the answer."""
     for name, values in accepted.items():
         value = getattr(body, name)
         if value is not None and value not in values:
@@ -138,9 +139,9 @@ def _require_field(kind: type[msgspec.Struct], name: str) -> None:
         raise ApiError(400, f"{name} is not accepted: this engine has no such option", param=name)
 
 
-def _logit_bias(given: dict[str, float]) -> dict[int, float]:
+def _logit_bias(logit_bias: dict[str, float]) -> dict[int, float]:
     biases: dict[int, float] = {}
-    for token, bias in given.items():
+    for token, bias in logit_bias.items():
         if not (token.isascii() and token.isdigit() and len(token) <= 10):
             raise ApiError(400, f"logit_bias of {token!r:.40} is not accepted: by token id", param="logit_bias")
         biases[int(token)] = bias
@@ -148,9 +149,8 @@ def _logit_bias(given: dict[str, float]) -> dict[int, float]:
 
 
 def _structured(body: SamplingBody) -> dict[str, str] | None:
-    """Return the structured output that is requested in any of the three ways; None if there is none.
-
-    Raises ApiError if there are several.
+    """Return the structured output that is requested in any of the three ways; None if there is none. Raises ApiError
+    for several.
     """
     constraints = [*_response_format(body), *_structured_outputs(body), *_guided(body)]
     if len(constraints) > 1:
@@ -163,22 +163,22 @@ def _structured(body: SamplingBody) -> dict[str, str] | None:
 
 
 def _response_format(body: SamplingBody) -> list[tuple[str, str]]:
-    form = body.response_format
-    if form is None or form.type == "text":
+    response_format = body.response_format
+    if response_format is None or response_format.type == "text":
         return []
-    if form.type == "json_object":
+    if response_format.type == "json_object":
         return [("json_object", "")]
-    if form.json_schema is None:
+    if response_format.json_schema is None:
         raise ApiError(400, "response_format of type json_schema has no json_schema", param="response_format")
-    return [("json_schema", _json(form.json_schema.schema))]
+    return [("json_schema", _json(response_format.json_schema.schema))]
 
 
 def _structured_outputs(body: SamplingBody) -> list[tuple[str, str]]:
-    asked = body.structured_outputs
-    if asked is None:
+    options = body.structured_outputs
+    if options is None:
         return []
-    constraints = _constraints(asked.json, asked.regex, asked.choice, asked.grammar)
-    return [*constraints, ("json_object", "")] if asked.json_object else constraints
+    constraints = _constraints(options.json, options.regex, options.choice, options.grammar)
+    return [*constraints, ("json_object", "")] if options.json_object else constraints
 
 
 def _guided(body: SamplingBody) -> list[tuple[str, str]]:

@@ -1,7 +1,7 @@
-"""Parsers of the calls between a format's marks: JSON, JSON after a name, Python, or named fields.
+"""Parsers for the text between a format's marks: JSON, JSON after a name, Python, or named fields.
 
-Each parser is a search in a growing text. It ends where the calls are complete, ignoring marks within strings, so that
-a truncated call is never returned.
+Each parser is a search in a growing text. It ends where the calls are complete, and ignores marks within strings, so
+that a truncated call is never returned.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ SPACE: Final = " \t\r\n"
 SEPARATORS: Final = f"{SPACE},;"
 MAX_PYTHON_CHARACTERS: Final = 1 << 20
 PYTHON_NAMES: Final = {"true": True, "false": False, "null": None}
-"""JSON's constants, which models write for Python's."""
+"""JSON's constants, which models write in place of Python's."""
 
 
 class ParseResult(NamedTuple):
-    """Calls, and the index where they end. If `calls` is None, the text up to `end` contains no call."""
+    """Calls, and the index at which they end. If `calls` is None, the text up to `end` contains no call."""
 
     calls: list[ParsedCall] | None
     end: int
@@ -34,17 +34,17 @@ CallParser: TypeAlias = Callable[[StreamedText, int, Tools], Search[ParseResult]
 
 
 def read_json(text: StreamedText, start: int, tools: Tools) -> Search[ParseResult]:
-    """Read JSON calls or lists of calls, one after another, up to anything else."""
+    """Read calls, or lists of calls, as JSON values in succession, up to any other text."""
     calls: list[ParsedCall] = []
     while True:
         start = yield from text.skip(SEPARATORS if calls else SPACE, start)
         if text.text[start : start + 1] not in ("{", "["):
             return ParseResult(calls or None, start)
-        one = yield from read_json_value(text, start, tools)
-        if one.calls is None:
-            return one
-        calls += one.calls
-        start = one.end
+        result = yield from read_json_value(text, start, tools)
+        if result.calls is None:
+            return result
+        calls += result.calls
+        start = result.end
 
 
 def read_json_value(text: StreamedText, start: int, tools: Tools) -> Search[ParseResult]:
@@ -60,7 +60,7 @@ def read_json_value(text: StreamedText, start: int, tools: Tools) -> Search[Pars
 
 
 def first_of(*bodies: CallParser) -> CallParser:
-    """Return a body that is read as the first of `bodies` that the text begins as."""
+    """Return a parser that tries `bodies` in order, until one of them has consumed text or found calls."""
 
     def read(text: StreamedText, start: int, tools: Tools) -> Search[ParseResult]:
         result = ParseResult(None, start)
@@ -82,7 +82,10 @@ def _json_call(value: Any) -> ParsedCall | None:
 
 @dataclass(frozen=True, slots=True)
 class NamedJson:
-    """A JSON object after a head with the function's name. `head` has the group `name`, and `id` if there are ids."""
+    """Parser for a head with the function's name, followed by a JSON object.
+
+    `head` has the group `name`, and the group `id` if calls have ids.
+    """
 
     head: re.Pattern[str]
 
@@ -99,14 +102,14 @@ class NamedJson:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedFields:
-    """A name and fields without quotes, as in `<function=NAME><parameter=KEY>VALUE</parameter></function>`.
+    """Parser for a name and unquoted fields, as in `<function=NAME><parameter=KEY>VALUE</parameter></function>`.
 
-    A value ends at a `close` that is followed by the next field or by `tail`; any other one is a part of the value.
-    Nothing in these formats tells the end of a value from the same text within a value.
+    A value ends at a `close` that is followed by the next field or by `tail`; any other `close` is part of the value.
+    These formats cannot distinguish the end of a value from the same text inside it.
     """
 
     head: re.Pattern[str]
-    """Has the group `name`."""
+    """Pattern with the group `name`."""
     field_begin: str
     field: re.Pattern[str]
     """Pattern from `field_begin` to the value, with the group `key`."""
@@ -142,9 +145,10 @@ class NamedFields:
 
 
 def read_python(text: StreamedText, start: int, tools: Tools) -> Search[ParseResult]:
-    """Read Python calls like `[weather(city="Rome", days=3)]`, in lists or one a line, of functions in `tools` alone.
+    """Read Python calls such as `[weather(city="Rome", days=3)]`, in lists or one per line. Only functions in `tools`
+    count.
 
-    They are parsed as expressions of constants; nothing is ever run.
+    The calls are parsed as expressions of constants; nothing is ever executed.
     """
     calls: list[ParsedCall] = []
     while True:
@@ -154,10 +158,10 @@ def read_python(text: StreamedText, start: int, tools: Tools) -> Search[ParseRes
         if head is None:
             return ParseResult(calls or None, start)
         end = yield from text.closing(PYTHON_TOKENS, head.end())
-        found = _python_calls(text.text[start:end])
-        if not found or any(call.name not in tools for call in found):
+        parsed = _python_calls(text.text[start:end])
+        if not parsed or any(call.name not in tools for call in parsed):
             return ParseResult(None, end)
-        calls += found
+        calls += parsed
         start = end
 
 
@@ -165,7 +169,7 @@ _PYTHON_HEAD: Final = re.compile(r"(?=\[)|[^\W\d][\w.]*(?=\()")
 
 
 def _python_calls(text: str) -> list[ParsedCall]:
-    """Return the calls in an expression; none if there is anything else in it."""
+    """Return the calls in an expression; empty if it contains anything else."""
     if len(text) > MAX_PYTHON_CHARACTERS:
         return []
     try:
@@ -179,7 +183,7 @@ def _python_calls(text: str) -> list[ParsedCall]:
 
 
 def _python_call(node: ast.expr) -> ParsedCall:
-    """Return a call whose arguments are constants by name. Raises ValueError for any other expression."""
+    """Return a call with constant keyword arguments. Raises ValueError for any other expression."""
     if not isinstance(node, ast.Call) or node.args:
         raise ValueError("not a call with arguments by name")
     arguments: dict[str, Any] = {}

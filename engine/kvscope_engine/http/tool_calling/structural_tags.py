@@ -1,7 +1,7 @@
 """Structural tags (XGrammar) that force an answer to be tool calls in the model's own format.
 
-If a model has no known format, or its marks are special tokens that structured output cannot produce, calls are forced
-as a JSON list.
+Calls are forced as a JSON list if the model's format is unknown, or if its marks are special tokens, which structured
+output cannot produce.
 """
 
 from __future__ import annotations
@@ -22,12 +22,16 @@ from kvscope_engine.http.tool_calling.tool_call_formats import (
 )
 
 MAX_WHITESPACE: Final = 32
-"""Maximum white space characters between two parts of arguments, since a model may otherwise emit them forever."""
+"""Maximum number of white space characters between two parts of arguments, which a model might otherwise emit
+forever.
+"""
 PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 def forced_format(tool_format: ToolFormat, functions: Sequence[Function], special: Collection[str]) -> ToolFormat:
-    """Return the format in which calls of `functions` are forced. `special`: texts of the special tokens."""
+    """Return the format in which calls of `functions` are forced. `special`: texts of the tokenizer's special
+    tokens.
+    """
     has_names = all(PLAIN_NAME.fullmatch(function.name) for function in functions)
     if tool_format.can_force and has_names and not any(text and text in tool_format.marks for text in special):
         return tool_format
@@ -35,7 +39,7 @@ def forced_format(tool_format: ToolFormat, functions: Sequence[Function], specia
 
 
 def structural_tag(forced: ForcedFormat, functions: Sequence[Function], *, is_one: bool) -> str:
-    """Return XGrammar's structural tag, as JSON, for one call (`is_one`) or for one or more."""
+    """Return XGrammar's structural tag, as JSON, for exactly one call (`is_one`) or for one or more."""
     calls = {
         "type": "tags_with_separator",
         "tags": [_tag(forced, function) for function in functions],

@@ -14,7 +14,9 @@ Tools: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
-    """A complete call. `arguments` is a JSON object as text; `call_id` is the model's own, where its format has one."""
+    """A complete call. `arguments` is a JSON object as text; `call_id` is the model's own id, "" if its format has
+    none.
+    """
 
     name: str
     arguments: str
@@ -30,14 +32,14 @@ def decoded(text: str) -> Any:
 
 
 def encoded(value: Any) -> str:
-    """Return `value` as JSON. Raises the errors of msgspec for a value that has no JSON form."""
+    """Return `value` as JSON. Raises msgspec's errors for a value without a JSON form."""
     return msgspec.json.encode(value).decode()
 
 
 def as_object(value: Any) -> str | None:
-    """Return a call's arguments as the text of a JSON object, or None if they are not an object.
+    """Return a call's arguments as the text of a JSON object; None if they are not an object.
 
-    `value` is decoded JSON. Models also write no arguments (None) and an object as a string, as OpenAI's API does.
+    `value` is decoded JSON. Models also write missing arguments (None), and an object as a string, as in OpenAI's API.
     """
     if isinstance(value, str):
         text = value.strip() or "{}"
@@ -47,7 +49,9 @@ def as_object(value: Any) -> str | None:
 
 
 def field_value(text: str, name: str, schema: Mapping[str, Any]) -> Any:
-    """Return the value of an argument written without quotes: text if `schema` says so, else JSON if it is JSON."""
+    """Return the value of an unquoted argument: text if `schema` says string, else JSON if it is valid JSON, else
+    text.
+    """
     properties = schema.get("properties")
     kind = properties.get(name) if isinstance(properties, Mapping) else None
     if isinstance(kind, Mapping) and kind.get("type") == "string":

@@ -1,6 +1,6 @@
-"""Table of the formats in which models write tool calls, by vLLM's names and by signs in the chat template.
+"""Table of the formats in which models write tool calls, by vLLM's names and by strings in the chat template.
 
-A format is data: the marks around its calls, and one of the parsers of `call_parsers.py` between them.
+A format is data: the marks around its calls, and one of the parsers of `call_parsers.py` for the text between them.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class ForcedFormat:
     before: str = ""
     begin: str
     arguments: str = ""
-    """Text between a call's number and its arguments if calls are numbered; empty if they are not."""
+    """Text between a call's number and its arguments; "" if calls are not numbered."""
     end: str
     between: str
     after: str = ""
     style: str = "json"
-    """XGrammar's name of the format of the arguments."""
+    """XGrammar's name for the format of the arguments."""
 
 
 JSON_LIST: Final = ForcedFormat(
@@ -48,7 +48,7 @@ JSON_LIST: Final = ForcedFormat(
 
 @dataclass(frozen=True, slots=True)
 class CallSpan:
-    """Calls between two marks in an answer. They are complete at `end`, or where the body ends if that is empty."""
+    """Calls between two marks. They are complete at `end`; if `end` is empty, where the body ends."""
 
     begin: str
     body: CallParser
@@ -62,15 +62,15 @@ class ToolFormat:
     name: str
     spans: tuple[CallSpan, ...] = ()
     starts: tuple[str, ...] = ()
-    """Prefixes of an answer that may consist only of calls to functions in the request."""
+    """Beginnings of an answer that may consist only of calls to functions in the request."""
     prefixes: tuple[str, ...] = ()
-    """Prefixes like `starts` that are marks and are followed by the calls."""
+    """Like `starts`, but marks that precede the calls and are not part of them."""
     whole: tuple[CallParser, ...] = ()
-    """Parsers of an answer that consists only of calls; the first one that succeeds is used."""
+    """Parsers for an answer that consists only of calls; the first that succeeds is used."""
     silent: tuple[str, ...] = ()
-    """Marks around spans, which are not text."""
+    """Marks around spans that are not part of the answer's text."""
     closers: tuple[str, ...] = ()
-    """Marks that are not text if they follow a call."""
+    """Marks that are not part of the answer's text if they follow a call."""
     forced: ForcedFormat = JSON_LIST
     inner: tuple[str, ...] = ()
     """Marks within a span."""
@@ -113,7 +113,7 @@ _DEEPSEEK_V31_BODY: Final = NamedJson(re.compile(rf"\s*(?P<name>[^\s<]+)\s*{_DEE
 _KIMI_BODY: Final = NamedJson(
     re.compile(rf"\s*(?P<id>(?:functions\.)?(?P<name>[^\s<]+):\d+)\s*{re.escape(_KIMI_SEPARATOR)}\s*(?={{)")
 )
-"""The id `functions.NAME:3` contains the name. The model looks for the same id in the message with the result."""
+"""The id `functions.NAME:3` contains the name. The model expects the same id in the message with the result."""
 _MISTRAL_BODY: Final = NamedJson(
     re.compile(r"\s*(?P<name>[^\W\d][\w.-]*)(?:\[CALL_ID\](?P<id>\w+))?(?:\[ARGS\])?\s*(?=\{)")
 )
@@ -149,7 +149,7 @@ UNKNOWN_FORMAT: Final = ToolFormat(
     prefixes=("<|python_tag|>", "[TOOL_CALLS]"),
     whole=(read_json, read_python),
 )
-"""Format for unknown models: what can safely be interpreted as a call."""
+"""Format for unknown models: accepts only what can safely be interpreted as a call."""
 FORMATS: Final = (
     ToolFormat(name="hermes", spans=(_HERMES_SPAN,), forced=_HERMES),
     ToolFormat(
@@ -245,7 +245,7 @@ FORMATS: Final = (
 )
 FORMATS_BY_NAME: Final = {one.name: one for one in (UNKNOWN_FORMAT, *FORMATS)}
 JSON_LIST_FORMAT: Final = ToolFormat(name="list", starts=("[",), whole=(read_json,))
-"""Format of a JSON list alone, in which calls are forced if a model's own marks cannot be."""
+"""Format of a bare JSON list, in which calls are forced if the model's own format cannot be."""
 
 _TEMPLATE_SIGNS: Final = (
     (("<｜tool▁call▁begin｜>", "```json"), "deepseek_v3"),
@@ -265,14 +265,13 @@ _TEMPLATE_SIGNS: Final = (
     (("<function_calls>",), "olmo3"),
     (("<tool_calls>",), "jamba"),
 )
-"""Strings in the chat templates of each format.
-
-The order matters: later ones are contained in earlier templates as well.
+"""Strings that occur in the chat templates of each format, in order: later ones also occur in earlier formats'
+templates.
 """
 
 
 def format_of(template: str | None, name: str = "") -> ToolFormat:
-    """Return the format called `name`, or else the one that the chat template describes.
+    """Return the format called `name`; if `name` is "" or "auto", the one that the chat template indicates.
 
     Raises BadInput for an unknown name.
     """
@@ -281,5 +280,5 @@ def format_of(template: str | None, name: str = "") -> ToolFormat:
             raise BadInput(f"tool call parser {name!r:.40} is not accepted: {', '.join(FORMATS_BY_NAME)}")
         if name != UNKNOWN_FORMAT.name:
             return FORMATS_BY_NAME[name]
-    found = (name for signs, name in _TEMPLATE_SIGNS if all(sign in (template or "") for sign in signs))
-    return FORMATS_BY_NAME[next(found, UNKNOWN_FORMAT.name)]
+    names = (name for signs, name in _TEMPLATE_SIGNS if all(sign in (template or "") for sign in signs))
+    return FORMATS_BY_NAME[next(names, UNKNOWN_FORMAT.name)]

@@ -1,8 +1,8 @@
 """Finds the tool calls in a model's answer while it streams.
 
-Text outside calls is returned immediately, a call once it is complete. Text that resembles a call and is none remains
-text, as do a call that is truncated by the end of the answer and all reasoning. The result does not depend on how the
-answer is cut into pieces.
+Text outside calls is returned immediately, a call once it is complete. Text that only resembles a call remains text, as
+do a call that is truncated by the end of the answer, and all reasoning. The result does not depend on how the answer is
+divided into pieces.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ SHORT_ID: Final = string.ascii_letters + string.digits
 
 class _State(Enum):
     START = auto()
-    """At the beginning of an answer (or behind its reasoning) that may consist of calls alone."""
+    """At the beginning of an answer (or after its reasoning) that may consist of calls alone."""
     WHOLE = auto()
-    """In an answer that may consist of calls alone, which is read at its end."""
+    """In an answer that may consist of calls alone. It is parsed once it is complete."""
     TEXT = auto()
     AFTER_CALL = auto()
-    """In text, with nothing but white space since the last call."""
+    """In text, with only white space since the last call."""
 
 
 class ToolCallReader:
     """Reads one answer in a model's format. At most `max_calls` calls are returned; later ones are dropped.
 
     Args:
-        reasoning_end: the mark at which reasoning ends that the prompt began; empty if the prompt began none.
-        hidden: marks of `REASONING` that are no part of the answer's text.
+        reasoning_end: Mark that ends the reasoning which the prompt began; "" if the prompt began none.
+        hidden: Marks of `REASONING` that are not part of the answer's text.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class ToolCallReader:
         self._ids: set[str] = set()
 
     def add(self, text: str) -> tuple[str, list[CalledTool]]:
-        """Add a piece of the answer. Return the text and the calls that are complete."""
+        """Add a piece of the answer. Returns the text and the calls that are complete."""
         self._text.text += text
         content = []
         while (piece := self._advance()) is not None:
@@ -76,7 +76,7 @@ class ToolCallReader:
         return "".join(content), calls
 
     def flush(self) -> tuple[str, list[CalledTool]]:
-        """Return the rest, at the end of the answer."""
+        """Return the remaining text and calls, at the end of the answer."""
         self._text.is_complete = True
         return self.add("")
 
@@ -85,7 +85,7 @@ class ToolCallReader:
         return _State.START if self._format.whole else _State.TEXT
 
     def _advance(self) -> str | None:
-        """Do one step: return the text that it adds to the content, or None if more of the answer is needed."""
+        """Do one step. Returns the text that it adds to the content, or None if more of the answer is needed."""
         if self._span is not None:
             return self._continue_span(self._span)
         if self._reasoning_end:
@@ -134,7 +134,9 @@ class ToolCallReader:
         return ""
 
     def _read_whole(self) -> str:
-        """Read a complete answer as calls. Only functions of the request count: nothing else marks it as calls."""
+        """Parse a complete answer as calls. Only functions of the request count, because no marks identify the answer
+        as calls.
+        """
         text, end = self._text.text, 0
         start = len(text) - len(text.lstrip())
         start += next((len(prefix) for prefix in self._format.prefixes if text.startswith(prefix, start)), 0)
@@ -151,7 +153,7 @@ class ToolCallReader:
         return self._text.pop(end)
 
     def _skip_after_call(self) -> str | None:
-        """Drop what separates one call from the next."""
+        """Drop separators between two calls."""
         text = self._text.text
         self._text.pop(len(text) - len(text.lstrip()))
         text = self._text.text
@@ -165,13 +167,13 @@ class ToolCallReader:
         return ""
 
     def _scan(self) -> str | None:
-        """Return the text before the next mark, and begin what the mark begins."""
-        found = self._mark_pattern.search(self._text.text)
-        if found is None:
+        """Return the text before the next mark. At a mark, enter the state that it begins."""
+        match = self._mark_pattern.search(self._text.text)
+        if match is None:
             return self._pop_before_mark(self._marks)
-        if found.start():
-            return self._text.pop(found.start())
-        mark = found[0]
+        if match.start():
+            return self._text.pop(match.start())
+        mark = match[0]
         if mark in self._spans:
             self._span = self._read_span(self._spans[mark])
             return ""
@@ -183,10 +185,10 @@ class ToolCallReader:
         return self._pop_reasoning_mark(mark)
 
     def _pop_before_mark(self, marks: Collection[str]) -> str | None:
-        """Return all text but an end that may become one of `marks`; None if there is no other."""
+        """Return the text, except an ending that may become one of `marks`; None if nothing else is left."""
         text = self._text.text
-        held = 0 if self._text.is_complete else _partial_mark_length(text, marks)
-        return self._text.pop(len(text) - held) or None
+        partial_length = 0 if self._text.is_complete else _partial_mark_length(text, marks)
+        return self._text.pop(len(text) - partial_length) or None
 
     def _read_span(self, span: CallSpan) -> Search[ParseResult]:
         calls, end = yield from span.body(self._text, len(span.begin), self._tools)
@@ -204,17 +206,17 @@ class ToolCallReader:
         return bool(calls)
 
     def _id(self, call: ParsedCall) -> str:
-        own = call.call_id
-        if not own or own in self._ids:
-            own = f"call_{secrets.token_hex(12)}"
+        call_id = call.call_id
+        if not call_id or call_id in self._ids:
+            call_id = f"call_{secrets.token_hex(12)}"
             if self._format.has_short_ids:
-                own = "".join(secrets.choice(SHORT_ID) for _ in range(9))
-        self._ids.add(own)
-        return own
+                call_id = "".join(secrets.choice(SHORT_ID) for _ in range(9))
+        self._ids.add(call_id)
+        return call_id
 
 
 def _resume(search: Search[ParseResult], text: StreamedText) -> ParseResult | None:
-    """Continue a search; None if it needs more text. If the answer ends within a call, all of it is text."""
+    """Continue a search; None if it needs more text. If the answer ends within a call, all of it counts as text."""
     try:
         next(search)
     except StopIteration as stop:
@@ -226,7 +228,7 @@ def _resume(search: Search[ParseResult], text: StreamedText) -> ParseResult | No
 
 
 def _partial_mark_length(text: str, marks: Collection[str]) -> int:
-    """Return the length of the longest end of `text` that one of `marks` begins with."""
+    """Return the length of the longest ending of `text` with which one of `marks` begins."""
     start = max(0, len(text) - max(map(len, marks)) + 1)
     firsts = {mark[0] for mark in marks}
     for index in range(start, len(text)):

@@ -21,8 +21,8 @@ from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.structured import Structured
 
 REASONING_MARKS: Final = frozenset((*REASONING, *REASONING.values()))
-PROMPT_END: Final = 16
-"""Number of tokens at the end of a prompt that may begin reasoning: a mark, and white space after it."""
+PROMPT_END_TOKENS: Final = 16
+"""Number of tokens at the end of a prompt that are searched for a mark that begins reasoning."""
 CHOICES: Final = "none, auto, required or a function by its name"
 
 
@@ -39,18 +39,18 @@ class _ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
 class ToolUse:
     """Tools of one request.
 
-    `hidden`: special tokens to hide if the marks of calls are tokens; None if the marks are text.
+    `hidden`: special tokens to hide, if the marks of calls are special tokens; None if the marks are text.
     """
 
     functions: Sequence[Function]
     tool_format: ToolFormat = UNKNOWN_FORMAT
     structural_tag_json: str = ""
-    """Structural tag that answers must match; empty if they are free."""
+    """Structural tag that answers must match; "" if they are free."""
     max_calls: int = MAX_CALLS
     hidden: frozenset[int] | None = None
 
     def sampling(self, sampling: SamplingParams) -> SamplingParams:
-        """Return the parameters with the structural tag. Raises ApiError if they contain another structured output."""
+        """Return the parameters with the structural tag. Raises ApiError if they already request structured output."""
         if not self.structural_tag_json:
             return sampling
         if sampling.structured is not None:
@@ -62,7 +62,7 @@ class ToolUse:
             raise ApiError(400, str(error), param="tools") from error
 
     def reader(self, tokenizer: Tokenizer | None, prompt: Sequence[int]) -> ToolCallReader | None:
-        """Return a reader for one answer to `prompt`, or None if no function can be called."""
+        """Return a reader for one answer to `prompt`; None if no function can be called."""
         if not self.functions:
             return None
         tools = {function.name: function.parameters or {} for function in self.functions}
@@ -92,12 +92,12 @@ def tool_use(body: ChatBody, tokenizer: Tokenizer | None, parser: str) -> ToolUs
         has_ends = bool(body.stop or body.stop_token_ids)  # only the engine knows where a stop string ends the text
         hidden = None if tokenizer is None or has_ends else hidden_tokens(tool_format, tokenizer)
         return ToolUse(functions, tool_format, max_calls=max_calls, hidden=hidden)
-    own = forced_format(tool_format, forced, () if tokenizer is None else tokenizer.special_texts)
-    return ToolUse(functions, own, structural_tag(own.forced, forced, is_one=is_one), max_calls)
+    used_format = forced_format(tool_format, forced, () if tokenizer is None else tokenizer.special_texts)
+    return ToolUse(functions, used_format, structural_tag(used_format.forced, forced, is_one=is_one), max_calls)
 
 
 def check_tool_choice(body: ChatBody) -> None:
-    """Raise ApiError for an invalid choice, or one that is not among the tools."""
+    """Raise ApiError for an invalid choice, or one that names none of the tools."""
     choice = body.tool_choice
     if isinstance(choice, str) and choice not in ("none", "auto", "required"):
         raise ApiError(400, f"tool_choice={choice!r:.60} is not accepted: {CHOICES}", param="tool_choice")
@@ -107,16 +107,16 @@ def check_tool_choice(body: ChatBody) -> None:
 
 
 def _forced(body: ChatBody, functions: Sequence[Function]) -> list[Function]:
-    """Return the functions of which one must be called; empty if none must."""
+    """Return the functions one of which must be called; empty if none must."""
     if body.tool_choice == "required":
         return list(functions)
     if not isinstance(body.tool_choice, dict):
         return []
     name = _name(body.tool_choice)
-    found = [function for function in functions if function.name == name]
-    if not found:
+    matching = [function for function in functions if function.name == name]
+    if not matching:
         raise ApiError(400, f"tool_choice={name!r:.60} is not accepted: it is none of the tools", param="tool_choice")
-    return found[:1]
+    return matching[:1]
 
 
 def _name(choice: dict[str, Any]) -> str:
@@ -128,7 +128,7 @@ def _name(choice: dict[str, Any]) -> str:
 
 
 class MarkedText:
-    """Decodes one completion's text including the marks of calls, which the engine hides as special tokens."""
+    """Decodes one completion's text with the marks of calls, which the engine hides because they are special tokens."""
 
     def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
         def decode(ids: Sequence[int]) -> str:
@@ -143,13 +143,13 @@ class MarkedText:
 
 
 def _reasoning_end(tokenizer: Tokenizer, prompt: Sequence[int]) -> str:
-    """Return the mark that ends the reasoning which the prompt begins, as many templates do; else ""."""
-    begin = tokenizer.decode(prompt[-PROMPT_END:]).rstrip()
+    """Return the mark that ends the reasoning which the prompt begins (many templates do so); "" if it begins none."""
+    begin = tokenizer.decode(prompt[-PROMPT_END_TOKENS:]).rstrip()
     return next((end for mark, end in REASONING.items() if begin.endswith(mark)), "")
 
 
 def hidden_tokens(tool_format: ToolFormat, tokenizer: Tokenizer) -> frozenset[int] | None:
-    """Return the tokens that stay hidden when the marks of calls and reasoning are shown; None if those are text."""
+    """Return the tokens to hide when the marks of calls and reasoning are shown; None if no mark is a special token."""
     special = tokenizer.special_texts.items()
     shown = {token for text, token in special if text and (text in tool_format.marks or text in REASONING_MARKS)}
     return tokenizer.special_token_ids - shown if shown else None

@@ -1,11 +1,12 @@
-"""Sizes of the policy `virtual`: how many blocks a page backs, how long a slot is, how much memory there is.
+"""Sizes of the allocation policy `virtual`: blocks per page group, length of a slot, and number of page groups.
 
 The cache is several tensors (one per layer), each `(num_rows, ...)` over reserved addresses. Memory is mapped in pages
-of a fixed size, and in *groups* of pages: as many of each tensor that the first n groups of a slot back the slot's
-first `floor(n x group_blocks)` blocks in every tensor. `group_blocks` need not be an integer: if the page size is not a
-multiple of the block size, a block may span two pages, and is backed if both are mapped.
+of a fixed size, and in *groups* of pages. A group has as many pages of each tensor as are needed so that the first n
+groups of a slot back the slot's first `floor(n x group_blocks)` blocks in every tensor. `group_blocks` need not be an
+integer: if the page size is not a multiple of the block size, a block may span two pages, and is backed if both are
+mapped.
 
-Arithmetic only: knows neither who uses the memory nor where it comes from.
+Arithmetic only: independent of how the memory is used and mapped.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ MIB: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class AddressSpace:
-    """`num_slots` runs of `slot_blocks` rows each, and `num_groups` page groups that can be mapped behind them."""
+    """`num_slots` slots of `slot_blocks` consecutive rows each, and `num_groups` page groups that can be mapped behind
+    them.
+    """
 
     num_slots: int
     slot_blocks: int
@@ -37,12 +40,11 @@ class AddressSpace:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows of the ledger: one for every block that has an address."""
+        """Number of ledger rows: one per block address, whether memory is mapped there or not."""
         return self.num_slots * self.slot_blocks
 
     @property
     def num_physical_blocks(self) -> int:
-        """Number of blocks for which there is memory."""
         return self.num_backed(self.num_groups)
 
     def num_backed(self, num_groups: int) -> int:
@@ -54,8 +56,9 @@ class AddressSpace:
 
 
 def page_group(block_bytes: Sequence[int | Fraction], page_bytes: int) -> tuple[Fraction, tuple[int, ...]]:
-    """Return the blocks that a group backs, at least 1, and its pages in each tensor, whose blocks take
-    `block_bytes`.
+    """Return the number of blocks that a page group backs, at least 1, and its number of pages in each tensor.
+
+    `block_bytes`: bytes of a block in each tensor.
     """
     whole = max(Fraction(page_bytes, min(block_bytes)), Fraction(1))
     pages = tuple(-(-size * whole // page_bytes) for size in block_bytes)
@@ -71,19 +74,19 @@ def address_space(
     max_model_len: int,
     max_num_seqs: int,
 ) -> AddressSpace:
-    """Return the sizes for a pool that may take the memory of `num_blocks` blocks, `block_bytes` in each tensor.
+    """Return the sizes for a pool whose memory is that of `num_blocks` blocks with `block_bytes` bytes in each tensor.
 
-    A slot holds `max_model_len` tokens, in whole pages of every tensor. There are no more slots than groups, since each
-    request holds at least one.
+    A slot has `max_model_len` tokens, rounded up to whole pages of every tensor. There are no more slots than groups,
+    since each request holds at least one group.
 
     Raises:
-        BadInput: if the memory is too small for one group, or there are more than `MAX_ROWS` addresses.
+        BadInput: If the memory is too small for one group, or there are more than `MAX_ROWS` rows.
     """
     group_blocks, pages = page_group(block_bytes, page_bytes)
     group_bytes = sum(pages) * page_bytes
     num_groups = num_blocks * sum(block_bytes) // group_bytes
     if not num_groups:
-        raise BadInput(_too_small(num_blocks, sum(block_bytes), group_bytes, sum(pages)))
+        raise BadInput(_too_small_message(num_blocks, sum(block_bytes), group_bytes, sum(pages)))
     alignment = lcm(*(page_bytes // gcd(page_bytes, size) for size in block_bytes))
     slot_blocks = -(-num_blocks_for(max_model_len, block_size) // alignment) * alignment
     space = AddressSpace(min(max_num_seqs, num_groups), slot_blocks, num_groups, group_blocks, pages)
@@ -96,8 +99,7 @@ def address_space(
 
 
 def page_range(first_block: int, num_blocks: int, block_bytes: int, page_bytes: int) -> range:
-    """Return the pages of a tensor that must be mapped for these blocks if the slot's earlier blocks are backed
-    already.
+    """Return the pages of a tensor to map for these blocks, given that the slot's earlier blocks are backed already.
 
     A page shared with the previous block is therefore not included.
     """
@@ -105,7 +107,7 @@ def page_range(first_block: int, num_blocks: int, block_bytes: int, page_bytes: 
     return range(-(-start // page_bytes), -(-stop // page_bytes))
 
 
-def _too_small(num_blocks: int, block_bytes: int, group_bytes: int, num_pages: int) -> str:
+def _too_small_message(num_blocks: int, block_bytes: int, group_bytes: int, num_pages: int) -> str:
     return (
         f"a pool of {num_blocks} blocks ({num_blocks * block_bytes / MIB:.2f} MiB) is too small for"
         f" allocator='virtual': a request takes at least {num_pages} pages, {group_bytes / MIB:.2f} MiB in all"

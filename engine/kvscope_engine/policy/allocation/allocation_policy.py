@@ -1,7 +1,4 @@
-"""The interface of allocation policies, which choose a request's next blocks.
-
-The scheduler does not depend on how they choose.
-"""
+"""Interface of allocation policies, which choose a request's next blocks, and the default policy `paged`."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from kvscope_engine.policy.request import Request
 
 
 class AllocationPolicy(Protocol):
-    """Chooses blocks of a pool for a request. It does not write to requests: the scheduler owns block tables."""
+    """Chooses blocks of a pool for a request. A policy does not write to requests: the scheduler owns block tables."""
 
     @property
     def name(self) -> str:
@@ -21,34 +18,34 @@ class AllocationPolicy(Protocol):
 
     @property
     def reserves(self) -> bool:
-        """Whether a request may hold blocks that are not in its table yet. If so, requests share no blocks."""
+        """Whether a request may hold blocks that are not in its table yet. Requests then share no blocks."""
 
     @property
     def max_request_tokens(self) -> int:
-        """Maximum length in tokens, prompt and output, of a request that could run alone."""
+        """Maximum length in tokens, prompt and output, of a request that runs alone."""
 
     def check_fits(self, request: Request) -> None:
         """Raise BadInput if the policy could not serve the request even if it ran alone."""
 
     def num_available(self, request: Request) -> int:
-        """Return how many blocks `allocate` could return for `request` now, after a `move` if one is needed."""
+        """Return the number of blocks that `allocate` can return for `request` now, after a `move` if one is needed."""
 
     def num_held(self, request: Request) -> int:
-        """Return how many blocks the request holds, including those not in its table."""
+        """Return the number of blocks that the request holds, including those not in its table."""
 
     def num_reserved_tokens(self, request: Request) -> int:
-        """Return the token slots reserved for the request, used ones included; 0 if the policy does not reserve."""
-
-    def num_reserved_blocks(self, request: Request) -> int:
-        """Return the number of blocks reserved for the request when it starts; 0 if blocks are allocated as tokens
-        come.
+        """Return the number of token slots reserved for the request, used ones included; 0 if the policy does not
+        reserve.
         """
 
-    def move(self, request: Request, count: int) -> list[int] | None:
-        """Return new blocks for those of the request's table, so that `count` more can follow; None if they need not
-        move.
+    def num_reserved_blocks(self, request: Request) -> int:
+        """Return the number of blocks reserved for the request when it starts; 0 if the policy does not reserve."""
 
-        The old ones are not allocated again until `settle`: they are copied from in this step.
+    def move(self, request: Request, count: int) -> list[int] | None:
+        """Return new blocks that replace those of the request's table, so that `count` more can follow; None if no move
+        is needed.
+
+        The step copies from the old blocks, which are therefore not allocated again until `commit`.
         """
 
     def allocate(self, request: Request, count: int, group: int = 0) -> list[int]:
@@ -60,14 +57,14 @@ class AllocationPolicy(Protocol):
     def release(self, request: Request, step: int) -> None: ...
 
     def commit(self, step: int) -> None:
-        """Record that the step ran: its copies were made, and their sources may be reused."""
+        """Free the old blocks of moved requests, after the step that copied from them."""
 
     def holders(self, requests: Iterable[Request]) -> list[Sequence[int]]:
-        """Return lists of blocks, each of which holds one reference to each of its blocks; for the integrity check."""
+        """Return one list of blocks per holder of references, for the integrity check."""
 
 
 class TableAllocation:
-    """Common part of the policies whose requests hold exactly the blocks of their tables, which never move."""
+    """Base of policies whose requests hold exactly the blocks of their tables, which never move."""
 
     def num_held(self, request: Request) -> int:
         return len(request.held_blocks)
@@ -103,10 +100,10 @@ class PagedAllocation(TableAllocation):
         return self._pool.num_usable * self._pool.block_size
 
     def check_fits(self, request: Request) -> None:
-        """Accept every request: what fits into the pool can be served."""
+        """Accept every request: all blocks of the pool can serve any request."""
 
     def num_available(self, request: Request) -> int:
-        """Return the number of blocks that no request holds; the same for every request."""
+        """Return the number of free and evictable blocks; the same for every request."""
         return self._pool.num_available
 
     def allocate(self, request: Request, count: int, group: int = 0) -> list[int]:

@@ -37,11 +37,11 @@ def make_pool(
 ) -> BlockPool:
     """Create the pool for the policy `name`, with every block free.
 
-    Only `paged` has a prefix cache, slots in lower tiers and KV groups. `virtual` needs a `space`, whose blocks are the
-    pool's, instead of `num_blocks`. `other_tiers`: as in `BlockPool`.
+    Only `paged` has a prefix cache, slots in lower tiers and KV groups. `virtual` needs a `space`, whose rows are the
+    pool's blocks; `num_blocks` is then ignored. `other_tiers`: as in `BlockPool`.
 
     Raises:
-        BadInput: for an unknown name, and for prefix caching with a policy that shares no blocks.
+        BadInput: For an unknown name, and for prefix caching with a policy that shares no blocks.
     """
     if name not in ALLOCATORS:
         raise BadInput(f"allocator={name!r} is not accepted: one of {', '.join(ALLOCATORS)}")
@@ -71,40 +71,43 @@ def make_pool(
 def make_allocation(
     name: str, pool: BlockPool, *, max_model_len: int, mapper: PageMapper | None = None
 ) -> AllocationPolicy:
-    """Create the policy `name` over a pool that `make_pool` made for it; no other policy may use the pool.
+    """Create the policy `name` over a pool that `make_pool` made for it. No other policy may use the pool.
 
     `virtual` needs a `mapper` if the blocks have real memory.
 
     Raises:
-        BadInput: for a pool that cannot serve the policy: `contiguous` needs a run of `max_model_len` tokens.
+        BadInput: If the pool is too small for `contiguous`, which needs a run of `max_model_len` tokens.
     """
     assert not pool.num_active, f"{pool.num_active} blocks of the pool are in use"
     if isinstance(pool, MappedPool):
         return VirtualAllocation(pool, mapper or NoMapper())
     if not isinstance(pool, RunPool):
         return PagedAllocation(pool)
-    allocation = RunAllocation(_rule(name, max_model_len), pool, max_model_len=max_model_len)
+    allocation = RunAllocation(_reservation_rule(name, max_model_len), pool, max_model_len=max_model_len)
     if name == "contiguous" and max_model_len > allocation.max_request_tokens:
-        raise BadInput(_too_long(pool, max_model_len, allocation.max_request_tokens))
+        raise BadInput(_too_long_message(pool, max_model_len, allocation.max_request_tokens))
     return allocation
 
 
 def fitting_model_len(name: str, num_blocks: int, block_size: int, max_model_len: int) -> int:
-    """Return `max_model_len`, limited for `contiguous`, which reserves it, to the longest run of a pool of
-    `num_blocks`.
+    """Return the largest maximum length, up to `max_model_len` tokens, that the policy `name` can serve with
+    `num_blocks` blocks.
+
+    Only `contiguous` limits it, to the longest run of the pool, because it reserves the maximum length for each
+    request.
     """
     if name != "contiguous":
         return max_model_len
     return min(max_model_len, RunPool(num_blocks, block_size).longest_run * block_size)
 
 
-def _rule(name: str, max_model_len: int) -> ReservationRule:
+def _reservation_rule(name: str, max_model_len: int) -> ReservationRule:
     if name == "contiguous":
         return ReserveMaximum(max_model_len)
     return ReservePowerOfTwo() if name == "buddy" else ReserveExactly()
 
 
-def _too_long(pool: BlockPool, max_model_len: int, accepted: int) -> str:
+def _too_long_message(pool: BlockPool, max_model_len: int, accepted: int) -> str:
     needed = num_blocks_for(max_model_len, pool.block_size)
     return (
         f"max_model_len={max_model_len} is not accepted with allocator='contiguous': {needed} blocks in a row, rounded"

@@ -1,20 +1,21 @@
-"""Measures what the slots of the KV cache are used for, and how scattered the free ones are. Changes nothing.
+"""Measures how the token slots of the KV cache are used, and how scattered the free ones are. Changes nothing.
 
 The parts are those of PagedAttention's Figure 2 (Kwon et al. 2023, arXiv 2309.06180, sections 3.1 and 6.2):
 
-| in the figure                 | here                                                     |
-|-------------------------------|----------------------------------------------------------|
-| token states                  | `num_used`                                               |
-| reservation                   | `num_reserved`                                           |
-| internal fragmentation        | `num_internal`                                           |
+| in the figure                   | `KVUse`                                                   |
+|---------------------------------|-----------------------------------------------------------|
+| token states                    | `num_used`                                                |
+| reservation                     | `num_reserved`                                            |
+| internal fragmentation          | `num_internal`                                            |
 | external fragmentation & others | `num_rounding + num_external` (`num_external_and_others`) |
 
-What a buddy allocator adds to a reservation to make it a power of two belongs to no token in the paper's sense, but is
-the allocator's loss: it is counted separately (`num_rounding`) and included in the fourth part. The paper's cache has
-no idle prefix blocks; `num_cached` counts them.
+A buddy allocator rounds reservations up to a power of two. In the paper, the added slots belong to no token: they are
+counted separately (`num_rounding`) and included in the fourth part. The paper's cache has no idle prefix blocks;
+`num_cached` counts them.
 
-Under `virtual`, only slots with memory count. The unused rest of a request's pages is `num_internal`; pages that no
-request needs are `num_external`, wherever they are mapped, and since they can be mapped contiguously they are one run.
+Under `virtual`, only slots with memory count. The unused end of a request's pages is `num_internal`. Pages that no
+request needs are `num_external`, and count as one run wherever they are mapped, because they can be mapped
+contiguously.
 """
 
 from __future__ import annotations
@@ -34,40 +35,41 @@ from kvscope_telemetry.ledger import BlockState
 
 @dataclass(frozen=True, slots=True)
 class KVUse:
-    """Counts of token slots. All but `num_slots` and `largest_free_run` are disjoint and sum up to `num_slots`."""
+    """Counts of token slots. All but `num_slots` and `largest_free_run` are disjoint and add up to `num_slots`."""
 
     num_slots: int
     num_used: int
-    """Slots that hold a token of a request; shared ones count once."""
+    """Slots that hold a token of a request; slots shared by several requests count once."""
     num_reserved: int
     """Empty slots reserved for future tokens of their request."""
     num_internal: int
-    """Empty slots that are held and will never be used: reserved beyond the final length if it is known
-    (`expected_tokens`; otherwise they count as reserved), or the rest of a last block (`paged`) or page (`virtual`)."""
+    """Empty slots that are held and will never be used: the unused end of a last block (`paged`) or page (`virtual`),
+    or slots reserved beyond the final length. If the final length (`expected_tokens`) is unknown, the latter count as
+    reserved.
+    """
     num_rounding: int
-    """Empty slots held beyond any reservation, because the allocator only has powers of two of whole blocks."""
+    """Empty slots held beyond any reservation, because the allocator rounds up to a power of two of whole blocks."""
     num_cached: int
-    """Slots that hold a token for a later prompt; no request holds them, and they are evicted when needed."""
+    """Slots in cached blocks, which no request holds and which are evicted when needed."""
     num_external: int
-    """Slots in free blocks."""
     largest_free_run: int
     """Slots of the longest contiguous run of free blocks."""
 
     @property
     def num_external_and_others(self) -> int:
-        """Fourth part of the paper's figure."""
+        """Fourth part of the paper's Figure 2."""
         return self.num_external + self.num_rounding
 
     @property
     def external_fragmentation(self) -> float:
-        """1 - largest free run / free slots: 0 if the free slots are contiguous, or there are none."""
+        """1 - largest free run / free slots, from 0 to 1: 0 if the free slots are contiguous, or there are none."""
         return 1 - self.largest_free_run / self.num_external if self.num_external else 0.0
 
 
 def kv_use(pool: BlockPool, requests: Iterable[Request]) -> KVUse:
-    """Return what the slots of `pool` are used for. `requests` must include all that hold blocks.
+    """Return how the token slots of `pool` are used. `requests` must include all requests that hold blocks.
 
-    Call it between steps: the slots of tokens that a plan is still to write count as unused. O(blocks).
+    Call it between steps: slots that a step in progress will fill count as unused. O(blocks).
     """
     pages = page_slots_of(pool)
     if pages is not None:
@@ -75,13 +77,13 @@ def kv_use(pool: BlockPool, requests: Iterable[Request]) -> KVUse:
     ledger, size = pool.ledger.part(0, pool.num_blocks), pool.block_size
     used = int(ledger.filled[ledger.state == BlockState.ACTIVE].sum())
     reserved, superfluous, has_reservations = _reservations(requests)
-    rest = pool.num_active * size - used - reserved - superfluous
+    remaining = pool.num_active * size - used - reserved - superfluous
     return KVUse(
         num_slots=pool.num_usable * size,
         num_used=used,
         num_reserved=reserved,
-        num_internal=superfluous if has_reservations else rest,
-        num_rounding=rest if has_reservations else 0,
+        num_internal=superfluous if has_reservations else remaining,
+        num_rounding=remaining if has_reservations else 0,
         num_cached=pool.num_cached * size,
         num_external=pool.num_free * size,
         largest_free_run=_longest_run(ledger.state == BlockState.FREE) * size,
@@ -106,8 +108,10 @@ def _page_use(pages: PageSlots, block_size: int, requests: Iterable[Request]) ->
 
 
 def _reservations(requests: Iterable[Request]) -> tuple[int, int, bool]:
-    """Return the empty reserved slots that will be used, those that will not, and whether there is any reservation."""
-    to_come = never = 0
+    """Return the empty reserved slots that will be used, those that will not, and whether any request has a
+    reservation.
+    """
+    usable = superfluous = 0
     has_any = False
     for request in requests:
         computed = request.num_computed_tokens
@@ -115,9 +119,9 @@ def _reservations(requests: Iterable[Request]) -> tuple[int, int, bool]:
             has_any = True
             limit = max(request.num_reserved_tokens, computed)  # a last block may be used beyond the reservation
             final = limit if request.expected_tokens is None else min(limit, request.expected_tokens)
-            to_come += max(0, final - computed)
-            never += limit - max(final, computed)
-    return to_come, never, has_any
+            usable += max(0, final - computed)
+            superfluous += limit - max(final, computed)
+    return usable, superfluous, has_any
 
 
 def _longest_run(mask: npt.NDArray[np.bool_]) -> int:

@@ -1,7 +1,6 @@
-"""A block pool whose rows are virtual addresses, of which only some are backed by memory; for the policy `virtual`.
+"""Block pool of the policy `virtual`: each row is a virtual address, and only some rows are backed by memory.
 
-Owns the set of rows that have memory (`mapped_rows`). It has no prefix cache and does not choose rows: callers say
-which rows to allocate.
+Owns the set of rows that have memory (`mapped_rows`). It has no prefix cache, and callers choose the rows to allocate.
 """
 
 from __future__ import annotations
@@ -17,22 +16,22 @@ from kvscope_telemetry.ledger import BlockState, Tier
 
 
 class MappedPool(BlockPool):
-    """A row for each block of `space`; none has memory before the first `map_rows`."""
+    """Pool with one row per block of `space`. No row has memory before the first `map_rows`."""
 
     def __init__(self, space: AddressSpace, block_size: int, *, num_states: int = 0) -> None:
         self._rows = MappedRows(space.num_rows)
         tiers = {Tier.STATES: num_states}
         super().__init__(space.num_rows, block_size, prefix_caching=False, other_tiers=tiers, free=self._rows)
         self.page_slots = PageSlots(space)
-        """Number of pages of each slot of addresses; the policy changes it."""
+        """Number of page groups of each slot. The policy updates it."""
         self._set_state(0, space.num_rows, BlockState.UNMAPPED)
 
     def map_rows(self, first: int, count: int) -> None:
-        """Mark `count` unmapped rows from `first` on as having memory; they become free."""
+        """Mark `count` unmapped rows from `first` on as mapped and free."""
         self._rows.add(self._set_state(first, count, BlockState.FREE))
 
     def unmap_rows(self, first: int, count: int) -> None:
-        """Mark `count` free rows from `first` on as having no memory."""
+        """Mark `count` free rows from `first` on as unmapped."""
         self._rows.remove(self._set_state(first, count, BlockState.UNMAPPED))
 
     def allocate_mapped(self, first: int, count: int, owner: int) -> list[int]:
@@ -50,5 +49,5 @@ class MappedPool(BlockPool):
 
 
 def page_slots_of(pool: BlockPool) -> PageSlots | None:
-    """Return the pages of a pool whose rows are addresses; None for every other pool."""
+    """Return the page groups of a `MappedPool`; None for every other pool."""
     return pool.page_slots if isinstance(pool, MappedPool) else None

@@ -1,7 +1,6 @@
-"""Free list of the pool under the policy `virtual`: the set of ledger rows that have memory, and of those that are
-free.
+"""Free list of the pool under the policy `virtual`: which ledger rows have memory, and which of those are free.
 
-Owns two flags per row. Independent of slots and pages. Does not choose rows: callers say which rows to allocate.
+Owns two flags per row. Independent of slots and pages. Callers choose the rows to allocate.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ Ids = npt.NDArray[np.int64]
 
 
 class MappedRows:
-    """`num_blocks` rows, none with memory at first."""
+    """Flags of `num_blocks` rows, all of them initially without memory."""
 
     __slots__ = ("_is_free", "_is_mapped", "_num_free", "_num_mapped")
 
@@ -41,41 +40,38 @@ class MappedRows:
         return len(self._is_mapped) - self._num_mapped
 
     def add(self, ids: Ids) -> None:
-        """Mark rows, unmapped so far, as having memory; they become free."""
+        """Mark unmapped rows as mapped and free."""
         assert not self._is_mapped[ids].any(), f"rows {ids.tolist()} are mapped in part already"
         self._is_mapped[ids] = True
         self._num_mapped += len(ids)
         self.append_n(ids)
 
     def remove(self, ids: Ids) -> None:
-        """Mark free rows as unmapped."""
         self.allocate(ids)
         self._is_mapped[ids] = False
         self._num_mapped -= len(ids)
 
     def allocate(self, ids: Ids) -> None:
-        """Mark free rows as used."""
         assert self._is_free[ids].all(), f"rows {ids.tolist()} are not all free and mapped"
         self._is_free[ids] = False
         self._num_free -= len(ids)
 
     def append_n(self, ids: Ids) -> None:
-        """Mark used rows as free; they keep their memory."""
+        """Mark used rows as free. They stay mapped."""
         assert self._is_mapped[ids].all(), f"rows {ids.tolist()} are not all mapped"
         assert not self._is_free[ids].any(), f"rows {ids.tolist()} are free in part already"
         self._is_free[ids] = True
         self._num_free += len(ids)
 
     def popleft(self) -> NoReturn:
-        """Raise AssertionError: callers must name the rows that they take."""
+        """Raise AssertionError: callers choose the rows themselves (`allocate`)."""
         raise AssertionError("rows of address space are taken by name")
 
     def popleft_n(self, count: int) -> NoReturn:
-        """Raise AssertionError: callers must name the rows that they take."""
         raise AssertionError(f"{count} rows of address space are to be taken: they are taken by name")
 
     def check(self) -> None:
-        """Raise AssertionError unless the counts agree with the flags, and free rows have memory."""
+        """Raise AssertionError unless the counts agree with the flags and all free rows have memory."""
         assert self._num_mapped == np.count_nonzero(self._is_mapped), "rows with memory are miscounted"
         assert self._num_free == np.count_nonzero(self._is_free), "free rows are miscounted"
         assert not (self._is_free & ~self._is_mapped).any(), "a row without memory is free"

@@ -1,10 +1,10 @@
 """Number of page groups that are mapped and needed in each slot of the address space.
 
 As in vAttention (Prabhu et al. 2024, arXiv 2405.04437, section 6.1), a slot keeps its groups when its request ends
-(deferred reclamation), and the next request takes the slot that fits it best. Only when no group is free are groups
-unmapped, always the last of a slot, from slots that have more than they need.
+(deferred reclamation), and the next request gets the slot that fits it best. Groups are unmapped only when none is
+free: always the last ones of a slot that has more than it needs.
 
-Owns these counts. Knows neither requests nor blocks, and maps nothing itself.
+Owns these counts. Independent of requests and blocks; maps no memory itself.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ class PageSlots:
 
     @property
     def num_used(self) -> int:
-        """Number of slots in use by a request."""
         return self._num_used
 
     @property
     def num_needed(self) -> int:
-        """Number of groups that hold tokens of a request, or are about to."""
+        """Number of groups needed by requests, summed over all slots."""
         return self._num_needed
 
     @property
@@ -56,16 +55,16 @@ class PageSlots:
         return int(self._needed[slot])
 
     def allocate_slot(self, num_groups: int) -> int:
-        """Take a free slot for a request that needs `num_groups` groups, and return it. There must be a free slot.
+        """Return a free slot for a request that needs `num_groups` groups. There must be a free slot.
 
-        Among the slots with enough mapped groups, the one with the fewest is taken; if none has enough, the one with
+        Among the slots with enough mapped groups, the one with the fewest is chosen; if none has enough, the one with
         the most.
         """
         free = np.flatnonzero(~self._is_used)
         assert len(free), "every slot is taken"
         mapped = self._mapped[free]
-        enough = mapped >= num_groups
-        best = np.where(enough, mapped, np.iinfo(np.int64).max).argmin() if enough.any() else mapped.argmax()
+        is_enough = mapped >= num_groups
+        best = np.where(is_enough, mapped, np.iinfo(np.int64).max).argmin() if is_enough.any() else mapped.argmax()
         slot = int(free[best])
         self._is_used[slot] = True
         self._num_used += 1
@@ -77,7 +76,7 @@ class PageSlots:
         self._needed[slot] = num_groups
 
     def free_slot(self, slot: int) -> None:
-        """Free the slot of a request that ended. Its groups remain mapped."""
+        """Free a slot. Its groups remain mapped."""
         self.set_needed(slot, 0)
         self._is_used[slot] = False
         self._num_used -= 1
@@ -88,31 +87,32 @@ class PageSlots:
         self._mapped[slot] = num_groups
 
     def surplus(self, num_groups: int) -> Iterator[tuple[int, int]]:
-        """Yield the slots from which to unmap `num_groups` groups in total, as (slot, number of groups that remain).
+        """Yield the slots from which to unmap `num_groups` groups in total, as (slot, number of groups that remain
+        mapped).
 
         Slots without a request come first, in descending order. At least `num_groups` mapped groups must be unneeded.
         """
-        over = np.maximum(self._mapped - self._needed, 0)
-        order = np.flatnonzero(over)[::-1]
+        unneeded = np.maximum(self._mapped - self._needed, 0)
+        order = np.flatnonzero(unneeded)[::-1]
         for slot in (*order[~self._is_used[order]].tolist(), *order[self._is_used[order]].tolist()):
             if num_groups <= 0:
                 return
-            count = min(num_groups, int(over[slot]))
+            count = min(num_groups, int(unneeded[slot]))
             num_groups -= count
             yield slot, self.mapped(slot) - count
         assert num_groups <= 0, f"{num_groups} groups more were to be taken away than are mapped and not needed"
 
     def check(self) -> None:
-        """Raise AssertionError, with what is wrong, unless the counts agree."""
+        """Raise AssertionError unless the counts agree."""
         space = self.space
         assert self._num_mapped == self._mapped.sum() <= space.num_groups, "more groups are mapped than there are"
         assert self._num_needed == self._needed.sum(), "the groups needed are miscounted"
         assert self._num_used == self._is_used.sum(), "the slots taken are miscounted"
-        _none("has fewer groups mapped than needed", self._mapped < self._needed)
-        _none("has no request and needs groups", ~self._is_used & (self._needed > 0))
-        _none("has more groups than blocks for them", self._mapped > space.num_groups_for(space.slot_blocks))
+        _assert_no_slot("has fewer groups mapped than needed", self._mapped < self._needed)
+        _assert_no_slot("has no request and needs groups", ~self._is_used & (self._needed > 0))
+        _assert_no_slot("has more groups than blocks for them", self._mapped > space.num_groups_for(space.slot_blocks))
 
 
-def _none(what: str, wrong: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
-    slots = np.flatnonzero(wrong)
-    assert not len(slots), f"slot {slots[0]} {what} ({len(slots)} slots, first: {slots[:8].tolist()})"
+def _assert_no_slot(fault: str, is_wrong: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
+    slots = np.flatnonzero(is_wrong)
+    assert not len(slots), f"slot {slots[0]} {fault} ({len(slots)} slots, first: {slots[:8].tolist()})"

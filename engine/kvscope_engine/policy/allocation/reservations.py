@@ -1,4 +1,4 @@
-"""How many tokens are reserved for a request: the rules in which the reserving policies differ."""
+"""Rules for the number of tokens reserved for a request; the reserving policies differ only in these."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class ReservationRule(Protocol):
         """Name of the policy as in `--allocator`."""
 
     def num_tokens(self, request: Request) -> int:
-        """Return the tokens, prompt and output, to reserve for the request as it is now."""
+        """Return the number of tokens, prompt and output, to reserve for the request in its present state."""
 
     def check(self, request: Request) -> None:
-        """Raise BadInput if the request lacks what the rule needs to know."""
+        """Raise BadInput if the request lacks a value that the rule needs."""
 
 
 class ReserveMaximum:
-    """Reserves the maximum length of any request ("Orca (Max)")."""
+    """Reserves the maximum length of any request ("Orca (Max)" in the PagedAttention paper)."""
 
     name = "contiguous"
 
@@ -37,10 +37,10 @@ class ReserveMaximum:
 
 
 class ReservePowerOfTwo:
-    """Reserves the prompt, and the output rounded up to a power of two: at most twice what it takes ("Orca (Pow2)").
+    """Reserves the prompt, and the output rounded up to a power of two ("Orca (Pow2)" in the PagedAttention paper).
 
-    If the output's length is known (`expected_tokens`), that is rounded, as in the paper: 32 for 25. Otherwise the
-    output so far is, so that the reservation doubles each time the request outgrows it.
+    If the output's length is known (`expected_tokens`), that length is rounded, as in the paper: 25 to 32. Otherwise
+    the present length is rounded, so that the reservation doubles each time the output outgrows it.
     """
 
     name = "buddy"
@@ -57,12 +57,14 @@ class ReservePowerOfTwo:
 
 
 class ReserveExactly:
-    """Reserves the final length of the request ("Orca (Oracle)"): no system knows that, but a simulator does."""
+    """Reserves the final length of the request ("Orca (Oracle)" in the PagedAttention paper). Only a simulator has
+    it.
+    """
 
     name = "oracle"
 
     def num_tokens(self, request: Request) -> int:
-        """Return the final length, or the present one if the request outgrew what was expected."""
+        """Return the final length, or the present one if the request outgrew its `expected_tokens`."""
         return max(request.expected_tokens or 0, request.num_tokens)
 
     def check(self, request: Request) -> None:

@@ -1,8 +1,8 @@
-"""Policies that predate PagedAttention: all of a request's space is reserved in one run of blocks when it starts.
+"""Policies that predate PagedAttention: each request's blocks are reserved as one contiguous run when it starts.
 
 These are the three baselines of PagedAttention (Kwon et al. 2023, arXiv 2309.06180, section 6.1), which differ only in
-how many tokens they reserve (`reservations`). As there, a buddy allocator places them: a run has a power of two of
-blocks. The kernels see an ordinary block table whose blocks happen to be contiguous.
+how many tokens they reserve (`reservations`). As in the paper, a buddy allocator chooses the runs: their length is a
+power of two. The kernels read an ordinary block table whose blocks happen to be contiguous.
 
 Owns the run of each request. Independent of the scheduling order; does not modify requests.
 """
@@ -28,11 +28,12 @@ class Reservation:
 
 
 class RunAllocation:
-    """Reserves a run for each request, as long as `rule` says, and a longer one when it becomes too short.
+    """Reserves a run for each request, with the length that `rule` returns, and a longer one when the run becomes too
+    short.
 
     `pool` must be unused. A run that is too short is doubled in place if the adjacent buddy is free (so a request alone
-    in the pool can always grow). Otherwise the request moves to another run. The old run is held until the step is
-    committed, because the step copies from its blocks and must not copy to them.
+    in the pool can always grow). Otherwise the request moves to another run. The old run stays allocated until the step
+    is committed, because the step copies from its blocks and must not copy to them.
     """
 
     def __init__(self, rule: ReservationRule, pool: RunPool, *, max_model_len: int) -> None:
@@ -53,11 +54,11 @@ class RunAllocation:
 
     @property
     def max_request_tokens(self) -> int:
-        """Maximum length in tokens of a request that runs alone: that of the longest run."""
+        """Capacity of the longest run of the empty pool, in tokens."""
         return self._max_run * self._pool.block_size
 
     def check_fits(self, request: Request) -> None:
-        """Raise BadInput if the request could not run even alone, or lacks what the rule needs to know."""
+        """Raise BadInput if the request could not run even alone, or lacks a value that the rule needs."""
         self._rule.check(request)
         length = request.num_prompt_tokens + request.max_tokens
         if length > self.max_request_tokens:
@@ -68,9 +69,10 @@ class RunAllocation:
             )
 
     def num_available(self, request: Request) -> int:
-        """Return how many blocks the request can get: in its run or in a longer one if it can grow or move there.
+        """Return the number of blocks that the request can get: in its run, or in a longer run that it could extend or
+        move to.
 
-        Without a run, this is the length of its first run, or 0 if no such run is free.
+        For a request without a run, this is the length of its first run, or 0 if no run of that length is free.
         """
         reservation = self._reservations.get(request.number)
         length, table = self._run_length(request), len(request.block_table)
@@ -90,7 +92,7 @@ class RunAllocation:
         return self._run_length(request)
 
     def move(self, request: Request, count: int) -> list[int] | None:
-        """Make room for `count` more blocks in the request's run.
+        """Ensure that the request's run has `count` more blocks than its table.
 
         Returns the new block ids of the request's table if the run had to move, else None.
         """
@@ -113,7 +115,7 @@ class RunAllocation:
         return reservation.run[first : first + count]
 
     def release(self, request: Request, step: int) -> None:
-        """Release the whole run, and the one that the request moved from in this step."""
+        """Release the request's run, and its old run if the request moved in this step."""
         self._pool.release(self._reservations.pop(request.number).run, step)
         if request.number in self._vacated:
             self._pool.release(self._vacated.pop(request.number), step)
@@ -124,7 +126,7 @@ class RunAllocation:
         self._vacated.clear()
 
     def holders(self, requests: Iterable[Request]) -> list[Sequence[int]]:
-        """Return every run, after checking that tables are the beginnings of their runs."""
+        """Return every run. Raises AssertionError unless each table is the beginning of its request's run."""
         without_run = set(self._reservations)
         for request in requests:
             reservation, table = self._reservations.get(request.number), request.block_table
@@ -150,8 +152,8 @@ class RunAllocation:
         reservation.run = self._pool.allocate_run(length, number)
 
     def _num_tokens(self, request: Request) -> int:
-        """Return for how many tokens to reserve: as the rule says, limited to the longest possible request, and at
-        least the request's current tokens.
+        """Return the number of tokens to reserve: as the rule says, at most the longest possible request, and at least
+        the request's current tokens.
         """
         reserved = min(self._rule.num_tokens(request), self._max_model_len, self.max_request_tokens)
         return max(request.num_tokens, reserved)

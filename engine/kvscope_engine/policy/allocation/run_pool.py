@@ -1,6 +1,6 @@
-"""A block pool that allocates contiguous runs of blocks, for the policies that predate PagedAttention.
+"""Block pool that allocates contiguous runs of blocks, for the policies that predate PagedAttention.
 
-Owns the free runs (`BuddyList`). It has no prefix cache: cached blocks would break up the runs.
+Owns the free runs (`BuddyList`). It has no prefix cache, because cached blocks would break up the runs.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from kvscope_telemetry.ledger import Tier
 
 
 class RunPool(BlockPool):
-    """A pool of `num_blocks` blocks, all free at first, without a prefix cache."""
-
     def __init__(self, num_blocks: int, block_size: int, *, num_states: int = 0) -> None:
         self._runs = BuddyList(num_blocks)
         tiers = {Tier.STATES: num_states}
@@ -28,7 +26,9 @@ class RunPool(BlockPool):
         return self._runs.longest
 
     def allocate_run(self, length: int, owner: int) -> list[int]:
-        """Return `length` contiguous blocks for request `owner`: a power of two, at most `longest_run`."""
+        """Return `length` contiguous blocks for request `owner`. `length` must be a power of two and at most
+        `longest_run`.
+        """
         start = self._runs.allocate_run(length)
         self._activate(np.arange(start, start + length, dtype=np.int64), owner)
         return list(range(start, start + length))
@@ -37,9 +37,9 @@ class RunPool(BlockPool):
         return self._runs.has_buddy(run[0], len(run))
 
     def extend_run(self, run: Sequence[int], owner: int) -> list[int]:
-        """Double the active `run` by its buddy before or after it.
+        """Double the active `run` by its free buddy before or after it.
 
-        Returns the run of twice its length for request `owner`.
+        Returns the blocks of the doubled run, which belongs to request `owner`.
         """
         buddy = self._runs.allocate_buddy(run[0], len(run))
         self._activate(np.arange(buddy, buddy + len(run), dtype=np.int64), owner)
@@ -48,14 +48,14 @@ class RunPool(BlockPool):
 
 
 class BuddyList(AllMapped):
-    """The free blocks as runs: a buddy allocator (Knowlton 1965), for policies that need contiguous blocks.
+    """Free blocks as contiguous runs: a buddy allocator (Knowlton 1965).
 
     A run has a power of two of blocks and starts at a multiple of its length. Two free halves of a run ("buddies") are
-    always merged, so free runs are split no further than necessary. Replaces `FreeList` in a pool: it has the same
+    always merged, so free runs are split no further than necessary. It replaces `FreeList` in a pool: it has the same
     methods, and `allocate_run`.
 
-    All `num_blocks` blocks are free at first. If this is not a power of two, there is one run for each of its binary
-    digits, longest first. Taking and returning a run costs O(log num_blocks).
+    All `num_blocks` blocks are free at first. If `num_blocks` is not a power of two, there is one run for each of its
+    binary digits, longest first. Allocating and freeing a run costs O(log num_blocks).
     """
 
     __slots__ = ("_count", "_num_blocks", "_starts")
@@ -86,25 +86,25 @@ class BuddyList(AllMapped):
                 yield start, 1 << order
 
     def allocate_run(self, length: int) -> int:
-        """Return the first block of a run of `length`, a power of two of at most `longest`.
+        """Allocate a run of `length` blocks, a power of two of at most `longest`, and return its first block.
 
-        It is taken from the shortest free run that is long enough, which is split in halves.
+        The shortest free run that is long enough is used, and split in halves.
         """
         assert length & (length - 1) == 0 < length <= self.longest, f"no run of {length} blocks is free"
         order = length.bit_length() - 1
-        found = next(higher for higher in range(order, len(self._starts)) if self._starts[higher])
-        start = self._starts[found].popitem()[0]
-        for half in reversed(range(order, found)):
-            self._starts[half][start + (1 << half)] = None
+        source_order = next(higher for higher in range(order, len(self._starts)) if self._starts[higher])
+        start = self._starts[source_order].popitem()[0]
+        for half_order in reversed(range(order, source_order)):
+            self._starts[half_order][start + (1 << half_order)] = None
         self._count -= length
         return start
 
     def has_buddy(self, start: int, length: int) -> bool:
-        """Whether the other half of the run of twice this length is free."""
+        """Whether the run's buddy, the other half of the run of twice this length, is free."""
         return start ^ length in self._starts[length.bit_length() - 1]
 
     def allocate_buddy(self, start: int, length: int) -> int:
-        """Take the other half, which must be free, of the run of twice this length. Returns its first block."""
+        """Allocate the run's buddy, which must be free. Returns its first block."""
         assert self.has_buddy(start, length), f"the other half to the run of {length} blocks at {start} is not free"
         buddy = start ^ length
         del self._starts[length.bit_length() - 1][buddy]
@@ -115,12 +115,12 @@ class BuddyList(AllMapped):
         return self.allocate_run(1)
 
     def popleft_n(self, count: int) -> list[int]:
-        """Return any `count` free blocks, at most `len(self)`, not necessarily contiguous."""
+        """Return `count` free blocks, at most `len(self)`, not necessarily contiguous."""
         assert 0 <= count <= self._count, f"{count} blocks were taken from a buddy list of {self._count}"
         return [self.allocate_run(1) for _ in range(count)]
 
     def append_n(self, ids: npt.NDArray[np.int64]) -> None:
-        """Return distinct `ids` to the list, in any order."""
+        """Free the blocks `ids`, which must be distinct, in any order."""
         if len(ids):
             in_order = np.sort(ids)
             for span in np.split(in_order, np.flatnonzero(np.diff(in_order) != 1) + 1):
@@ -139,7 +139,7 @@ class BuddyList(AllMapped):
         assert sum(length for _, length in self.runs()) == self._count, f"{self._count} blocks are not what is free"
 
     def _free_span(self, start: int, stop: int) -> None:
-        """Return blocks `start` to `stop` (exclusive), cut into the longest aligned runs."""
+        """Free blocks `start` to `stop` (exclusive), cut into the longest aligned runs."""
         self._count += stop - start
         assert self._count <= self._num_blocks, f"{stop - start} blocks given back to a full buddy list"
         while start < stop:
@@ -150,7 +150,7 @@ class BuddyList(AllMapped):
             start += 1 << order
 
     def _merge(self, start: int, order: int) -> None:
-        """Enter a run of 2**order blocks, merged with its buddy as long as that is free."""
+        """Add a free run of 2**order blocks, merged with its buddy as long as that is free."""
         while order < len(self._starts) and (start ^ (1 << order)) in self._starts[order]:
             del self._starts[order][start ^ (1 << order)]
             start &= ~(1 << order)

@@ -1,12 +1,11 @@
 """The policy `virtual`: each request has addresses for the maximum length, and memory is mapped page by page.
 
-After vAttention (Prabhu et al. 2024, arXiv 2405.04437): a request's blocks are contiguous, so its block table is a
-range, and nothing is reserved but the rest of its last page. That rest is the cost: a page holds far more tokens than a
-block does.
+After vAttention (Prabhu et al. 2024, arXiv 2405.04437). A request's blocks are contiguous, so its block table is a
+range. Only the unused end of its last page is reserved, but a page has far more tokens than a block.
 
 Owns the slot of each request. `PageSlots` counts groups, the pool owns the rows, and the `PageMapper` maps memory.
-Memory is mapped when blocks are allocated, before the step that writes them, and unmapped only while blocks are
-allocated, so never between a step's `schedule` and its end.
+Memory is mapped when blocks are allocated, before the step that writes them. It is unmapped only while blocks are
+allocated, and therefore never between a step's `schedule` and its end.
 """
 
 from __future__ import annotations
@@ -24,23 +23,23 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.ledger import BlockState
 
 SPARE_SHARE: Final = 100
-"""One page group in this many, and at least one, is kept for the running requests when another one is admitted."""
+"""One page group in this many, and at least one, stays available to running requests when another one is admitted."""
 
 
 class PageMapper(Protocol):
-    """Maps physical memory to the addresses of blocks: within a slot, from the first block on; unmapping starts at the
-    last.
+    """Maps physical memory to the addresses of blocks. Within a slot, mapping starts at the first block and unmapping
+    at the last.
     """
 
     def map(self, first_block: int, num_blocks: int) -> None:
-        """Map memory to `num_blocks` blocks from `first_block` on, none of which has memory yet."""
+        """Map memory to `num_blocks` blocks from `first_block` on, none of which may have memory."""
 
     def unmap(self, first_block: int, num_blocks: int) -> None:
-        """Unmap the memory of these blocks; their content is lost. Nothing may be using them."""
+        """Unmap the memory of these blocks. Their content is lost, so no running step may use them."""
 
 
 class NoMapper:
-    """Maps nothing, for a simulation."""
+    """`PageMapper` of a simulation, which has no memory to map."""
 
     def map(self, first_block: int, num_blocks: int) -> None: ...
 
@@ -63,7 +62,7 @@ class VirtualAllocation(TableAllocation):
 
     @property
     def reserves(self) -> bool:
-        """Whether requests reserve: True, since a request holds the rest of its last page."""
+        """Always True: a request holds all blocks of its last page."""
         return True
 
     @property
@@ -81,9 +80,11 @@ class VirtualAllocation(TableAllocation):
             )
 
     def num_available(self, request: Request) -> int:
-        """Return the blocks left in the request's pages, plus those that free and unneeded groups would add."""
+        """Return the number of blocks left in the request's pages, plus those that free and unneeded groups would
+        add.
+        """
         slot, pages = self._slots.get(request.number), self._pages
-        groups = pages.num_available + (pages.needed(slot) if slot is not None else -self._spare)
+        groups = pages.num_available + (pages.needed(slot) if slot is not None else -self._num_spare_groups)
         if slot is None and pages.num_used == self._space.num_slots:
             return 0
         backed = min(self._space.num_backed(max(0, groups)), self._space.slot_blocks)
@@ -96,17 +97,17 @@ class VirtualAllocation(TableAllocation):
             known = num_blocks_for(request.num_tokens, self._pool.block_size)
             slot = self._slots[request.number] = self._pages.allocate_slot(self._space.num_groups_for(known))
         held = len(request.block_table)
-        self._back(slot, self._space.num_groups_for(held + count))
+        self._ensure_mapped(slot, self._space.num_groups_for(held + count))
         first = slot * self._space.slot_blocks + held
         return self._pool.allocate_mapped(first, count, request.number)
 
     def release(self, request: Request, step: int) -> None:
-        """Free the slot. Its pages remain mapped for the next request, until another one needs them."""
+        """Free the slot. Its pages remain mapped until another request needs them."""
         self._pages.free_slot(self._slots.pop(request.number))
         self._pool.release(request.block_table, step)
 
     def holders(self, requests: Iterable[Request]) -> list[Sequence[int]]:
-        """Return the block tables, after checking slots, pages and rows."""
+        """Return the block tables. Raises AssertionError unless slots, pages and rows agree."""
         self._pages.check()
         tables: list[Sequence[int]] = []
         without_slot = set(self._slots)
@@ -120,45 +121,47 @@ class VirtualAllocation(TableAllocation):
         return tables
 
     @property
-    def _spare(self) -> int:
-        """Number of groups that a new request leaves free, so that it is not preempted immediately: none if nothing
-        runs.
+    def _num_spare_groups(self) -> int:
+        """Number of groups that must stay available when a request starts, so that it is not preempted immediately; 0
+        if no request runs.
         """
         return max(1, self._space.num_groups // SPARE_SHARE) if self._slots else 0
 
-    def _back(self, slot: int, num_groups: int) -> None:
-        """Map memory behind the first `num_groups` groups of the slot, unmapping other slots' surplus if none
-        is free.
+    def _ensure_mapped(self, slot: int, num_groups: int) -> None:
+        """Map memory behind the first `num_groups` groups of the slot, unmapping other slots' surplus if too few groups
+        are free.
         """
         pages = self._pages
         pages.set_needed(slot, num_groups)
         missing = num_groups - pages.mapped(slot)
         if missing <= 0:
             return
-        for other, kept in list(pages.surplus(missing - pages.num_free)):
-            self._unmap(other, kept)
+        for other_slot, num_remaining in list(pages.surplus(missing - pages.num_free)):
+            self._unmap(other_slot, num_remaining)
         self._map(slot, num_groups)
 
     def _map(self, slot: int, num_groups: int) -> None:
-        first, count = self._rows(slot, self._pages.mapped(slot), num_groups)
+        first, count = self._row_span(slot, self._pages.mapped(slot), num_groups)
         if count:  # 0 if the slot's last block lies within the groups mapped before
             self._mapper.map(first, count)
             self._pool.map_rows(first, count)
         self._pages.set_mapped(slot, num_groups)
 
     def _unmap(self, slot: int, num_groups: int) -> None:
-        first, count = self._rows(slot, num_groups, self._pages.mapped(slot))
+        first, count = self._row_span(slot, num_groups, self._pages.mapped(slot))
         if count:
             self._mapper.unmap(first, count)
             self._pool.unmap_rows(first, count)
         self._pages.set_mapped(slot, num_groups)
 
-    def _rows(self, slot: int, low: int, high: int) -> tuple[int, int]:
-        """Return the first block that groups `low` to `high` (exclusive) of the slot back, and how many they back."""
-        start, stop = self._backed(low), self._backed(high)
+    def _row_span(self, slot: int, start_group: int, stop_group: int) -> tuple[int, int]:
+        """Return the first row, and the number of rows, that the slot's groups from `start_group` to `stop_group`
+        back.
+        """
+        start, stop = self._num_backed(start_group), self._num_backed(stop_group)
         return slot * self._space.slot_blocks + start, stop - start
 
-    def _backed(self, num_groups: int) -> int:
+    def _num_backed(self, num_groups: int) -> int:
         return min(self._space.num_backed(num_groups), self._space.slot_blocks)
 
     def _check_request(self, request: Request) -> None:
@@ -172,9 +175,9 @@ class VirtualAllocation(TableAllocation):
         assert self._pages.needed(slot) == needed, f"slot {slot} needs {needed} groups, not {self._pages.needed(slot)}"
 
     def _check_rows(self) -> None:
-        """Raise AssertionError unless exactly the first rows of each slot, those that its pages back, have memory."""
+        """Raise AssertionError unless exactly the rows that the mapped groups back have memory."""
         space, state = self._space, self._pool.ledger.state
-        backed = np.array([self._backed(self._pages.mapped(slot)) for slot in range(space.num_slots)])
+        backed = np.array([self._num_backed(self._pages.mapped(slot)) for slot in range(space.num_slots)])
         is_mapped = (state != BlockState.UNMAPPED).reshape(space.num_slots, space.slot_blocks)
         wrong = np.flatnonzero(is_mapped != (np.arange(space.slot_blocks) < backed[:, None]))
         assert not len(wrong), f"block {wrong[0]} has memory and no page, or a page and no memory ({len(wrong)} blocks)"

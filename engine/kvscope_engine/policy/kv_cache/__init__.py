@@ -1,1 +1,1 @@
-"""The block pool: block allocation, block contents, and changed rows. Independent of the scheduling order."""
+"""The block pool: allocation, contents and changes of blocks. Independent of the scheduling order."""

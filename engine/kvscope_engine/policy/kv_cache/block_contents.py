@@ -1,4 +1,4 @@
-"""Returns the tokens that a block holds, for a user who selects a block of the page map."""
+"""Returns the tokens in a block, for a user who selects it in the page map."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from kvscope_telemetry.messages.commands import BlockContent
 def block_content(
     block: int, pool: BlockPool, requests: Mapping[int, Request], prefix_of: Callable[[int], Prefix | None]
 ) -> BlockContent:
-    """Return the token ids in `block`, a row of the ledger, without text; none if it holds nothing or does not exist.
+    """Return the token ids in `block`, a row of the ledger, without text; empty if the block is empty or does not
+    exist.
 
-    For a recurrent state: the tokens of the last block before it. `requests` are the unfinished ones by number;
-    `prefix_of` returns the prefix in a row of any tier. The cost is linear in the length of the block tables searched.
+    For the row of a recurrent state, these are the tokens of the last block before the state's position. `requests` are
+    the unfinished ones by number; `prefix_of` returns the prefix in a row of any tier. The cost is linear in the length
+    of the block tables searched.
     """
     if not 0 <= block < pool.ledger.num_blocks or not pool.ledger.filled[block]:
         return BlockContent(block=block)
     owner, filled = int(pool.ledger.owner[block]), int(pool.ledger.filled[block])
     prefix = prefix_of(block)
     if prefix is not None:
-        notes = _separators(prefix.adapter, prefix.salt)
+        notes = _cache_separators(prefix.adapter, prefix.salt)
         return BlockContent(block=block, number=owner, start=prefix.start, token_ids=prefix.token_ids, notes=notes)
     is_state = block >= pool.first_state
     holder = requests.get(owner) if is_state else _holder(block, owner, requests)
@@ -36,20 +38,19 @@ def block_content(
     else:
         start = holder.kv_tables[int(pool.ledger.group[block])].index(block) * pool.block_size
     tokens = tuple(holder.tokens(start, start + filled))
-    notes = _separators("" if holder.adapter is None else holder.adapter.name, "" if start else holder.cache_salt)
+    notes = _cache_separators("" if holder.adapter is None else holder.adapter.name, "" if start else holder.cache_salt)
     return BlockContent(block=block, number=holder.number, start=start, token_ids=tokens, notes=notes)
 
 
-def _separators(adapter: str, salt: str) -> tuple[tuple[str, str], ...]:
-    """Return (name, value) of the adapter and the cache salt, if any, which separate equal texts in the prefix cache.
-
-    The salt is known for the first block of a text only.
+def _cache_separators(adapter: str, salt: str) -> tuple[tuple[str, str], ...]:
+    """Return (name, value) of the adapter and the cache salt, if any, which separate equal texts in the prefix
+    cache.
     """
     return tuple((name, text) for name, text in (("LoRA", adapter), ("Cache salt", salt)) if text)
 
 
 def _holder(block: int, owner: int, requests: Mapping[int, Request]) -> Request | None:
-    """Return a request whose tables contain the block: the one that wrote it, or another that shares it."""
+    """Return a request whose tables contain the block: its owner if possible, else another one that shares it."""
     request = requests.get(owner)
     if request is not None and _tables_contain(request, block):
         return request

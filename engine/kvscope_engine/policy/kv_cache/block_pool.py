@@ -1,16 +1,16 @@
-"""The block pool: the ledger row of every block, allocation and eviction of blocks, and which rows changed.
+"""The block pool: ledger row of every block, allocation and eviction of blocks, and the set of changed rows.
 
-Owns the ledger, the free list, reference counts, the prefix index and the eviction order. Knows block ids and request
-numbers, but neither the requests nor what is computed in a block.
+Owns the ledger, the free list, reference counts, the prefix index and the eviction order. Works with block ids and
+request numbers; independent of requests and of the content of blocks.
 
 All KV groups share the pool: a block belongs to the group that it was last allocated for, and a single eviction order
 serves all groups (docs/internals/decisions/0020-kv-groups-share-one-pool.md). If a group has a window, block 0 is never
 allocated (`NULL_BLOCK`).
 
-A block is free (holds nothing), active (held by `ref_count` block tables or reservations) or cached (not held, full and
-hashed; kept for later prompts and evicted, oldest first, when no free block is left, unless it is pinned). With
-the unmapped rows, which cannot be allocated, these numbers always sum up to `num_blocks`; `check_integrity` reports
-where that, or any other invariant here, is broken.
+A block is free (empty), active (held by `ref_count` block tables or reservations) or cached (not held, full and
+hashed). Cached blocks can be reused by later prompts. They are evicted, oldest first, when no free block is left,
+unless they are pinned. With the unmapped rows, which cannot be allocated, these numbers always add up to `num_blocks`.
+`check_integrity` checks this and all other invariants.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ MAX_PREFIX_HITS: Final = np.iinfo(np.uint16).max
 
 
 class LowerTier(Protocol):
-    """Receives evicted blocks."""
+    """Destination of evicted blocks."""
 
     def offload(self, blocks: list[int], prefixes: list[Prefix]) -> list[bool]:
-        """Copy `blocks`, which hold `prefixes` and are about to be reused.
+        """Copy `blocks`, which contain `prefixes` and are about to be reused.
 
-        Returns which prefixes can still be found.
+        Returns, for each prefix, whether it can still be found in a lower tier.
         """
 
 
@@ -52,16 +52,13 @@ class BlockPool:
     The ledger has more rows after those of the blocks: one per slot of the lower tiers, which `LowerTiers` manages,
     then one per slot of recurrent states, on the device and in host memory, which `StatePool` manages.
 
-    Methods that change blocks cost about the same for one block as for some dozens: numpy only pays off from there on,
-    so single blocks have a separate code path.
-
     Args:
         num_blocks: Number of blocks.
         block_size: Token slots per block.
         prefix_caching: Whether full blocks can be found by their contents.
         salt: Seed of the prefix hashes; random if None.
         other_tiers: Number of ledger rows by tier, other than those of the blocks.
-        free: Chooses the next free block; a `FreeList` if None.
+        free: Free list of the pool; a `FreeList` if None.
         groups: Rules of the KV groups that share the blocks.
     """
 
@@ -91,21 +88,23 @@ class BlockPool:
         self.history = PrefixHistory() if prefix_caching else None
         self.moves = MoveLog()
         self.lower_tier: LowerTier | None = None
-        """Receives evicted blocks before they are reused. If None, their contents are lost."""
+        """Destination of evicted blocks. If None, their contents are lost."""
         self.cache_log: CacheLog | None = None
-        """Records what enters and leaves the prefix cache; None if no KV events are published."""
+        """Log of insertions into the prefix cache and removals from it; None if no KV events are published."""
         self.step = 0
-        """Number of the step in progress, which dates changes. Set by the scheduler."""
+        """Number of the step in progress, with which changes are dated. Set by the scheduler."""
         self.evicted_blocks = 0
-        """Cached blocks that lost their prefix since the start: reused for another request, or evicted on demand."""
+        """Number of cached blocks that lost their prefix since the start, by reuse or on request."""
         keeps_null = any(group.window for group in groups)
         self._free: FreeBlocks = free if free is not None else FreeList(num_blocks, keeps_null=keeps_null)
         self.num_usable = num_blocks - keeps_null
-        """Number of blocks that can be allocated. If rows are addresses (`virtual`), there may be memory for fewer."""
+        """Number of blocks that can be allocated. Under `virtual`, where rows are addresses, there may be memory for
+        fewer.
+        """
         if keeps_null:
             self.ledger.state[NULL_BLOCK] = BlockState.UNMAPPED
         self.changed_rows = ChangedRows(self.ledger.num_blocks)
-        """Rows changed since they were last drained. Whatever manages rows of the ledger marks its changes here."""
+        """Rows changed since they were last drained. All code that changes the ledger must mark the rows."""
         self._eviction_order = EvictionOrder(self.ledger.eviction_order, self.changed_rows)
         self._is_measured = False
         self._ref_counts = self.ledger.ref_count.data  # 3 x faster than numpy for one element
@@ -118,17 +117,16 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        """Number of blocks that no table holds, kept for their prefix."""
+        """Number of blocks that no table holds and that contain a cached prefix."""
         return self._eviction_order.num_cached
 
     @property
     def num_active(self) -> int:
-        """Number of blocks in at least one block table, or reserved for one."""
         return self.num_blocks - len(self._free) - self._eviction_order.num_cached - self.num_unmapped
 
     @property
     def num_unmapped(self) -> int:
-        """Number of rows that cannot be allocated: rows without memory, if rows are addresses, and the null block."""
+        """Number of rows that cannot be allocated: the null block, and under `virtual` the rows without memory."""
         return self._free.num_unmapped
 
     @property
@@ -137,28 +135,28 @@ class BlockPool:
 
     @property
     def pinned(self) -> Set[int]:
-        """Blocks, active or cached, that are not evicted."""
+        """Active or cached blocks that are protected from eviction."""
         return self._eviction_order.pinned
 
     def ref_count(self, block: int) -> int:
         return self._ref_counts[block]
 
     def is_private(self, block: int) -> bool:
-        """Whether an active block may be written to: one table holds it, and the prefix cache does not."""
+        """Whether an active block may be written to, because one table holds it and the prefix cache does not."""
         return self._ref_counts[block] == 1 and not self._hashes[block]
 
     def prefix(self, block: int) -> Prefix | None:
-        """Return the prefix of a hashed block, active or cached; None for every other."""
+        """Return the prefix of a hashed block, active or cached; None for any other block."""
         return self.index.prefix(block) if self.index is not None else None
 
     def num_idle(self, blocks: Iterable[int]) -> int:
-        """Return how many of `blocks` are cached and not pinned, so that a hit on them reduces `num_available`."""
+        """Return how many of `blocks` are cached and not pinned. A hit on them reduces `num_available`."""
         idle = self._eviction_order.idle
         return sum(block in idle for block in blocks)
 
     def allocate(self, count: int, owner: int, group: int = 0) -> list[int]:
-        """Return `count` empty blocks for request `owner` in a KV group, with one reference each; at most
-        `num_available`.
+        """Return `count` empty blocks, at most `num_available`, for request `owner` in a KV group, with one reference
+        each.
         """
         if count == 1 and self._free:
             block = self._free.popleft()
@@ -172,13 +170,13 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Add a reference to these active `blocks`, which must be distinct."""
+        """Add a reference to active, distinct `blocks`."""
         ids = np.array(blocks, np.int64)
         self.ledger.ref_count[ids] += 1
         self.changed_rows.add(ids)
 
     def hit(self, blocks: Sequence[int], step: int) -> None:
-        """Add a reference to distinct `blocks`, active or cached, in which a prompt found its prefix."""
+        """Add a reference to distinct `blocks`, active or cached, whose prefixes a prompt reuses."""
         ids, ledger = np.array(blocks, np.int64), self.ledger
         for block in ids[ledger.ref_count[ids] == 0].tolist():
             self._eviction_order.remove(block)
@@ -191,8 +189,7 @@ class BlockPool:
     def release(self, blocks: Sequence[int], step: int) -> None:
         """Remove a reference to distinct `blocks`, given in the order of their block table.
 
-        They are released from the end: of two blocks of one text the later is evicted first, since it is of no use
-        alone.
+        Of two blocks of one text, the later one is evicted first, because it is of no use without the earlier one.
         """
         ids, ledger = np.array(blocks[::-1], np.int64), self.ledger
         counts = ledger.ref_count[ids] - 1
@@ -200,13 +197,13 @@ class BlockPool:
         ledger.ref_count[ids] = counts
         ledger.last_used_step[ids] = step
         self.changed_rows.add(ids)
-        unheld = ids[counts == 0]
-        hashed = ledger.hash[unheld] != 0
-        self._retire(unheld[hashed])
-        self._clear(unheld[~hashed])
+        unreferenced = ids[counts == 0]
+        is_hashed = ledger.hash[unreferenced] != 0
+        self._mark_cached(unreferenced[is_hashed])
+        self._clear(unreferenced[~is_hashed])
 
     def record_write(self, blocks: Sequence[int], filled: Sequence[int], owners: Sequence[int], step: int) -> None:
-        """Record that request `owners[i]` wrote to `blocks[i]`, which now has `filled[i]` used slots."""
+        """Record that request `owners[i]` wrote to `blocks[i]`, which now has `filled[i]` used token slots."""
         ids, ledger = np.array(blocks, np.int64), self.ledger
         ledger.filled[ids] = filled
         ledger.owner[ids] = owners
@@ -214,7 +211,7 @@ class BlockPool:
         self.changed_rows.add(ids)
 
     def record_move(self, sources: Sequence[int], targets: Sequence[int], owner: int, step: int) -> None:
-        """Record that a request's tokens moved: `targets[i]` has what `sources[i]` had, which is then empty."""
+        """Record that request `owner`'s tokens moved from `sources[i]`, which is then empty, to `targets[i]`."""
         filled = self.ledger.filled[np.array(sources, np.int64)].tolist()
         owners = [owner] * len(targets)
         self.record_write(sources, [0] * len(sources), owners, step)
@@ -227,8 +224,8 @@ class BlockPool:
         self.changed_rows.add(np.array([block, other], np.int64))
 
     def record_attention(self, ids: Ids, attention: npt.NDArray[np.uint32], step: int) -> None:
-        """Record measured attention (`ledger.attention_units`) of active blocks; the maximum for a block that appears
-        repeatedly.
+        """Record measured attention (`ledger.attention_units`) of active blocks. If `ids` contains a block several
+        times, the maximum is recorded.
         """
         self._is_measured = True
         order = np.argsort(attention, kind="stable")
@@ -237,9 +234,9 @@ class BlockPool:
         self.changed_rows.add(ids)
 
     def record_skips(self, ids: Ids, skipped: npt.NDArray[np.uint32]) -> None:
-        """Record the part of each active block that decodes skipped with sparse attention (`ledger.attention_units`).
+        """Record the share of each active block that decodes skipped with sparse attention (`ledger.attention_units`).
 
-        If `ids` has a block several times, its smallest value counts.
+        If `ids` contains a block several times, the minimum is recorded.
         """
         self._is_measured = True
         order = np.argsort(skipped, kind="stable")[::-1]
@@ -247,9 +244,9 @@ class BlockPool:
         self.changed_rows.add(ids)
 
     def seal(self, block: int, prefix: Prefix) -> None:
-        """Enter a full active block into the prefix cache.
+        """Insert a full active block into the prefix cache.
 
-        If another block holds the same text, this one remains unhashed and is freed when it is released.
+        If another block has the same prefix, this one remains unhashed and is freed when it is released.
         """
         if self.index is not None and self.index.insert(block, prefix):
             assert self.history is not None, "an index without a history"
@@ -258,16 +255,16 @@ class BlockPool:
             self._parents[block] = prefix.published_parent
             self.changed_rows.add_one(block)
             if self.cache_log is not None:
-                self.cache_log.stored(prefix)
+                self.cache_log.record_stored(prefix)
 
     def reset_prefix_cache(self) -> int:
-        """Drop every prefix, pinned ones too. Returns how many cached blocks became free."""
+        """Drop every prefix, including pinned ones. Returns the number of cached blocks that became free."""
         if self.index is None:
             return 0
         assert self.history is not None, "an index without a history"
         self.history.clear()
         if self.cache_log is not None:
-            self.cache_log.cleared()
+            self.cache_log.record_cleared()
         hashed = np.array(self.index.clear(), np.int64)
         self._unhash(hashed)
         self.changed_rows.add(hashed)
@@ -276,12 +273,12 @@ class BlockPool:
         return len(idle)
 
     def pin(self, blocks: Sequence[int]) -> None:
-        """Protect hashed blocks from eviction until `unpin`. `num_available` may decrease by as many."""
+        """Protect hashed blocks from eviction until `unpin`. Reduces `num_available` by up to `len(blocks)`."""
         assert all(self._hashes[block] for block in blocks), f"a block of {blocks} holds no prefix"
         self._eviction_order.pin(blocks)
 
     def unpin(self, blocks: Iterable[int]) -> None:
-        """Let blocks be evicted again. Does nothing for those that are not pinned."""
+        """Make blocks evictable again. Blocks that are not pinned are ignored."""
         self._eviction_order.unpin(blocks)
 
     def is_evictable(self, block: int) -> bool:
@@ -291,11 +288,11 @@ class BlockPool:
         """Drop the prefixes of evictable, distinct `blocks`, which become free."""
         for block in blocks:
             self._eviction_order.remove(block)
-        self._lose_prefixes(list(blocks))
+        self._drop_prefixes(list(blocks))
         self._clear(np.array(blocks, np.int64))
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
-        """Raise AssertionError, with what is wrong and where, unless all parts agree with `tables`.
+        """Raise AssertionError unless all parts of the pool agree with `tables`.
 
         `tables` are the block tables or, if blocks are reserved, the reservations that contain them.
         """
@@ -342,7 +339,7 @@ class BlockPool:
         self.ledger.hash[ids] = 0
         self.ledger.parent[ids] = 0
 
-    def _retire(self, ids: Ids) -> None:
+    def _mark_cached(self, ids: Ids) -> None:
         """Mark unheld, hashed blocks as cached; the first of `ids` is evicted first."""
         self.ledger.state[ids] = BlockState.CACHED
         self._eviction_order.add(ids)
@@ -350,23 +347,23 @@ class BlockPool:
     def _evict(self, count: int) -> list[int]:
         assert count <= len(self._eviction_order), f"{count} blocks to evict, {len(self._eviction_order)} cached"
         blocks = self._eviction_order.pop(count)
-        self._lose_prefixes(blocks)
+        self._drop_prefixes(blocks)
         return blocks
 
-    def _lose_prefixes(self, blocks: list[int]) -> None:
+    def _drop_prefixes(self, blocks: list[int]) -> None:
         """Drop or offload the prefixes of cached blocks that are no longer in the eviction order."""
         assert self.index is not None, "a block is cached without a prefix index"
         prefixes = [self.index.remove(block) for block in blocks]
         if self.cache_log is not None:
-            self.cache_log.removed(prefixes)
+            self.cache_log.record_removed(prefixes)
         assert self.history is not None, "an index without a history"
         self.history.record_lost(prefixes if self.lower_tier is None else self._offload(blocks, prefixes), self.step)
         self._unhash(np.array(blocks, np.int64))
         self.evicted_blocks += len(blocks)
-        self.moves.evicted(blocks)
+        self.moves.record_evicted(blocks)
 
     def _offload(self, blocks: list[int], prefixes: list[Prefix]) -> list[Prefix]:
         """Offload evicted blocks to the lower tier. Returns the prefixes that are lost."""
         assert self.lower_tier is not None, "there is no lower tier"
-        kept = self.lower_tier.offload(blocks, prefixes)
-        return [prefix for prefix, is_kept in zip(prefixes, kept, strict=True) if not is_kept]
+        are_kept = self.lower_tier.offload(blocks, prefixes)
+        return [prefix for prefix, is_kept in zip(prefixes, are_kept, strict=True) if not is_kept]

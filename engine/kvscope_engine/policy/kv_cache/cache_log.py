@@ -1,7 +1,7 @@
-"""Log of what entered and left the prefix cache since the last call, as KV events, in order.
+"""Log of blocks that entered or left the prefix cache since the last `drain`, as KV events in order.
 
-Owns how changes of blocks become events: consecutive blocks of one text are one event. Knows prefixes, but neither
-blocks nor the readers of the events.
+Decides how changes of blocks are grouped: consecutive blocks of one text form one event. Independent of block ids and
+of the readers of the events.
 """
 
 from __future__ import annotations
@@ -19,36 +19,37 @@ MEDIA: Final = {Tier.HBM: "GPU", Tier.HOST: "CPU", Tier.DISK: "STORAGE"}
 
 
 class CacheLog:
-    """Collects KV events of a cache with blocks of `block_size` tokens.
+    """Collects the KV events of a cache with blocks of `block_size` tokens.
 
-    With several KV groups (`has_groups`), each event belongs to one group; the hash of a block is the same in all.
+    With several KV groups (`has_groups`), each event belongs to one group; the hash of a block is the same in all
+    groups.
     """
 
     def __init__(self, block_size: int) -> None:
         self.has_groups = False
         self._block_size = block_size
         self._events: list[KvEvent] = []
-        self._run: list[Prefix] = []
-        self._run_tier = Tier.HBM
+        self._pending_run: list[Prefix] = []
+        self._pending_tier = Tier.HBM
 
-    def stored(self, prefix: Prefix, tier: Tier = Tier.HBM) -> None:
-        """Record that the prefix can be found in `tier` from now on."""
-        if self._run and (tier != self._run_tier or prefix.parent != self._run[-1].digest):
+    def record_stored(self, prefix: Prefix, tier: Tier = Tier.HBM) -> None:
+        """Record that the prefix can be found in `tier` from then on."""
+        if self._pending_run and (tier != self._pending_tier or prefix.parent != self._pending_run[-1].digest):
             self._flush_run()
-        self._run.append(prefix)
-        self._run_tier = tier
+        self._pending_run.append(prefix)
+        self._pending_tier = tier
 
-    def removed(self, prefixes: Iterable[Prefix], tier: Tier = Tier.HBM) -> None:
+    def record_removed(self, prefixes: Iterable[Prefix], tier: Tier = Tier.HBM) -> None:
         """Record that the prefixes can no longer be found in `tier`."""
         by_group: dict[int, list[Prefix]] = {}
         for prefix in prefixes:
             by_group.setdefault(prefix.group, []).append(prefix)
         for group, removed in by_group.items():
             self._flush_run()
-            hashes = tuple([_hash(prefix.digest) for prefix in removed])
+            hashes = tuple([_block_hash(prefix.digest) for prefix in removed])
             self._events.append(BlockRemoved(hashes, MEDIA[tier], group_idx=self._published_group(group)))
 
-    def cleared(self) -> None:
+    def record_cleared(self) -> None:
         self._flush_run()
         self._events.append(AllBlocksCleared())
 
@@ -61,16 +62,16 @@ class CacheLog:
         return group if self.has_groups else None
 
     def _flush_run(self) -> None:
-        if not self._run:
+        if not self._pending_run:
             return
-        run, self._run = self._run, []
+        run, self._pending_run = self._pending_run, []
         self._events.append(
             BlockStored(
-                tuple([_hash(prefix.digest) for prefix in run]),
-                _hash(run[0].parent) if run[0].parent else None,
+                tuple([_block_hash(prefix.digest) for prefix in run]),
+                _block_hash(run[0].parent) if run[0].parent else None,
                 tuple([token for prefix in run for token in prefix.token_ids]),
                 self._block_size,
-                medium=MEDIA[self._run_tier],
+                medium=MEDIA[self._pending_tier],
                 lora_name=run[0].adapter or None,
                 group_idx=self._published_group(run[0].group),
                 extra_keys=_extra_keys(run),
@@ -78,7 +79,7 @@ class CacheLog:
         )
 
 
-def _hash(digest: bytes) -> int:
+def _block_hash(digest: bytes) -> int:
     """Return the published hash without the KV group, as in vLLM."""
     return published_hash(digest[:DIGEST_BYTES])
 

@@ -1,4 +1,4 @@
-"""Which rows of the ledger changed since the last frame."""
+"""The set of ledger rows changed since the last frame."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 
 class ChangedRows:
-    """Set of rows of the ledger changed since the last frame, as flags and a list.
+    """Set of changed ledger rows, as one flag per row and a list.
 
     Costs O(changed), bounded by the pool. Adding and draining never scan all `num_rows`.
     """
@@ -28,13 +28,13 @@ class ChangedRows:
             self._ids.append(row)
 
     def add(self, rows: npt.NDArray[np.int64]) -> None:
-        """Mark rows, shape `(n,)`, each at most once."""
-        fresh = rows[~self._flags_array[rows]]
-        self._flags_array[fresh] = True
-        self._ids += fresh.tolist()
+        """Mark rows, shape `(n,)` without duplicates, as changed."""
+        new_rows = rows[~self._flags_array[rows]]
+        self._flags_array[new_rows] = True
+        self._ids += new_rows.tolist()
 
     def drain(self) -> npt.NDArray[np.uint32]:
-        """Return the marked rows, sorted, and clear the marks."""
+        """Return the changed rows, sorted, and clear the set."""
         rows = np.array(self._ids, np.uint32)
         rows.sort()
         self._flags_array[rows] = False

@@ -17,26 +17,26 @@ MAX_EVICTION_ORDER: Final = np.iinfo(np.uint32).max
 
 
 class EvictionOrder:
-    """The cached rows of one tier in the order in which they are evicted, and the pinned rows.
+    """Cached rows of one tier in the order in which they are evicted, and the pinned rows.
 
     Owns the order, the pins and the ledger's column `eviction_order` of its rows: a row gets the next number when it
-    becomes evictable, and 0 when it no longer is. Pinned rows are not in the order until they are unpinned; a pin holds
-    whether its row is in use or cached. Callers mark the rows as changed that they add, remove or pop; `pin`, `unpin`
-    and `refresh` mark theirs. See docs/internals/decisions/0023-eviction-order-is-a-counter.md.
+    becomes evictable, and 0 when it no longer is. Pinned rows, in use or cached, are not in the order until they are
+    unpinned. Callers mark the rows as changed that they add, remove or pop; `pin`, `unpin` and `refresh` mark theirs.
+    See docs/internals/decisions/0023-eviction-order-is-a-counter.md.
     """
 
-    __slots__ = ("_changed", "_column", "_next", "_numbers", "_pinned_cached", "idle", "pinned")
+    __slots__ = ("_changed", "_column", "_next_number", "_numbers", "_pinned_cached", "idle", "pinned")
 
     def __init__(self, column: npt.NDArray[np.uint32], changed: ChangedRows) -> None:
         self.pinned: set[int] = set()
-        """Rows, in use or cached, that are not evicted."""
+        """Rows, in use or cached, that are protected from eviction."""
         self.idle: OrderedDict[int, None] = OrderedDict()
-        """Evictable rows, the next one first, for callers that inspect many. Only this class changes it."""
+        """Evictable rows, the next one first. Other classes may read it but must not change it."""
         self._pinned_cached: dict[int, None] = {}  # cached and pinned
         self._column = column
         self._numbers = column.data  # the same memory, faster for one row
         self._changed = changed
-        self._next = 1
+        self._next_number = 1
 
     def __len__(self) -> int:
         return len(self.idle)
@@ -55,19 +55,19 @@ class EvictionOrder:
         return list(chain(self.idle, self._pinned_cached))
 
     def add(self, ids: Ids) -> None:
-        """Append rows that became cached, the first of them the first to be evicted."""
+        """Append rows that became cached. The first of `ids` is evicted first."""
         rows: list[int] = ids.tolist()
         if self.pinned:
             self._pinned_cached.update(dict.fromkeys(row for row in rows if row in self.pinned))
             rows = [row for row in rows if row not in self.pinned]
             ids = np.array(rows, np.int64)
-        number = self._next_numbers(len(rows))
+        number = self._reserve_numbers(len(rows))
         self._column[ids] = np.arange(number, number + len(rows), dtype=np.uint32)
         self.idle.update(dict.fromkeys(rows))
 
     def add_one(self, row: int) -> None:
-        """Append one row that is not pinned."""
-        self._numbers[row] = self._next_numbers(1)
+        """Append one row, which must not be pinned."""
+        self._numbers[row] = self._reserve_numbers(1)
         self.idle[row] = None
 
     def remove(self, row: int) -> None:
@@ -80,7 +80,7 @@ class EvictionOrder:
 
     def refresh(self, row: int) -> None:
         """Make an evictable row the last to be evicted, because it was used."""
-        self._numbers[row] = self._next_numbers(1)
+        self._numbers[row] = self._reserve_numbers(1)
         self.idle.move_to_end(row)
         self._changed.add_one(row)
 
@@ -101,7 +101,7 @@ class EvictionOrder:
                 self._changed.add_one(row)
 
     def unpin(self, rows: Iterable[int]) -> None:
-        """Let rows be evicted again: cached ones as if they had just been used."""
+        """Make rows evictable again. Cached rows move to the end of the order, as if they had just been used."""
         for row in rows:
             self.pinned.discard(row)
             if row in self._pinned_cached:
@@ -110,7 +110,7 @@ class EvictionOrder:
                 self._changed.add_one(row)
 
     def clear(self) -> list[int]:
-        """Remove every cached and pinned row. Returns those that were cached, the last to be evicted first."""
+        """Remove every cached and pinned row. Returns the cached ones, the last to be evicted first."""
         rows = self.cached[::-1]
         self._column[rows] = 0
         self.idle.clear()
@@ -119,20 +119,20 @@ class EvictionOrder:
         return rows
 
     def check(self, start: int, stop: int) -> None:
-        """Raise AssertionError if the rows from `start` to `stop` (exclusive) do not agree with the order."""
+        """Raise AssertionError if the ledger rows from `start` to `stop` (exclusive) do not agree with the order."""
         assert self._pinned_cached.keys() <= self.pinned, "a row stands aside that is not pinned"
         assert not self.idle.keys() & self.pinned, "a pinned row is to be evicted"
         numbered = start + np.flatnonzero(self._column[start:stop])
         in_order = numbered[np.argsort(self._column[numbered])].tolist()
         assert in_order == list(self.idle), f"the ledger's order of eviction is {in_order}, not {list(self.idle)}"
 
-    def _next_numbers(self, count: int) -> int:
+    def _reserve_numbers(self, count: int) -> int:
         """Return the first of `count` unused numbers. When they run out, evictable rows are numbered from 1 again."""
-        if self._next + count > MAX_EVICTION_ORDER:
+        if self._next_number + count > MAX_EVICTION_ORDER:
             rows = np.fromiter(self.idle, np.int64, len(self.idle))
             self._column[rows] = np.arange(1, len(rows) + 1, dtype=np.uint32)
             self._changed.add(rows)
-            self._next = len(rows) + 1
-        first = self._next
-        self._next += count
+            self._next_number = len(rows) + 1
+        first = self._next_number
+        self._next_number += count
         return first

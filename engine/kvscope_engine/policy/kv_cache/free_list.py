@@ -1,4 +1,4 @@
-"""The free list: which block ids are free, and which of them is allocated next. Knows no ledger."""
+"""The free list: ids of the free blocks, in the order of their allocation. Independent of the ledger."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class FreeBlocks(Protocol):
 
     @property
     def ids(self) -> Ids:
-        """The free ids, shape `(len,)`."""
+        """Free ids, shape `(len,)`."""
 
     @property
     def num_unmapped(self) -> int:
@@ -29,10 +29,9 @@ class FreeBlocks(Protocol):
     def unmapped(self) -> Ids: ...
 
     def popleft(self) -> int:
-        """Return a free block. There must be one."""
+        """Return a free block. The list must not be empty."""
 
-    def popleft_n(self, count: int) -> list[int]:
-        """Return `count` free blocks, at most `len(self)`."""
+    def popleft_n(self, count: int) -> list[int]: ...
 
     def append_n(self, ids: Ids) -> None: ...
 
@@ -40,7 +39,7 @@ class FreeBlocks(Protocol):
 
 
 class AllMapped:
-    """Part of `FreeBlocks` shared by the free lists whose blocks all have memory."""
+    """Base of free lists whose blocks all have memory."""
 
     __slots__ = ()
 
@@ -54,9 +53,10 @@ class AllMapped:
 
 
 class FreeList(AllMapped):
-    """A stack of block ids in one array, all `num_blocks` of them at first: lowest id first, then the one freed last.
+    """Stack of free block ids in one array. Initially the lowest id is allocated first; later, the one that was freed
+    last.
 
-    The cost of taking and returning blocks does not depend on the size of the pool. `keeps_null`: exclude `NULL_BLOCK`.
+    The cost of allocating and freeing does not depend on the size of the pool. `keeps_null`: exclude `NULL_BLOCK`.
     """
 
     __slots__ = ("_count", "_excluded", "_stack")
@@ -76,7 +76,7 @@ class FreeList(AllMapped):
 
     @property
     def ids(self) -> Ids:
-        """A view of the free ids, shape `(len,)`; the last is allocated next."""
+        """View of the free ids, shape `(len,)`; the last one is allocated next."""
         return self._stack[: self._count]
 
     def popleft(self) -> int:
@@ -92,7 +92,7 @@ class FreeList(AllMapped):
         return taken
 
     def append_n(self, ids: Ids) -> None:
-        """Return `ids` to the stack; the last of them is allocated next."""
+        """Add `ids` to the list. The last of them is allocated next."""
         high = self._count + len(ids)
         assert high <= len(self._stack), f"{len(ids)} blocks given back to a free list of {self._count}: too many"
         self._stack[self._count : high] = ids

@@ -27,18 +27,18 @@ def check_pool(
 ) -> None:
     """Raise AssertionError with the first disagreement found and the blocks that show it.
 
-    `free` and `cached` are the pool's lists of ids, `prefixes` its index, `tables` all block tables. `unmapped` are
-    rows without memory, which are like free ones except for their state.
+    `free`, `cached` and `unmapped` are the pool's lists of ids, `prefixes` the content of its index, `tables` all block
+    tables.
     """
     num_blocks = ledger.num_blocks
-    is_free = _listed("the free list", num_blocks, free)
-    is_cached = _listed("the eviction order", num_blocks, np.array(cached, np.int64))
-    is_hashed = _listed("the prefix index", num_blocks, np.array([b for b, _ in prefixes], np.int64))
-    is_unmapped = _listed("the rows without memory", num_blocks, np.array(unmapped, np.int64))
-    _none("has no memory and is free or cached", is_unmapped & (is_free | is_cached))
-    _none("has no memory and its state is not UNMAPPED", is_unmapped & (ledger.state != BlockState.UNMAPPED))
+    is_free = _membership_mask("the free list", num_blocks, free)
+    is_cached = _membership_mask("the eviction order", num_blocks, np.array(cached, np.int64))
+    is_hashed = _membership_mask("the prefix index", num_blocks, np.array([b for b, _ in prefixes], np.int64))
+    is_unmapped = _membership_mask("the rows without memory", num_blocks, np.array(unmapped, np.int64))
+    _assert_no_block("has no memory and is free or cached", is_unmapped & (is_free | is_cached))
+    _assert_no_block("has no memory and its state is not UNMAPPED", is_unmapped & (ledger.state != BlockState.UNMAPPED))
     is_active = ~(is_free | is_cached | is_unmapped)
-    _none("is free and cached at once", is_free & is_cached)
+    _assert_no_block("is free and cached at once", is_free & is_cached)
     _check_references(ledger, tables)
     _check_states(ledger, is_free, is_cached, is_active)
     _check_contents(ledger, block_size, is_free | is_unmapped, is_hashed)
@@ -46,44 +46,44 @@ def check_pool(
 
 
 def _check_references(ledger: Ledger, tables: Iterable[Sequence[int]]) -> None:
-    held = np.zeros(ledger.num_blocks, np.int64)
+    num_tables = np.zeros(ledger.num_blocks, np.int64)
     for table in tables:
         ids = np.array(table, np.int64)
-        held += _listed("a block table", ledger.num_blocks, ids)
-    wrong = np.flatnonzero(held != ledger.ref_count)
-    if len(wrong):
-        block = wrong[0]
+        num_tables += _membership_mask("a block table", ledger.num_blocks, ids)
+    disagreeing = np.flatnonzero(num_tables != ledger.ref_count)
+    if len(disagreeing):
+        block = disagreeing[0]
         raise AssertionError(
-            f"block {block} has ref_count {ledger.ref_count[block]} and is in {held[block]} block tables"
-            f" ({len(wrong)} blocks disagree)"
+            f"block {block} has ref_count {ledger.ref_count[block]} and is in {num_tables[block]} block tables"
+            f" ({len(disagreeing)} blocks disagree)"
         )
 
 
 def _check_states(ledger: Ledger, is_free: Mask, is_cached: Mask, is_active: Mask) -> None:
-    _none("is in the free list and its state is not FREE", is_free & (ledger.state != BlockState.FREE))
-    _none(
+    _assert_no_block("is in the free list and its state is not FREE", is_free & (ledger.state != BlockState.FREE))
+    _assert_no_block(
         "is in the eviction order and its state is not CACHED",
         is_cached & (ledger.state != BlockState.CACHED),
     )
-    _none("is in neither list and its state is not ACTIVE", is_active & (ledger.state != BlockState.ACTIVE))
-    _none("is not active and has references", ~is_active & (ledger.ref_count != 0))
-    _none("is active and has no reference", is_active & (ledger.ref_count < 1))
+    _assert_no_block("is in neither list and its state is not ACTIVE", is_active & (ledger.state != BlockState.ACTIVE))
+    _assert_no_block("is not active and has references", ~is_active & (ledger.ref_count != 0))
+    _assert_no_block("is active and has no reference", is_active & (ledger.ref_count < 1))
 
 
 def _check_contents(ledger: Ledger, block_size: int, is_free: Mask, is_hashed: Mask) -> None:
-    _none("is free and filled", is_free & (ledger.filled != 0))
-    _none("is filled beyond its slots", ledger.filled > block_size)
-    _none("is free and has an owner", is_free & (ledger.owner != NO_OWNER))
-    _none("is not free and has no owner", ~is_free & (ledger.owner < 0))
-    _none("is free and has prefix_hits", is_free & (ledger.prefix_hits != 0))
-    _none("is free and was attended to", is_free & ((ledger.attention != 0) | (ledger.attention_step != 0)))
-    _none("is free and was skipped", is_free & (ledger.skipped != 0))
-    _none("is not in HBM", ledger.tier != Tier.HBM)
-    _none("is hashed and not in the prefix index", (ledger.hash != 0) & ~is_hashed)
-    _none("is in the prefix index and not hashed", (ledger.hash == 0) & is_hashed)
-    _none("is not hashed and has a parent", (ledger.parent != 0) & ~is_hashed)
-    _none("is hashed and not full", is_hashed & (ledger.filled != block_size))
-    _none("is cached and not hashed", (ledger.state == BlockState.CACHED) & ~is_hashed)
+    _assert_no_block("is free and filled", is_free & (ledger.filled != 0))
+    _assert_no_block("is filled beyond its slots", ledger.filled > block_size)
+    _assert_no_block("is free and has an owner", is_free & (ledger.owner != NO_OWNER))
+    _assert_no_block("is not free and has no owner", ~is_free & (ledger.owner < 0))
+    _assert_no_block("is free and has prefix_hits", is_free & (ledger.prefix_hits != 0))
+    _assert_no_block("is free and was attended to", is_free & ((ledger.attention != 0) | (ledger.attention_step != 0)))
+    _assert_no_block("is free and was skipped", is_free & (ledger.skipped != 0))
+    _assert_no_block("is not in HBM", ledger.tier != Tier.HBM)
+    _assert_no_block("is hashed and not in the prefix index", (ledger.hash != 0) & ~is_hashed)
+    _assert_no_block("is in the prefix index and not hashed", (ledger.hash == 0) & is_hashed)
+    _assert_no_block("is not hashed and has a parent", (ledger.parent != 0) & ~is_hashed)
+    _assert_no_block("is hashed and not full", is_hashed & (ledger.filled != block_size))
+    _assert_no_block("is cached and not hashed", (ledger.state == BlockState.CACHED) & ~is_hashed)
 
 
 def _check_hashes(ledger: Ledger, block_size: int, prefixes: Sequence[tuple[int, Prefix]]) -> None:
@@ -93,17 +93,17 @@ def _check_hashes(ledger: Ledger, block_size: int, prefixes: Sequence[tuple[int,
         assert len(prefix.tokens) == 4 * block_size, f"the prefix of block {block} is not a full block"
 
 
-def _listed(where: str, num_blocks: int, ids: npt.NDArray[np.int64]) -> Mask:
-    """Return which blocks are in `ids`. Raises AssertionError for ids that do not exist or appear twice."""
+def _membership_mask(list_name: str, num_blocks: int, ids: npt.NDArray[np.int64]) -> Mask:
+    """Return a mask of the blocks in `ids`. Raises AssertionError for ids that do not exist or appear twice."""
     outside = ids[(ids < 0) | (ids >= num_blocks)]
     if len(outside):
-        raise AssertionError(f"block {outside[0]} in {where} does not exist")
+        raise AssertionError(f"block {outside[0]} in {list_name} does not exist")
     counts = np.bincount(ids, minlength=num_blocks)
-    _none(f"is in {where} more than once", counts > 1)
+    _assert_no_block(f"is in {list_name} more than once", counts > 1)
     return counts > 0
 
 
-def _none(what: str, wrong: Mask) -> None:
-    ids = np.flatnonzero(wrong)
+def _assert_no_block(fault: str, is_wrong: Mask) -> None:
+    ids = np.flatnonzero(is_wrong)
     if len(ids):
-        raise AssertionError(f"block {ids[0]} {what} ({len(ids)} blocks, first: {ids[:8].tolist()})")
+        raise AssertionError(f"block {ids[0]} {fault} ({len(ids)} blocks, first: {ids[:8].tolist()})")

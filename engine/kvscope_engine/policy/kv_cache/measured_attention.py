@@ -1,4 +1,4 @@
-"""Maps measured attention from rows of requests to rows of the ledger. Knows no tensors."""
+"""Writes measured attention of requests to the rows of their blocks in the ledger. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,37 +11,39 @@ from kvscope_telemetry.ledger import attention_units
 
 
 def store_attention(pool: BlockPool, plan: StepPlan, shares: NDArray[np.float32], step: int) -> None:
-    """Store `shares` (groups, num_single_token, blocks) of the plan's decodes in the ledger.
+    """Write `shares` (groups, num_single_token, blocks) of the plan's decodes to the ledger.
 
-    Skipped are blocks freed since then, and decodes whose shares are all 0: they were not measured for lack of memory.
+    Decodes whose shares are all 0 are ignored: they were not measured, for lack of memory. So are blocks freed since
+    then.
     """
-    ids, values = _by_block(pool, plan, shares, np.asarray(shares.any(2)))
+    ids, values = _values_by_block(pool, plan, shares, np.asarray(shares.any(2)))
     if len(ids):
         pool.record_attention(ids, attention_units(values), step)
 
 
 def store_skips(pool: BlockPool, plan: StepPlan, skips: NDArray[np.float32]) -> None:
-    """Store `skips` (num_single_token, blocks) in the ledger; models that choose among blocks have a single KV
-    group.
+    """Write `skips` (num_single_token, blocks) to the ledger.
+
+    Models with sparse attention have a single KV group.
     """
-    ids, values = _by_block(pool, plan, skips[None], np.ones((1, len(skips)), np.bool_))
+    ids, values = _values_by_block(pool, plan, skips[None], np.ones((1, len(skips)), np.bool_))
     if len(ids):
         pool.record_skips(ids, attention_units(values))
 
 
-def _by_block(
+def _values_by_block(
     pool: BlockPool, plan: StepPlan, rows: NDArray[np.float32], is_selected: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Return the blocks of the decodes that `is_selected` (groups, num_single_token) selects, with their values."""
+    """Return the block ids of the decodes selected by `is_selected` (groups, num_single_token), and their values."""
     decodes = plan.scheduled[: plan.num_single_token]
     ids: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
     values: list[NDArray[np.float32]] = [np.empty(0, np.float32)]
-    for group, of_group in enumerate(rows):
-        for item, row, is_row_selected in zip(decodes, of_group, is_selected[group], strict=True):
+    for group, group_rows in enumerate(rows):
+        for item, row_values, is_row_selected in zip(decodes, group_rows, is_selected[group], strict=True):
             if not is_row_selected:
                 continue
             first, stop = item.request.num_null_blocks[group], item.start // pool.block_size + 1
             table = item.request.block_tables[group][first:stop]
             ids.append(np.array(table, np.int64))
-            values.append(row[first : first + len(table)])
+            values.append(row_values[first : first + len(table)])
     return np.concatenate(ids), np.concatenate(values)

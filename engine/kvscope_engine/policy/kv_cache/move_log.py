@@ -1,4 +1,4 @@
-"""Log of which blocks changed owners or tiers since the last frame.
+"""Log of blocks that were evicted, copied, saved or loaded since the last frame.
 
 Bounded; the code that drives a scheduler drains it after each step.
 """
@@ -12,11 +12,11 @@ from typing import Final
 from kvscope_telemetry.messages.telemetry import Moves
 
 MAX_IDS: Final = 1 << 16
-"""Maximum number of ids of each kind per frame: more than a user can see, and a bound if the log is not drained."""
+"""Maximum number of ids of each kind per frame: more than a user can see. Bounds the log if it is not drained."""
 
 
 class MoveLog:
-    """Ids of the ledger's rows, with the meaning of `messages.telemetry.Moves`."""
+    """Ids of ledger rows, with the meaning of `messages.telemetry.Moves`."""
 
     __slots__ = ("_copied", "_evicted", "_loaded", "_saved")
 
@@ -26,20 +26,20 @@ class MoveLog:
         self._saved: list[int] = []
         self._loaded: list[int] = []
 
-    def evicted(self, rows: Sequence[int]) -> None:
+    def record_evicted(self, rows: Sequence[int]) -> None:
         """Record rows that lost their prefix."""
         _extend(self._evicted, rows)
 
-    def copied(self, rows: Sequence[int]) -> None:
+    def record_copied(self, rows: Sequence[int]) -> None:
         """Record rows that are targets of copy on write."""
         _extend(self._copied, rows)
 
-    def saved(self, rows: Sequence[int]) -> None:
+    def record_saved(self, rows: Sequence[int]) -> None:
         """Record rows that were written from the tier above."""
         _extend(self._saved, rows)
 
-    def loaded(self, rows: Sequence[int]) -> None:
-        """Record rows that were read back from a tier below."""
+    def record_loaded(self, rows: Sequence[int]) -> None:
+        """Record rows that were loaded from a tier below."""
         _extend(self._loaded, rows)
 
     def drain(self) -> Moves:

@@ -1,1 +1,3 @@
-"""Host memory and disk below the pool: what is offloaded, what is loaded back, and at what cost. Copies no bytes."""
+"""Host memory and disk below the pool: which blocks are offloaded and loaded back, and at which cost. Copies no
+bytes.
+"""

@@ -20,7 +20,7 @@ from kvscope_engine.policy.scheduler_totals import SchedulerTotals
 from kvscope_telemetry.ledger import NO_OWNER, Tier
 
 BOUNCE_SHARE: Final = 64
-"""One in this many host slots is kept free as a bounce buffer for blocks loaded from disk."""
+"""One host slot in this many is kept free as a bounce buffer for blocks loaded from disk."""
 MAX_BOUNCE: Final = 256
 SHUTDOWN_BATCH_BLOCKS: Final = 64
 """Number of blocks per write to disk at shutdown."""
@@ -32,7 +32,7 @@ def num_bounce(num_host: int) -> int:
 
 
 class LowerTiers:
-    """Tiers below the pool: `pool.num_host` slots in host memory, and below it `pool.num_disk` slots on disk (0: none).
+    """Tiers below the pool: `pool.num_host` slots in host memory, and `pool.num_disk` slots on disk (0: no disk tier).
 
     `on_table` is called with each request whose `saved_tables` changed.
     """
@@ -52,7 +52,7 @@ class LowerTiers:
         has_disk = pool.num_disk > 0
         self._num_bounce = num_bounce(pool.num_host) if has_disk else 0
         pool.lower_tier = self
-        self._enter_recovered(mover.recovered())
+        self._add_recovered(mover.recovered())
 
     def find(self, digest: bytes) -> int | None:
         """Return the row of the highest tier that holds the prefix with `digest`, or None."""
@@ -63,42 +63,50 @@ class LowerTiers:
         return row in self.disk
 
     def offload(self, blocks: list[int], prefixes: list[Prefix]) -> list[bool]:
-        """Copy evicted blocks to host memory, unless they are there already. Returns which can still be found."""
+        """Copy evicted blocks to host memory, unless it has their prefixes already.
+
+        Returns, for each prefix, whether it can still be found.
+        """
         missing = [i for i, prefix in enumerate(prefixes) if not self._refresh_if_on_host(prefix)]
-        at_once = max(1, self.host.count - self._num_bounce)
-        for low in range(0, len(missing), at_once):  # earlier parts are moved on to disk to make space for later ones
-            part = missing[low : low + at_once]
-            chosen = part[len(part) - self._free_host_slots(len(part)) :]
-            self._save([blocks[i] for i in chosen], [prefixes[i] for i in chosen])
+        batch_size = max(1, self.host.count - self._num_bounce)
+        for low in range(
+            0, len(missing), batch_size
+        ):  # earlier parts are moved on to disk to make space for later ones
+            part = missing[low : low + batch_size]
+            to_save = part[len(part) - self._free_host_slots(len(part)) :]
+            self._save([blocks[i] for i in to_save], [prefixes[i] for i in to_save])
         return [self.find(prefix.digest) is not None for prefix in prefixes]
 
     def swap_out(
         self, request: Request, blocks: Sequence[int], prefixes: Sequence[Prefix | None], filled: Sequence[int]
     ) -> list[int] | None:
-        """Copy `blocks`, which hold the request's computed tokens, to host memory. Returns their rows.
+        """Copy `blocks`, which contain the request's computed tokens, to host memory. Returns their rows.
 
-        Returns None, and does nothing, if there is not enough space. `filled` are the used token slots of each block;
-        `prefixes` are those of full blocks, None for others. Prefixes in host memory are acquired and not copied again.
+        Returns None, and does nothing, if there is not enough space. `filled` is the number of used token slots of each
+        block; `prefixes` has the prefix of each full block, and None for partial ones. For a prefix that is in host
+        memory already, a reference to its row is added and nothing is copied.
         """
-        known = [None if prefix is None else self.host.find(prefix.digest) for prefix in prefixes]
-        held = [row for row in known if row is not None]
-        self.host.acquire(held)
-        missing = [i for i, row in enumerate(known) if row is None]
+        host_rows = [None if prefix is None else self.host.find(prefix.digest) for prefix in prefixes]
+        acquired = [row for row in host_rows if row is not None]
+        self.host.acquire(acquired)
+        missing = [i for i, row in enumerate(host_rows) if row is None]
         if self._free_host_slots(len(missing), demote=True) < len(missing):
-            self.host.release(held)
+            self.host.release(acquired)
             return None
         rows = self.host.allocate(len(missing), [request.number] * len(missing))
-        missed = [blocks[i] for i in missing]
-        self._mover.save(missed, self.host.slots(rows))
-        self.host.fill(rows, [filled[i] for i in missing], [prefixes[i] for i in missing], self._groups_of(missed))
-        self._pool.moves.saved(rows)
+        blocks_to_save = [blocks[i] for i in missing]
+        self._mover.save(blocks_to_save, self.host.slots(rows))
+        self.host.fill(
+            rows, [filled[i] for i in missing], [prefixes[i] for i in missing], self._groups_of(blocks_to_save)
+        )
+        self._pool.moves.record_saved(rows)
         self._totals.swapped_blocks += len(rows)
-        fresh = iter(rows)
+        new_rows = iter(rows)
         self._swapped[request.number] = request
-        return [next(fresh) if row is None else row for row in known]
+        return [next(new_rows) if row is None else row for row in host_rows]
 
     def acquire(self, rows: Sequence[int]) -> None:
-        """Add a reference to rows that are about to be loaded, so that they are not evicted."""
+        """Add a reference to rows that will be loaded, so that they are not evicted."""
         for tier in (self.host, self.disk):
             tier.acquire([row for row in rows if row in tier])
 
@@ -116,16 +124,16 @@ class LowerTiers:
     def load(self, rows: Sequence[int], blocks: Sequence[int]) -> list[bool]:
         """Load acquired `rows` into `blocks` of the pool.
 
-        Returns which were read; the others can no longer be found.
+        Returns, for each row, whether it was read. The prefixes of unreadable rows are dropped.
         """
         on_host = [i for i, row in enumerate(rows) if row in self.host]
         self._mover.load(self.host.slots([rows[i] for i in on_host]), [blocks[i] for i in on_host])
         is_read = [True] * len(rows)
         on_disk = [i for i, row in enumerate(rows) if row in self.disk]
-        is_ok = self._load_from_disk([rows[i] for i in on_disk], [blocks[i] for i in on_disk])
-        for i, is_good in zip(on_disk, is_ok, strict=True):
+        is_read_from_disk = self._load_from_disk([rows[i] for i in on_disk], [blocks[i] for i in on_disk])
+        for i, is_good in zip(on_disk, is_read_from_disk, strict=True):
             is_read[i] = is_good
-        self._pool.moves.loaded([block for block, is_whole in zip(blocks, is_read, strict=True) if is_whole])
+        self._pool.moves.record_loaded([block for block, is_whole in zip(blocks, is_read, strict=True) if is_whole])
         self._totals.loaded_blocks += sum(is_read)
         return is_read
 
@@ -137,7 +145,7 @@ class LowerTiers:
         return int(self._pool.ledger.filled[row])
 
     def reset(self) -> None:
-        """Drop every prefix; the blocks of swapped-out requests remain."""
+        """Drop every prefix. The blocks of swapped-out requests remain."""
         self.host.clear()
         self.disk.clear()
         self._mover.forget_prefixes()
@@ -162,16 +170,16 @@ class LowerTiers:
         return self._mover.load_seconds(num_blocks, num_from_disk)
 
     def flush(self) -> None:
-        """Complete all copies; called before the step runs."""
+        """Complete all copies. Called before the step runs."""
         self._mover.flush()
 
     @property
     def failure(self) -> str:
-        """Why the disk is no longer used, empty while it is."""
+        """Reason why the disk is no longer used; empty while it is."""
         return self._mover.failure
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raise AssertionError, with what is wrong, unless both tiers agree with `requests`."""
+        """Raise AssertionError unless both tiers agree with `requests`."""
         tables = [request.saved_rows for request in requests]
         self.host.check(tables)
         self.disk.check(tables)
@@ -195,11 +203,11 @@ class LowerTiers:
         self._mover.save(blocks, self.host.slots(rows))
         self.host.fill(rows, [self._pool.block_size] * len(rows), prefixes, self._groups_of(blocks))
         self.host.release(rows)
-        self._pool.moves.saved(rows)
+        self._pool.moves.record_saved(rows)
         self._totals.offloaded_blocks += len(rows)
 
     def _free_host_slots(self, count: int, *, demote: bool = False) -> int:
-        """Try to free `count` host slots in addition to the bounce buffer. Returns how many of them are free.
+        """Free host slots until `count` are free in addition to the bounce buffer. Returns how many of these are free.
 
         With `demote`, rows of swapped-out requests may be moved to disk as well.
         """
@@ -211,17 +219,17 @@ class LowerTiers:
         return min(count, max(0, self.host.num_free - self._num_bounce))
 
     def _demote_cached(self, count: int) -> int:
-        """Free up to `count` cached host slots, oldest first, and write their content to disk if possible.
+        """Free up to `count` cached host slots, oldest first, and copy their content to disk if possible.
 
-        Returns how many.
+        Returns the number of slots freed.
         """
         oldest = self.host.oldest(count)
-        self._to_disk(oldest)
+        self._copy_to_disk(oldest)
         self._drop_prefixes(self.host, oldest)
         return len(oldest)
 
     def _drop_prefixes(self, tier: TierSlots, rows: list[int]) -> None:
-        """Drop the prefixes of `rows` from `tier`, and record those that no tier holds any more."""
+        """Drop the prefixes of `rows` from `tier`, and record those that no tier has any more."""
         prefixes = [tier.drop_prefix(row) for row in rows]
         lost = [prefix for prefix in prefixes if prefix is not None and self._is_lost(prefix)]
         if self._pool.history is not None:
@@ -231,43 +239,43 @@ class LowerTiers:
         index = self._pool.index
         return (index is None or index.get(prefix.digest) is None) and self.find(prefix.digest) is None
 
-    def _to_disk(self, rows: list[int]) -> None:
-        """Copy host rows that have a prefix to disk, unless they are there.
+    def _copy_to_disk(self, rows: list[int]) -> None:
+        """Copy host rows that have a prefix to disk, unless the disk has it already.
 
-        If the drive is slow, only as many are copied as it accepts without waiting: nothing waits for blocks that are
-        merely cached (docs/internals/decisions/0021-cached-blocks-never-wait-for-the-disk.md).
+        If the drive is slow, only as many are copied as it accepts without waiting: cached blocks never wait for the
+        disk (docs/internals/decisions/0021-cached-blocks-never-wait-for-the-disk.md).
         """
         missing = [row for row in rows if not self._refresh_if_on_disk(row)]
-        at_once = len(missing) if self._waits_for_disk else min(len(missing), self._mover.num_offloadable)
-        num_free = self._free_disk_slots(at_once)
+        max_copied = len(missing) if self._waits_for_disk else min(len(missing), self._mover.num_offloadable)
+        num_free = self._free_disk_slots(max_copied)
         targets = self._write_to_disk(missing[len(missing) - num_free :])
         self.disk.release([target for target in targets if target is not None])
 
     def _refresh_if_on_disk(self, row: int) -> bool:
         """Whether the disk holds the prefix of a host row; marks it as just used."""
         prefix = self.host.prefix(row)
-        there = None if prefix is None else self.disk.find(prefix.digest)
-        if there is not None:
-            self.disk.refresh(there)
-        return there is not None
+        disk_row = None if prefix is None else self.disk.find(prefix.digest)
+        if disk_row is not None:
+            self.disk.refresh(disk_row)
+        return disk_row is not None
 
     def _write_to_disk(self, rows: list[int]) -> list[int | None]:
         """Copy host rows to free slots on disk, with one reference each.
 
-        Returns None for those that could not be written.
+        Returns the disk row of each host row, or None if it could not be written.
         """
         if not rows:
             return []
         owners = [int(owner) for owner in self._pool.ledger.owner[rows]]
         targets = self.disk.allocate(len(rows), owners)
         prefixes = [self.host.prefix(row) for row in rows]
-        is_ok = self._mover.offload(self.host.slots(rows), self.disk.slots(targets), prefixes)
+        are_written = self._mover.offload(self.host.slots(rows), self.disk.slots(targets), prefixes)
         filled = [self.filled(row) for row in rows]
-        found = [prefix if ok else None for prefix, ok in zip(prefixes, is_ok, strict=True)]
-        self.disk.fill(targets, filled, found, self._groups_of(rows))
-        self.disk.release([target for target, ok in zip(targets, is_ok, strict=True) if not ok])
-        self._pool.moves.saved([target for target, ok in zip(targets, is_ok, strict=True) if ok])
-        return [target if ok else None for target, ok in zip(targets, is_ok, strict=True)]
+        written_prefixes = [prefix if ok else None for prefix, ok in zip(prefixes, are_written, strict=True)]
+        self.disk.fill(targets, filled, written_prefixes, self._groups_of(rows))
+        self.disk.release([target for target, ok in zip(targets, are_written, strict=True) if not ok])
+        self._pool.moves.record_saved([target for target, ok in zip(targets, are_written, strict=True) if ok])
+        return [target if ok else None for target, ok in zip(targets, are_written, strict=True)]
 
     def _free_disk_slots(self, count: int) -> int:
         if not self._mover.has_disk or not count:
@@ -296,24 +304,23 @@ class LowerTiers:
         is_read: list[bool] = []
         while len(is_read) < len(rows):
             low = len(is_read)
-            bounce = self.host.allocate(min(len(rows) - low, self.host.num_free), NO_OWNER)
-            assert bounce, "no host place is free for blocks on their way up"
-            part = rows[low : low + len(bounce)]
-            is_ok = self._mover.load_from_disk(self.disk.slots(part), self.host.slots(bounce))
-            up = [i for i, ok in enumerate(is_ok) if ok]
-            self._mover.load(self.host.slots([bounce[i] for i in up]), [blocks[low + i] for i in up])
-            self.host.release(bounce)
-            self._drop_unreadable([row for row, ok in zip(part, is_ok, strict=True) if not ok])
-            is_read += is_ok
+            bounce_rows = self.host.allocate(min(len(rows) - low, self.host.num_free), NO_OWNER)
+            assert bounce_rows, "no host place is free for blocks on their way up"
+            batch_rows = rows[low : low + len(bounce_rows)]
+            are_read = self._mover.load_from_disk(self.disk.slots(batch_rows), self.host.slots(bounce_rows))
+            readable = [i for i, ok in enumerate(are_read) if ok]
+            self._mover.load(self.host.slots([bounce_rows[i] for i in readable]), [blocks[low + i] for i in readable])
+            self.host.release(bounce_rows)
+            self._drop_unreadable([row for row, ok in zip(batch_rows, are_read, strict=True) if not ok])
+            is_read += are_read
         return is_read
 
     def _drop_unreadable(self, rows: list[int]) -> None:
-        """Drop rows on disk that could not be read."""
         self._totals.lost_blocks += len(rows)
         self._drop_prefixes(self.disk, rows)
 
-    def _enter_recovered(self, recovered: Sequence[tuple[int, Prefix]]) -> None:
-        """Enter the slots that a disk file kept from a previous run, possibly very many."""
+    def _add_recovered(self, recovered: Sequence[tuple[int, Prefix]]) -> None:
+        """Add the slots, possibly very many, whose content a disk file kept from a previous run."""
         rows, prefixes = [self.disk.first + slot for slot, _ in recovered], [prefix for _, prefix in recovered]
         self.disk.adopt(rows)
         groups = [prefix.group for prefix in prefixes]

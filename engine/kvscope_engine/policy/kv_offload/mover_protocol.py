@@ -1,9 +1,8 @@
-"""Interface of the code that copies blocks between tiers, as the tier bookkeeping (`policy`) uses it. No tensors here.
+"""Interface for copying blocks between tiers, as the tier bookkeeping (`LowerTiers`) uses it. Imports no torch.
 
 The engine's implementation copies real bytes, the simulator's counts them, the tests' checks them. Calls take effect as
-if each were complete when it returns; an implementation may defer copies as long as this cannot be observed, and must
-have made them when `flush` returns. Blocks of the pool are ids of the pool; places are slot numbers of their tier, from
-0.
+if each were complete when it returns. An implementation may defer copies as long as this cannot be observed, and must
+have made them when `flush` returns. Blocks of the pool are ids of the pool; slots are numbered from 0 in each tier.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from kvscope_engine.policy.prefixes.prefix_index import Prefix
 class TierMover(Protocol):
     """Copies whole blocks in batches: `sources[i]` to `targets[i]`, with distinct targets.
 
-    A tier that fails does not raise: the return values report the failed copies, and `has_disk` is False from then on.
+    A failing tier raises no error: the return values report the failed copies, and `has_disk` is False from then on.
     Only errors after which the engine cannot continue are raised.
     """
 
     @property
     def failure(self) -> str:
-        """Why the disk tier is no longer used, one line; empty while it is."""
+        """Reason why the disk tier is no longer used, one line; empty while it is."""
 
     @property
     def has_disk(self) -> bool:
-        """Whether the disk tier can be written; False for good once it failed (full, vanished)."""
+        """Whether the disk tier can be written. Once it failed (full or removed), this remains False."""
 
     @property
     def num_offloadable(self) -> int:
@@ -40,26 +39,30 @@ class TierMover(Protocol):
         """Copy slots in host memory to blocks of the pool."""
 
     def offload(self, slots: Sequence[int], disk_slots: Sequence[int], prefixes: Sequence[Prefix | None]) -> list[bool]:
-        """Copy slots in host memory to slots on disk. Returns which were written.
+        """Copy slots in host memory to slots on disk. Returns, for each, whether it was written.
 
-        `prefixes` identify the content at the next start if the disk file is kept; None for a swapped-out request's own
-        blocks.
+        `prefixes` identify the content at the next start if the disk file is kept; None for blocks that only a
+        swapped-out request needs.
         """
 
     def load_from_disk(self, disk_slots: Sequence[int], slots: Sequence[int]) -> list[bool]:
-        """Copy slots on disk to slots in host memory. Returns which were read intact; the others are lost."""
+        """Copy slots on disk to slots in host memory. Returns, for each, whether it was read intact; otherwise it is
+        lost.
+        """
 
     def flush(self) -> None:
-        """Complete all copies, in the order of the device: what runs next may write to the blocks."""
+        """Complete all copies, in stream order: work launched on the device after this may write to the blocks."""
 
     def swap_seconds(self, num_blocks: int) -> float:
-        """Return the measured time that `num_blocks` blocks take to host memory and back."""
+        """Return the measured time to copy `num_blocks` blocks to host memory and back, in seconds."""
 
     def load_seconds(self, num_blocks: int, num_from_disk: int) -> float:
-        """Return the measured time that `num_blocks` blocks take to the pool, `num_from_disk` of them from disk."""
+        """Return the measured time to load `num_blocks` blocks into the pool, `num_from_disk` of them from disk, in
+        seconds.
+        """
 
     def forget_prefixes(self) -> None:
         """Ensure that the present content of the disk is not found at the next start."""
 
     def recovered(self) -> Sequence[tuple[int, Prefix]]:
-        """Return the slots on disk that hold something from before this start, with their prefixes."""
+        """Return the slots on disk with content from before this start, with their prefixes."""

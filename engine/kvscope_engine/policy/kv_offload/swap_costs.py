@@ -1,6 +1,6 @@
-"""Cost of recomputing tokens, measured while the engine runs, for comparison with moving their blocks.
+"""Cost of recomputing tokens, measured while the engine runs, for comparison with the cost of copying their blocks.
 
-Owns the prefill rate. The cost of a copy is measured by the mover (`TierMover`).
+Owns the prefill rate. The cost of a copy is measured by the `TierMover`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import Final
 from kvscope_engine.policy.step_plan import StepPlan
 
 MIN_TOKENS: Final = 16
-"""Minimum number of tokens of a step that is measured: smaller prefills cost the same as a decode."""
+"""Minimum number of tokens of a step that is measured: smaller prefills take as long as a decode."""
 WEIGHT: Final = 0.2
 """Weight of the newest measurement in the exponential mean."""
 
 
 class PrefillRate:
-    """Seconds per token of prefill, as an exponential mean over the steps that mostly computed prompts."""
+    """Seconds per token of prefill: exponential mean over steps in which more than half of the tokens were prefill."""
 
     def __init__(self) -> None:
         self._seconds_per_token: float | None = None
@@ -31,5 +31,5 @@ class PrefillRate:
         self._seconds_per_token = measured if known is None else known + WEIGHT * (measured - known)
 
     def seconds(self, num_tokens: int) -> float | None:
-        """Return the time to compute `num_tokens` tokens; None before anything was measured."""
+        """Return the estimated time to compute `num_tokens` tokens, in seconds; None before the first measurement."""
         return None if self._seconds_per_token is None else num_tokens * self._seconds_per_token

@@ -1,8 +1,8 @@
 """The slots of one lower tier: rows of the ledger after those of the pool's blocks.
 
-Owns these rows, their free list, the index of cached prefixes, and the eviction order. Knows neither the bytes nor
-where a slot's content comes from or goes to (`LowerTiers`). A slot is free, cached (not held, its prefix can be found)
-or active (held by `ref_count` swapped-out requests or copies in progress).
+Owns these rows, their free list, the index of cached prefixes, and the eviction order. Copies no bytes, and does not
+decide what is stored (`LowerTiers`). A slot is free, cached (not held, its prefix can be found) or active (held by
+`ref_count` swapped-out requests or copies in progress).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, Tier
 
 
 class TierSlots:
-    """The pool's rows of `tier`, all free at first. Rows are numbered as in the ledger."""
+    """Rows of the pool's ledger for `tier`, all free at first, with the ledger's row numbers."""
 
     def __init__(self, pool: BlockPool, tier: Tier) -> None:
         rows = pool.rows_by_tier[tier]
@@ -38,21 +38,22 @@ class TierSlots:
 
     @property
     def num_cached(self) -> int:
-        """Number of slots that are not held, kept for their prefix."""
         return len(self._eviction_order)
 
     def __contains__(self, row: int) -> bool:
         return self.first <= row < self.first + self.count
 
     def slots(self, rows: Sequence[int]) -> list[int]:
-        """Return slot numbers within the tier, from 0, as the mover uses them."""
+        """Return the slot numbers of `rows` within the tier, from 0, as `TierMover` uses them."""
         return [row - self.first for row in rows]
 
     def find(self, digest: bytes) -> int | None:
         return self._row_of.get(digest)
 
     def prefix(self, row: int) -> Prefix | None:
-        """Return the prefix stored in `row`; None for a swapped-out request's own content."""
+        """Return the prefix stored in `row`; None if it has none (a swapped-out request's partial block, or a free
+        row).
+        """
         return self._prefix_of.get(row)
 
     def ref_count(self, row: int) -> int:
@@ -63,8 +64,9 @@ class TierSlots:
         return [row for row, _ in zip(self._eviction_order.idle, range(count), strict=False)]
 
     def allocate(self, count: int, owners: Sequence[int] | int) -> list[int]:
-        """Return `count` free rows, at most `num_free`, with one reference each, for content written by requests
-        `owners`.
+        """Return `count` free rows, at most `num_free`, with one reference each.
+
+        `owners` are the numbers of the requests that wrote the content, one per row or one for all.
         """
         rows = [self._free.pop() for _ in range(count)]
         for row, owner in zip(rows, [owners] * count if isinstance(owners, int) else owners, strict=True):
@@ -81,7 +83,7 @@ class TierSlots:
     def fill(
         self, rows: Sequence[int], filled: Sequence[int], prefixes: Sequence[Prefix | None], groups: Sequence[int]
     ) -> None:
-        """Record that newly allocated rows hold `filled` token slots of KV groups.
+        """Record the content of newly allocated rows: number of used token slots, prefix and KV group of each.
 
         Rows with a prefix enter the index, unless it has the prefix already.
         """
@@ -94,10 +96,10 @@ class TierSlots:
                 columns.hash[row] = published_hash(prefix.digest)
                 columns.parent[row] = prefix.published_parent
                 if self._pool.cache_log is not None:
-                    self._pool.cache_log.stored(prefix, self._tier)
+                    self._pool.cache_log.record_stored(prefix, self._tier)
 
     def acquire(self, rows: Sequence[int]) -> None:
-        """Add a reference to these cached or active rows, which must be distinct."""
+        """Add a reference to cached or active rows, which must be distinct."""
         columns, step = self._columns, self._pool.step
         for row in rows:
             if row in self._eviction_order:
@@ -108,9 +110,9 @@ class TierSlots:
             self._pool.changed_rows.add_one(row)
 
     def release(self, rows: Sequence[int]) -> None:
-        """Remove a reference to these distinct rows.
+        """Remove a reference to distinct rows.
 
-        Those without any become cached if they are in the index, otherwise free.
+        A row without references becomes cached if it is in the index, otherwise free.
         """
         columns, step = self._columns, self._pool.step
         for row in rows:
@@ -126,22 +128,19 @@ class TierSlots:
                 self._clear(row)
 
     def refresh(self, row: int) -> None:
-        """Make a cached row the last to be evicted, because it was used.
-
-        Rows that are held are not in the eviction order.
-        """
+        """Make a cached row the last to be evicted, because it was used. Has no effect on active rows."""
         if row in self._eviction_order:
             self._eviction_order.refresh(row)
 
     def drop_prefix(self, row: int) -> Prefix | None:
-        """Remove the row's prefix from the index, and free the row if it is not held. Returns the prefix."""
+        """Remove the row's prefix from the index, and free the row if it is not held. Returns the prefix, or None."""
         prefix = self._prefix_of.pop(row, None)
         if prefix is not None:
             del self._row_of[prefix.digest]
             self._columns.hash[row] = 0
             self._columns.parent[row] = 0
             if self._pool.cache_log is not None:
-                self._pool.cache_log.removed([prefix], self._tier)
+                self._pool.cache_log.record_removed([prefix], self._tier)
         if row in self._eviction_order:
             self._eviction_order.remove(row)
             self._clear(row)
@@ -153,15 +152,17 @@ class TierSlots:
             self.drop_prefix(row)
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
-        """Raise AssertionError unless the rows agree with each other and with `tables`, which hold rows of any tier."""
+        """Raise AssertionError unless the rows agree with each other and with `tables`, which contain rows of any
+        tier.
+        """
         ledger = self._pool.ledger.part(self.first, self.first + self.count)
-        held = np.zeros(self.count, np.int64)
+        num_references = np.zeros(self.count, np.int64)
         for table in tables:
-            mine = [row - self.first for row in table if row in self]
-            assert len(set(mine)) == len(mine), f"a place is held twice by one table: {mine}"
-            held[mine] += 1
-        assert (held == ledger.ref_count).all(), (
-            f"references of places disagree: {np.flatnonzero(held != ledger.ref_count)}"
+            own_slots = [row - self.first for row in table if row in self]
+            assert len(set(own_slots)) == len(own_slots), f"a place is held twice by one table: {own_slots}"
+            num_references[own_slots] += 1
+        assert (num_references == ledger.ref_count).all(), (
+            f"references of places disagree: {np.flatnonzero(num_references != ledger.ref_count)}"
         )
         expected = np.full(self.count, BlockState.ACTIVE, np.uint8)
         expected[[row - self.first for row in self._free]] = BlockState.FREE
@@ -198,8 +199,8 @@ class TierSlots:
 
 
 class _Columns:
-    """The ledger's columns as memoryviews: rows are changed one or two at a time, where numpy takes 10 times
-    as long.
+    """Columns of the ledger as memoryviews. Rows are changed one or two at a time, where numpy takes 10 times as
+    long.
     """
 
     __slots__ = ("filled", "group", "hash", "last_used_step", "owner", "parent", "ref_count", "state")

@@ -1,1 +1,4 @@
-"""The prefix index (which block holds which prefix), and why a prefix is no longer cached. Knows no pool."""
+"""The prefix index (which block contains which prefix), and the history that explains cache misses.
+
+Independent of the block pool.
+"""

@@ -1,11 +1,11 @@
 """Explains why a prompt did not find more in the prefix cache: what was evicted, and where known texts differ.
 
-Owns a bounded memory of evicted digests and, for each cached block, the blocks that follow it in texts. It decides
-nothing: it explains what `find_reusable` found.
+Owns a bounded record of evicted digests and, for each cached block, the blocks that follow it in texts. It only
+explains the result of `find_reusable` and does not affect it.
 
-After the first minutes of steady load, only this keeps growing in an engine: with each block that is evicted for the
-first time, up to `MAX_GHOSTS` digests, which take 11 MiB, and 16 MiB while their table grows. Following blocks are only
-recorded for cached ones.
+After the first minutes of steady load, no other data of the engine keeps growing: each block that is evicted for the
+first time adds a digest, up to `MAX_EVICTED_DIGESTS`, which take 11 MiB, and 16 MiB while their table grows. Following
+blocks are recorded only for cached blocks.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ from typing import Final
 
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
 
-MAX_GHOSTS: Final = 1 << 16
-"""Maximum number of evicted digests that are remembered, the newest: about 170 bytes each, with the
-dictionary's entry."""
-EVICTED_BATCH: Final = MAX_GHOSTS // 8
-"""Number of oldest digests dropped together: finding a dictionary's first entry is slow after many were
-removed there."""
+MAX_EVICTED_DIGESTS: Final = 1 << 16
+"""Maximum number of evicted digests that are recorded, the newest ones. Each takes about 170 bytes, including the
+dictionary's entry.
+"""
+EVICTED_BATCH: Final = MAX_EVICTED_DIGESTS // 8
+"""Number of oldest digests dropped together: finding a dictionary's first entry is slow after many entries before it
+were removed.
+"""
 MAX_SIBLINGS: Final = 8
-"""Maximum number of texts that a prompt is compared with."""
+"""Maximum number of cached texts that a prompt is compared with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """Why a block is not cached. `kind`, `token` and `step` are those of `EventData.missed` and so on."""
+    """Why a block is not cached. Fields as `missed`, `missed_token` and `missed_step` of `EventData`."""
 
     kind: str = ""
     token: int = 0
@@ -37,7 +39,7 @@ class Miss:
 
 
 class PrefixHistory:
-    """Explains cache misses. It is notified of each block that enters the cache or leaves the last tier."""
+    """Explains cache misses from the records of blocks that entered the cache or left the last tier."""
 
     def __init__(self) -> None:
         self._evicted: dict[bytes, int] = {}  # digest -> step, the oldest first
@@ -45,20 +47,20 @@ class PrefixHistory:
         self._first: dict[bytes, dict[bytes, bytes]] = {}  # tokens of a first block -> digests and keys of adapters
 
     def record_cached(self, prefix: Prefix) -> None:
-        """Record that a block with `prefix` can be found."""
+        """Record that a block with `prefix` entered the cache."""
         self._evicted.pop(prefix.digest, None)
-        self._following.setdefault(prefix.follows, {})[prefix.digest] = prefix.tokens
+        self._following.setdefault(prefix.predecessor_key, {})[prefix.digest] = prefix.tokens
         if not prefix.parent:
             self._first.setdefault(prefix.tokens, {})[prefix.digest] = prefix.adapter_key
 
     def record_lost(self, prefixes: Iterable[Prefix], step: int) -> None:
-        """Record that no tier has a block with these prefixes any more."""
+        """Record that no tier has blocks with these prefixes any more."""
         for prefix in prefixes:
             self._evicted[prefix.digest] = step
-            _drop(self._following, prefix.follows, prefix.digest)
+            _remove_digest(self._following, prefix.predecessor_key, prefix.digest)
             if not prefix.parent:
-                _drop(self._first, prefix.tokens, prefix.digest)
-            if len(self._evicted) > MAX_GHOSTS:
+                _remove_digest(self._first, prefix.tokens, prefix.digest)
+            if len(self._evicted) > MAX_EVICTED_DIGESTS:
                 self._drop_oldest()
 
     def clear(self) -> None:
@@ -71,14 +73,14 @@ class PrefixHistory:
         evicted_at = self._evicted.get(prefix.digest)
         if evicted_at is not None:
             return Miss("evicted", prefix.start, evicted_at)
-        elsewhere = None if prefix.parent else self._first.get(prefix.tokens)
-        if elsewhere and prefix.digest not in elsewhere:  # it may be cached in a tier where loading does not pay off
-            return Miss("salt" if prefix.adapter_key in elsewhere.values() else "adapter")
-        siblings = self._following.get(prefix.follows)
+        variants = None if prefix.parent else self._first.get(prefix.tokens)
+        if variants and prefix.digest not in variants:  # it may be cached in a tier where loading does not pay off
+            return Miss("salt" if prefix.adapter_key in variants.values() else "adapter")
+        siblings = self._following.get(prefix.predecessor_key)
         if siblings:
             nearest = islice(reversed(siblings.values()), MAX_SIBLINGS)  # only the newest: there may be very many
-            same = max(_num_same(prefix.tokens, other) for other in nearest)
-            return Miss("differs", prefix.start + same)
+            num_same = max(_num_equal_tokens(prefix.tokens, other) for other in nearest)
+            return Miss("differs", prefix.start + num_same)
         return Miss("unseen", prefix.start) if prefix.start else Miss("new")
 
     def _drop_oldest(self) -> None:
@@ -86,17 +88,17 @@ class PrefixHistory:
             del self._evicted[digest]
 
 
-def _drop(known: dict[bytes, dict[bytes, bytes]], key: bytes, digest: bytes) -> None:
+def _remove_digest(digests_by_key: dict[bytes, dict[bytes, bytes]], key: bytes, digest: bytes) -> None:
     """Remove a digest under `key`, and the key with its last digest."""
-    digests = known.get(key)
+    digests = digests_by_key.get(key)
     if digests is not None:
         digests.pop(digest, None)
         if not digests:
-            del known[key]
+            del digests_by_key[key]
 
 
-def _num_same(tokens: bytes, other: bytes) -> int:
-    """Return the number of leading tokens (int32) that are equal."""
+def _num_equal_tokens(tokens: bytes, other: bytes) -> int:
+    """Return the number of leading tokens (int32, packed) that are equal."""
     for low in range(0, min(len(tokens), len(other)), 4):
         if tokens[low : low + 4] != other[low : low + 4]:
             return low // 4

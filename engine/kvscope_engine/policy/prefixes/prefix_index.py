@@ -1,11 +1,11 @@
-"""Which block holds which prefix: chained digests of full blocks, as in vLLM's prefix cache.
+"""Index of the full blocks by chained digests of their text, as in vLLM's prefix cache.
 
 A block's digest is `sha256(parent digest + its token ids as little-endian int32 + extra)`, so it identifies the whole
 text up to and including the block. The chain starts from a random salt of this engine, so that the 64-bit hashes that
 telemetry publishes cannot be guessed or compared between engines. The extra consists of the key of the LoRA adapter and
-the client's cache salt, in the first block only: all that follow it differ by their parents.
+the client's cache salt. It is part of the first block only, since all later digests depend on the first.
 
-Owns digest -> block and the contents of hashed blocks. Knows neither reference counts nor the users of a block.
+Owns the mapping from digest to block and the contents of hashed blocks. Independent of reference counts and requests.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ import msgspec
 
 SALT_BYTES: Final = 32
 DIGEST_BYTES: Final = hashlib.sha256().digest_size
-_KEYED: Final = b"\xff"
-"""Prefix of an adapter's key. No salt starts with this byte, since it is not valid in UTF-8."""
+_ADAPTER_KEY_TAG: Final = b"\xff"
+"""First byte before an adapter's key. No salt starts with this byte, since it is not valid in UTF-8."""
 
 
 def published_hash(digest: bytes) -> int:
-    """Return the low 64 bits of a digest, which differ in each KV group, as the ledger publishes them; never 0 (not
-    hashed).
+    """Return the low 64 bits of a digest as the ledger publishes them; never 0, which means "not hashed".
+
+    They differ in each KV group.
     """
     return int.from_bytes(digest[-8:], "big") or 1
 
@@ -39,33 +40,32 @@ class Prefix(msgspec.Struct, frozen=True, gc=False):
     """
 
     digest: bytes
-    """Digest, followed by the number of the KV group (`group_digest`); the same holds for `parent`."""
+    """Digest, followed by the number of the KV group if it is not 0 (`group_digest`); the same holds for `parent`."""
     start: int
     tokens: bytes
     parent: bytes = b""
-    """Digest of the previous block in the text, empty for the first."""
+    """Digest of the previous block in the text; empty for the first block."""
     salt: str = ""
-    """Client's cache salt, part of the digest of a first block."""
+    """Client's cache salt, part of the digest of a first block; empty in later blocks."""
     adapter: str = ""
-    """Name of the LoRA adapter that the block was computed with, for display; set for every block."""
+    """Name of the LoRA adapter that the block was computed with, for display; set in every block."""
     adapter_key: bytes = b""
     """`Adapter.key`, part of the digest of a first block."""
 
     @property
     def group(self) -> int:
-        """KV group of the block."""
         return self.digest[DIGEST_BYTES] if len(self.digest) > DIGEST_BYTES else 0
 
     @property
-    def follows(self) -> bytes:
-        """Key of what precedes the block: its parent's digest or, for a first block, the extra of its adapter
-        and salt.
+    def predecessor_key(self) -> bytes:
+        """Key under which blocks with the same predecessor are compared: the parent's digest or, for a first block, the
+        extra of its adapter and salt.
         """
         return self.parent or first_extra(self.salt, self.adapter_key)
 
     @property
     def published_parent(self) -> int:
-        """Published hash of the previous block; 0 for the first of its text."""
+        """Published hash of the previous block; 0 for the first block of a text."""
         return published_hash(self.parent) if self.parent else 0
 
     @property
@@ -74,7 +74,7 @@ class Prefix(msgspec.Struct, frozen=True, gc=False):
 
 
 class PrefixIndex:
-    """Full blocks by the digest of the text that they end. Each digest has one block, each block one digest."""
+    """Full blocks by the digest of the text up to their end. The mapping is one-to-one."""
 
     def __init__(self, block_size: int, salt: bytes | None = None) -> None:
         self._block_size = block_size
@@ -86,7 +86,7 @@ class PrefixIndex:
         return len(self._block_of)
 
     def block_digest(self, parent: bytes | None, tokens: bytes, extra: bytes = b"") -> bytes:
-        """Return the digest of a block of `tokens` after `parent` (None: first of its text).
+        """Return the digest of a block of packed `tokens` after `parent` (None: first block of its text).
 
         `extra` separates texts that must not share blocks although their tokens are equal.
         """
@@ -95,7 +95,8 @@ class PrefixIndex:
     def extend(self, digests: list[bytes], token_ids: Sequence[int], salt: str = "", adapter_key: bytes = b"") -> None:
         """Append to `digests` those of the full blocks of `token_ids`, which follow the existing ones.
 
-        `salt` and `adapter_key` separate the texts from those of others, from the first block on.
+        `salt` and `adapter_key` become part of the first block's digest, so that texts that differ in them share no
+        blocks.
         """
         size = 4 * self._block_size
         packed = pack_tokens(token_ids)
@@ -106,54 +107,54 @@ class PrefixIndex:
             digests.append(parent)
 
     def insert(self, block: int, prefix: Prefix) -> bool:
-        """Enter a full block. Returns False, and does nothing, if another block has the same digest."""
+        """Add a full block. Returns False, and does nothing, if another block has the same digest."""
         if self._block_of.setdefault(prefix.digest, block) != block:
             return False
         self._prefix_of[block] = prefix
         return True
 
     def remove(self, block: int) -> Prefix:
-        """Remove a block, which must be present. Returns its prefix."""
+        """Remove a block, which must be in the index. Returns its prefix."""
         prefix = self._prefix_of.pop(block)
         del self._block_of[prefix.digest]
         return prefix
 
     def get(self, digest: bytes) -> int | None:
-        """Return the block with `digest`, or None."""
         return self._block_of.get(digest)
 
     def clear(self) -> list[int]:
-        """Remove all blocks. Returns them."""
+        """Remove all blocks and return them."""
         blocks = list(self._prefix_of)
         self._prefix_of.clear()
         self._block_of.clear()
         return blocks
 
     def prefix(self, block: int) -> Prefix | None:
-        """Return the prefix of `block`, or None if it is not present."""
         return self._prefix_of.get(block)
 
     def items(self) -> list[tuple[int, Prefix]]:
-        """Return every (block, prefix), after checking that both mappings agree; for the integrity check."""
+        """Return every (block, prefix). Raises AssertionError if the two mappings disagree."""
         assert len(self._block_of) == len(self._prefix_of), (
             f"the prefix index has {len(self._block_of)} digests for {len(self._prefix_of)} blocks"
         )
         for block, prefix in self._prefix_of.items():
-            held = self._block_of.get(prefix.digest)
-            assert held == block, f"the digest of block {block} leads to block {held} in the prefix index"
+            indexed_block = self._block_of.get(prefix.digest)
+            assert indexed_block == block, (
+                f"the digest of block {block} leads to block {indexed_block} in the prefix index"
+            )
         return list(self._prefix_of.items())
 
 
 def first_extra(salt: str, adapter_key: bytes) -> bytes:
     """Return the extra of a text's first block; empty without adapter and salt."""
-    return (_KEYED + adapter_key if adapter_key else b"") + salt.encode()
+    return (_ADAPTER_KEY_TAG + adapter_key if adapter_key else b"") + salt.encode()
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
     """Return token ids as little-endian int32."""
-    return _layout(len(token_ids)).pack(*token_ids)
+    return _tokens_struct(len(token_ids)).pack(*token_ids)
 
 
 @lru_cache(maxsize=64)
-def _layout(count: int) -> struct.Struct:
+def _tokens_struct(count: int) -> struct.Struct:
     return struct.Struct(f"<{count}i")

@@ -1,3 +1,1 @@
-"""Decides which requests run in a step and with how many tokens: admission, preemption, block tables, and
-their events.
-"""
+"""Scheduling: admission, preemption, block tables, and events of requests."""

@@ -1,6 +1,6 @@
-"""Admission of a waiting request: whether it fits, and which cached blocks it starts with.
+"""Admission of a waiting request: whether it fits, and with which cached blocks it starts.
 
-Owns no request and no queue; the scheduler decides which request is next, and when.
+The scheduler owns the requests and queues, and decides which request is next.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from kvscope_telemetry.running_time import RunningTime
 class Admission:
     """Admits requests to one pool.
 
-    1 % of the blocks, and at least one, is left to the running requests, unless none runs or the policy reserves.
+    1 % of the blocks, and at least one, is left to the running requests (watermark), unless none runs or the policy
+    reserves.
     """
 
     def __init__(
@@ -51,7 +52,6 @@ class Admission:
         self._states = states
 
     def find_reusable(self, request: Request) -> Reusable:
-        """Return the cached blocks of the request's first tokens."""
         return find_reusable(self._pool, self._tiers, self._rate, request, self._states)
 
     def fits(self, request: Request, found: Reusable, *, is_alone: bool) -> bool:
@@ -61,14 +61,14 @@ class Admission:
         return self.num_missing(request, found) - (self._watermark if is_alone else 0) <= 0
 
     def num_missing(self, request: Request, found: Reusable) -> int:
-        """Return the number of blocks that the request lacks if the watermark stays free; negative: blocks
-        left over.
+        """Return the number of blocks that the request lacks if the watermark stays free; negative if blocks are left
+        over.
         """
         available = self._tables.num_available(request) - self._pool.num_idle(found.hits)
         return self._num_blocks(request) - len(found.hits) + self._watermark - available
 
     def start(self, request: Request, found: Reusable, builder: PlanBuilder) -> Event:
-        """Start the request with the cached blocks that were found for it. Returns the event to publish."""
+        """Start the request with the cached blocks in `found`. Returns the event to publish."""
         pool = self._pool
         request.num_computed_tokens = self._tables.start(request, found, pool.step, builder)
         is_state_loaded = self._states is not None and self._start_state(self._states, request, found)
@@ -86,10 +86,10 @@ class Admission:
         return request_events.with_loaded_state(event) if is_state_loaded else event
 
     def _start_state(self, states: StatePool, request: Request, found: Reusable) -> bool:
-        """Give the request a slot with the recurrent state after its cached tokens.
+        """Allocate a state slot for the request, with the recurrent state after its cached tokens.
 
-        Returns whether it came from host memory. If not all blocks could be read back, the request resumes from the
-        last retained state before the missing ones.
+        Returns whether the state was loaded from host memory. If not all blocks could be loaded, the request resumes
+        from the last retained state before the missing ones.
         """
         size, is_whole = self._pool.block_size, request.num_computed_tokens == found.num_tokens
         request.diverged_at = found.num_tokens + found.num_stateless if found.num_stateless else 0

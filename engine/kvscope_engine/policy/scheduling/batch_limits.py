@@ -1,4 +1,4 @@
-"""Limits of a step: those that users set, and temporary ones below them."""
+"""Limits of a step: configured ones, and temporary ones below them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from __future__ import annotations
 class BatchLimits:
     """Maximum number of tokens and requests per step.
 
-    A temporary limit, by `reduce` or `cap_tokens`, applies in addition to those of `set`: the smallest one counts.
+    A temporary limit, by `reduce` or `cap_tokens`, applies in addition to the configured ones: the smallest one counts.
     """
 
     def __init__(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self.max_num_seqs = max_num_seqs
-        """Maximum number of requests per step as set by users. Change it and `max_num_batched_tokens` with `set`."""
+        """Configured maximum number of requests per step. Change it and `max_num_batched_tokens` with `set`."""
         self.max_num_batched_tokens = max_num_batched_tokens
         self._reduced: tuple[int, int] | None = None
         self._token_cap: int | None = None
 
     def set(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        """Set the limits for the following steps.
+        """Configure the limits for the following steps.
 
         Running requests above the limit continue; no others are admitted meanwhile.
         """
@@ -36,7 +36,6 @@ class BatchLimits:
 
     @property
     def max_step_tokens(self) -> int:
-        """Maximum number of tokens of the next step."""
         limit = self.max_num_batched_tokens
         if self._reduced is not None:
             limit = min(limit, self._reduced[0])
@@ -44,5 +43,4 @@ class BatchLimits:
 
     @property
     def max_step_requests(self) -> int:
-        """Maximum number of requests of the next step."""
         return self.max_num_seqs if self._reduced is None else min(self.max_num_seqs, self._reduced[1])

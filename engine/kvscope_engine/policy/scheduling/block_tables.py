@@ -1,7 +1,6 @@
 """Grows, shares, swaps out and frees the block tables of requests. No other module writes to them.
 
-The scheduler owns the pool, the allocation policy and the change log that are used here. Independent of the scheduling
-order.
+Independent of the scheduling order. The scheduler owns the pool, the allocation policy and the change log.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from kvscope_engine.policy.scheduling.reusable_blocks import Reusable
 
 
 class BlockTables:
-    """Changes block tables, and reports the changes to the pool and the change log."""
+    """Changes block tables, and records the changes in the pool and the change log."""
 
     def __init__(
         self, pool: BlockPool, allocation: AllocationPolicy, changes: ChangeLog, tiers: LowerTiers | None
     ) -> None:
         self._tiers = tiers
         self._forked: set[int] = set()
-        """Numbers of the requests whose last block may be shared with another table or the prefix cache: forks and
-        their parents."""
+        """Numbers of the forks and their parents whose last block may be shared with another table or the prefix cache.
+        """
         self._pool = pool
         self._allocation = allocation
         self._changes = changes
@@ -37,13 +36,13 @@ class BlockTables:
         self._windows = [(group, rule) for group, rule in enumerate(pool.groups) if rule.window]
 
     def init_tables(self, request: Request) -> None:
-        """Give a new request an empty table in each KV group."""
+        """Create empty tables for a new request, one per KV group."""
         request.block_tables = tuple([] for _ in self._pool.groups)
         request.num_null_blocks = self._no_null_blocks
 
     @property
     def any_shares_tail(self) -> bool:
-        """Whether any request may have to copy a shared block before it writes to it."""
+        """Whether any request may have to copy a shared last block before it writes to it."""
         return bool(self._forked)
 
     def num_needed(self, request: Request, stop: int) -> int:
@@ -58,11 +57,9 @@ class BlockTables:
         return self._allocation.num_available(request)
 
     def num_held(self, request: Request) -> int:
-        """Return the number of blocks that `release` would free, or release a reference to."""
         return self._allocation.num_held(request)
 
     def num_reserved_blocks(self, request: Request) -> int:
-        """Return the number of blocks reserved for the request when it starts; 0 if the policy reserves none."""
         return self._allocation.num_reserved_blocks(request)
 
     def grow(self, request: Request, count: int, step: int, builder: PlanBuilder) -> None:
@@ -81,7 +78,7 @@ class BlockTables:
         self._record_evictions(evicted_before, request, builder)
 
     def start(self, request: Request, found: Reusable, step: int, builder: PlanBuilder) -> int:
-        """Start the request with the cached blocks that were found for it. Returns the number of tokens in them.
+        """Start the request with the cached blocks in `found`. Returns the number of tokens in them.
 
         Rows of lower tiers are loaded into newly allocated blocks, for which `num_available` must suffice. If a row
         cannot be read, the tokens end before it.
@@ -103,7 +100,7 @@ class BlockTables:
         return num_tokens
 
     def free_unread(self, request: Request, step: int) -> None:
-        """Free blocks that no later token of the request reads. Their content stays in the prefix cache."""
+        """Free blocks that no later token of the request reads. Their prefixes stay in the prefix cache."""
         size = self._pool.block_size
         for group, rule in self._windows:
             first, stop = request.num_null_blocks[group], rule.num_unread(request.num_computed_tokens, size)
@@ -121,14 +118,14 @@ class BlockTables:
         return bool(self._windows)
 
     def swap_out(self, request: Request, step: int, builder: PlanBuilder) -> bool:
-        """Release every block, and keep the content of the blocks of computed tokens in a lower tier.
+        """Move the content of the request's computed blocks to a lower tier, and release all its blocks.
 
         Returns False, and does nothing, if nothing is computed, there is no lower tier, or it has no space.
         """
-        size, tokens = self._pool.block_size, request.num_computed_tokens
-        if self._tiers is None or not tokens:
+        size, num_tokens = self._pool.block_size, request.num_computed_tokens
+        if self._tiers is None or not num_tokens:
             return False
-        num_full, num_filled = tokens // size, num_blocks_for(tokens, size)
+        num_full, num_filled = num_tokens // size, num_blocks_for(num_tokens, size)
         entries = [
             (group, index)
             for group, num_null in enumerate(request.num_null_blocks)
@@ -139,19 +136,19 @@ class BlockTables:
             prefix_at(self._pool, request, index, group) if index < num_full else None for group, index in entries
         ]
         rows = self._tiers.swap_out(
-            request, blocks, prefixes, [min(size, tokens - index * size) for _, index in entries]
+            request, blocks, prefixes, [min(size, num_tokens - index * size) for _, index in entries]
         )
         if rows is None:
             return False
         request.saved_tables = tuple([NULL_BLOCK] * num_filled for _ in request.block_tables)
         for (group, index), row in zip(entries, rows, strict=True):
             request.saved_tables[group][index] = row
-        request.num_saved_tokens = tokens
+        request.num_saved_tokens = num_tokens
         self.release(request, step, keep_saved=True)
         return True
 
     def share(self, parent: Request, child: Request) -> None:
-        """Set the child's tables to the parent's blocks of the tokens that count as computed for the child."""
+        """Set the child's tables to the parent's blocks of the child's computed tokens, and add references to them."""
         held = num_blocks_for(child.num_computed_tokens, self._pool.block_size)
         child.block_tables = tuple(table[:held] for table in parent.block_tables)
         child.num_null_blocks = parent.num_null_blocks
@@ -175,7 +172,9 @@ class BlockTables:
             request.num_null_blocks = self._no_null_blocks
 
     def trim(self, request: Request, step: int) -> None:
-        """Release the blocks after the last computed token: they were for rejected drafts."""
+        """Release the blocks after the last computed token, which were allocated for rejected drafts or could not be
+        loaded.
+        """
         held = num_blocks_for(request.num_computed_tokens, self._pool.block_size)
         if len(request.block_table) > held:
             self._pool.release([block for table in request.block_tables for block in table[held:]], step)
@@ -188,17 +187,17 @@ class BlockTables:
             self._allocation.commit(step)
 
     def _record_evictions(self, evicted_before: int, request: Request, builder: PlanBuilder) -> None:
-        """Record for which request the first cached block of the step was evicted."""
+        """Remember `request` as the first one for which cached blocks were evicted in this step, if any were."""
         if self._pool.evicted_blocks > evicted_before:
             builder.evicted_for = builder.evicted_for or request.number
 
     def _load(
         self, request: Request, found: Reusable, step: int, builder: PlanBuilder
     ) -> tuple[tuple[list[int], ...], int]:
-        """Return the tables with rows of lower tiers loaded into new blocks, and the number of tokens in them.
+        """Load rows of lower tiers into new blocks. Returns the resulting tables and the number of tokens in them.
 
-        The tables end before the first row that could not be read. If a KV group has a window, they are then empty: the
-        blocks before that row are of no use.
+        The tables end before the first row that could not be read. If a KV group has a window, they are then empty,
+        because earlier blocks cannot be used without that row.
         """
         assert self._tiers is not None, "rows of a lower tier without one"
         pool, size = self._pool, self._pool.block_size
@@ -212,18 +211,18 @@ class BlockTables:
         rows = [tables[group][index] for group, index in entries]
         self._tiers.acquire(rows)
         pool.hit(found.hits, step)
-        own = [
-            self._unless_source(block, builder)
+        new_blocks = [
+            self._avoid_copy_source(block, builder)
             for group, table in enumerate(tables)
             for block in self._allocation.allocate(request, sum(row >= pool.num_blocks for row in table), group)
         ]
-        whole = self._tiers.load(rows, own)
-        lost = [index for (_, index), is_whole in zip(entries, whole, strict=True) if not is_whole]
+        are_read = self._tiers.load(rows, new_blocks)
+        lost = [index for (_, index), is_whole in zip(entries, are_read, strict=True) if not is_whole]
         end = len(tables[0]) if not lost else 0 if self._windows else min(lost)
-        for (group, index), block in zip(entries, own, strict=True):
+        for (group, index), block in zip(entries, new_blocks, strict=True):
             tables[group][index] = block
-        kept = [(row, block) for (_, index), row, block in zip(entries, rows, own, strict=True) if index < end]
-        self._write_loaded(request, kept, step)
+        loaded = [(row, block) for (_, index), row, block in zip(entries, rows, new_blocks, strict=True) if index < end]
+        self._write_loaded(request, loaded, step)
         self._tiers.release(rows)
         for table, num_null in zip(tables, found.num_null_blocks, strict=True):
             pool.release(table[max(end, num_null) :], step)
@@ -231,7 +230,7 @@ class BlockTables:
         return tables, min(found.num_tokens, end * size)
 
     def _write_loaded(self, request: Request, loaded: list[tuple[int, int]], step: int) -> None:
-        """Record in the ledger and the prefix cache that blocks were loaded. `loaded`: (row of a lower tier, block)."""
+        """Record loaded blocks in the ledger and the prefix cache. `loaded`: pairs (row of a lower tier, block)."""
         assert self._tiers is not None, "rows of a lower tier without one"
         blocks = [block for _, block in loaded]
         self._pool.record_write(
@@ -243,7 +242,7 @@ class BlockTables:
                 self._pool.seal(block, prefix)
 
     def _move(self, request: Request, count: int, step: int, builder: PlanBuilder) -> None:
-        """Copy all blocks of the request to others if the allocation policy needs that to add `count` blocks.
+        """Copy all blocks of the request to others if the allocation policy requires it to add `count` blocks.
 
         No target is the source of another copy of this step, because copies run in any order.
         """
@@ -257,10 +256,7 @@ class BlockTables:
         self._changes.record_table(request, 0)
 
     def _shared_tails(self, request: Request) -> list[int]:
-        """Return the KV groups in which the request's next token would be written to a shared block.
-
-        Only forks and their parents have shared last blocks.
-        """
+        """Return the KV groups in which the request's next token would be written to a shared block."""
         if request.number not in self._forked:
             return []
         index, slot = divmod(request.num_computed_tokens, self._pool.block_size)
@@ -282,30 +278,30 @@ class BlockTables:
         index = request.num_computed_tokens // self._pool.block_size
         for group in groups:
             shared = request.block_tables[group][index]
-            (own,) = self._allocation.allocate(request, 1, group)
-            own = self._unless_source(own, builder)
+            (new_block,) = self._allocation.allocate(request, 1, group)
+            new_block = self._avoid_copy_source(new_block, builder)
             self._pool.release([shared], step)
-            request.block_tables[group][index] = own
-            builder.copy(request, shared, own)
-            self._pool.moves.copied([own])
+            request.block_tables[group][index] = new_block
+            builder.copy(request, shared, new_block)
+            self._pool.moves.record_copied([new_block])
             builder.num_copied += 1
             self._changes.record_table(request, index, group)
         return len(groups)
 
-    def _unless_source(self, block: int, builder: PlanBuilder) -> int:
+    def _avoid_copy_source(self, block: int, builder: PlanBuilder) -> int:
         """Return `block`, just allocated as the target of a copy or a load, or another block if this step copies from
         it.
 
         Copies are unordered, and run after loads. `block` was released in this step, so the request that copies from it
         can keep it instead, and its copy target becomes available.
         """
-        undone = builder.undo_copy_from(block)
-        if undone is None:
+        cancelled_copy = builder.undo_copy_from(block)
+        if cancelled_copy is None:
             return block
-        keeper, target = undone
-        group = next(group for group, table in enumerate(keeper.block_tables) if target in table)
-        index = keeper.block_tables[group].index(target)
-        keeper.block_tables[group][index] = block
+        copying_request, target = cancelled_copy
+        group = next(group for group, table in enumerate(copying_request.block_tables) if target in table)
+        index = copying_request.block_tables[group].index(target)
+        copying_request.block_tables[group][index] = block
         self._pool.exchange_owners(block, target)
-        self._changes.record_table(keeper, index, group)
+        self._changes.record_table(copying_request, index, group)
         return target

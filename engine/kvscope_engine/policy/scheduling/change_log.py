@@ -1,7 +1,7 @@
-"""Log of what happened to requests since the last frame: the scheduler writes it, the step recorder drains it.
+"""Log of changed requests since the last frame: the scheduler writes it, the step recorder drains it.
 
 Owns only the record of changes; the state itself is the scheduler's. The code that drives a scheduler must drain the
-changes after each step, otherwise they accumulate (events are bounded: the oldest are dropped first).
+log after each step, otherwise it grows (events are bounded: the oldest are dropped first).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ MAX_EVENTS: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class RequestChanges:
-    """Changes since the last `drain`. Requests that only ran are in the plan, not here."""
+    """Changes since the last `drain`. Requests that only ran are in the plan and not in these changes."""
 
     added: tuple[Request, ...] = ()
     touched: tuple[Request, ...] = ()
     """Requests whose state or block table changed, in order of the first change, including `added`."""
     tables: dict[int, int] = field(default_factory=dict)
-    """Request number -> number of leading entries of each of its tables that are unchanged."""
+    """Request number -> number of unchanged leading entries of each of its tables."""
     groups: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Request number and KV group -> number of leading entries that are unchanged, for a table that changed alone."""
+    """(Request number, KV group) -> number of unchanged leading entries, for tables of a single group that changed."""
     events: tuple[Event, ...] = ()
     moves: Moves = NO_MOVES
 
@@ -36,7 +36,7 @@ class RequestChanges:
 
 
 class ChangeLog:
-    """Collects changes; each call but `drain` and `drain_events` is O(1)."""
+    """Collects changes. Each call but `drain` and `drain_events` is O(1)."""
 
     __slots__ = ("_added", "_events", "_groups", "_moves", "_tables", "_touched")
 
@@ -49,7 +49,6 @@ class ChangeLog:
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
 
     def add_request(self, request: Request) -> None:
-        """Record a new request."""
         self._added.append(request)
         self._touched[request.number] = request
 
@@ -58,7 +57,9 @@ class ChangeLog:
         self._touched[request.number] = request
 
     def record_table(self, request: Request, unchanged: int, group: int | None = None) -> None:
-        """Record that a block table changed after its first `unchanged` entries: that of a KV group, or all of them."""
+        """Record that a block table changed after its first `unchanged` entries: that of a KV group, or all of them if
+        None.
+        """
         number = request.number
         self._touched[number] = request
         if group is None:
@@ -67,11 +68,10 @@ class ChangeLog:
             self._groups[number, group] = min(unchanged, self._groups.get((number, group), unchanged))
 
     def record_event(self, event: Event) -> None:
-        """Record an event about a request or the engine."""
         self._events.append(event)
 
     def record_notice(self, text: str, now_ns: int) -> None:
-        """Record an event that explains a deviation from what was asked for."""
+        """Record an event of kind `note`, which explains a deviation from what the user asked for."""
         self.record_event(Event(kind="note", time_ns=now_ns, cause=text))
 
     def drain_events(self) -> tuple[Event, ...]:
@@ -81,7 +81,6 @@ class ChangeLog:
         return events
 
     def drain(self) -> RequestChanges:
-        """Return and clear all changes since the last call."""
         touched, moves = tuple(self._touched.values()), self._moves.drain()
         changes = RequestChanges(tuple(self._added), touched, self._tables, self._groups, self.drain_events(), moves)
         self._added.clear()

@@ -1,4 +1,4 @@
-"""Drafts in a step: how many draft tokens each request gets, and which remain after the step.
+"""Draft tokens in a step: how many each request gets, and which remain after the step.
 
 Drafts are added to a plan last, so that no other request lacks blocks or budget because of them. Owns the list of
 requests that may hold blocks for drafts until the step is committed; `BlockTables` writes the block tables.
@@ -20,13 +20,13 @@ class Drafting:
         self.drafter = drafter
         self._tables = tables
         self._drafted: list[Request] = []
-        """Requests whose tables may extend past their tokens."""
+        """Requests whose tables may extend past their computed tokens."""
 
     def add_drafts(self, plan: PlanBuilder, step: int, max_sampled: int) -> None:
         """Add drafts to decodes.
 
-        The step then samples at most `max_sampled` tokens, or as many as one request with all its drafts: its memory is
-        allocated for that.
+        The step then samples at most `max_sampled` tokens, but at least as many as one request with all its drafts
+        needs: memory for that many is allocated.
         """
         remaining = max(max_sampled, 1 + self.drafter.max_draft_tokens) - plan.num_sampled
 
@@ -44,7 +44,7 @@ class Drafting:
             plan.draft(propose)
 
     def commit(self, plan: StepPlan, step: int, totals: SchedulerTotals) -> None:
-        """Free the blocks of rejected drafts and count accepted ones, after the plan ran and was written down."""
+        """Free the blocks of rejected drafts and count accepted ones. Call it after `plan` is committed."""
         for item in plan.scheduled[plan.num_single_token :]:
             if item.drafts:
                 num_accepted = item.num_tokens - 1

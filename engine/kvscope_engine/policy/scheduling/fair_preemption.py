@@ -1,9 +1,9 @@
 """Fairness between clients, and between one client's batches: chooses running requests to preempt for a waiting one.
 
 A client that runs nothing may preempt requests of clients that run several; a batch that runs nothing may preempt
-requests of the same client's batches that run several. Each victim leaves its client or batch something that runs, so
-the number of clients, or of a client's batches, that run grows each time. No victim has a higher priority than the
-waiting request. Reads the queues and changes nothing.
+requests of the same client's batches that run several. A client or batch never loses its only running request, so the
+number of running clients, or of a client's running batches, increases each time. No victim has a higher priority than
+the waiting request. Reads the queues and changes nothing.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from kvscope_engine.policy.waiting_queue import WaitingQueue
 
 
 class FairPreemption:
-    """Chooses the running requests that are preempted so that a client or batch that runs nothing gets a turn."""
-
     def __init__(self, waiting: WaitingQueue, running: RankedQueue, pool: BlockPool, admission: Admission) -> None:
         self._waiting = waiting
         self._running = running
@@ -34,21 +32,18 @@ class FairPreemption:
         candidates = self._candidates(first)
         if not candidates:
             return []
-        missing_seats = len(self._running) + 1 - max_requests
-        missing = self._admission.num_missing(first, self._admission.find_reusable(first))
+        num_excess_requests = len(self._running) + 1 - max_requests
+        num_missing_blocks = self._admission.num_missing(first, self._admission.find_reusable(first))
         victims: list[Request] = []
-        while (missing_seats > 0 or missing > 0) and len(victims) < len(candidates):
+        while (num_excess_requests > 0 or num_missing_blocks > 0) and len(victims) < len(candidates):
             victim = candidates[len(victims)]
             victims.append(victim)
-            missing_seats -= 1
-            missing -= sum(self._pool.ref_count(block) == 1 for block in victim.held_blocks)
-        return [] if missing_seats > 0 or missing > 0 else victims
+            num_excess_requests -= 1
+            num_missing_blocks -= sum(self._pool.ref_count(block) == 1 for block in victim.held_blocks)
+        return [] if num_excess_requests > 0 or num_missing_blocks > 0 else victims
 
     def _candidates(self, first: Request) -> list[Request]:
-        """Return the running requests that may be preempted, in victim order.
-
-        Their client or batch has another running request.
-        """
+        """Return the running requests that may be preempted for `first`, in victim order."""
         queue = self._waiting
         usage = queue.client_usage(first)
         is_batch = bool(usage.num_requests)
@@ -65,12 +60,12 @@ class FairPreemption:
             and usage_of(request).num_requests > 1
         ]
         candidates.sort(key=lambda request: victim_order(request, usage_of(request).num_tokens))
-        num_left: dict[int, int] = {}  # requests that the client or batch would have left, by the id of its usage
+        num_remaining: dict[int, int] = {}  # requests that the client or batch would have left, by the id of its usage
         victims: list[Request] = []
         for request in candidates:
             usage = usage_of(request)
-            count = num_left.setdefault(id(usage), usage.num_requests)
+            count = num_remaining.setdefault(id(usage), usage.num_requests)
             if count > 1:
-                num_left[id(usage)] = count - 1
+                num_remaining[id(usage)] = count - 1
                 victims.append(request)
         return victims

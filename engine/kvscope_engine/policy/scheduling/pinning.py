@@ -1,7 +1,7 @@
-"""Checks pinned blocks against requests: every queued request must be able to run without evicting them.
+"""Checks pinned blocks against requests: every unfinished request must be able to run without evicting them.
 
-Without this rule a queue could be blocked forever. Each unfinished request must fit, alone, into the blocks that are
-not pinned and the pinned ones that its own text starts with. Reads everything, changes nothing.
+Without this rule, a request could block the queue forever. Each unfinished request must fit, alone, into the blocks
+that are not pinned and the pinned ones that its own text starts with. Reads the pool, changes nothing.
 """
 
 from __future__ import annotations
@@ -44,20 +44,23 @@ def check_pins(pool: BlockPool, needs: BlockNeeds, requests: Iterable[Request], 
 
 
 def _num_missing(pool: BlockPool, needs: BlockNeeds, request: Request, pinned: Set[int]) -> int:
-    """Return the number of blocks that the request could lack, alone, if `pinned` were never evicted.
+    """Return the number of blocks that the request, running alone, would lack if `pinned` were never evicted.
 
-    In KV groups with a window no pinned block counts as the request's own: it may be one that the request does not
+    In KV groups with a window, no pinned block counts as the request's own: it may be one that the request does not
     read.
     """
     if not pinned:
         return 0
-    own = 0
+    num_own = 0
     for group in (group for group, rule in enumerate(pool.groups) if not rule.window):
         for digest in usable_digests(pool, request):
             block = pool.index.get(group_digest(digest, group)) if pool.index is not None else None
             if block not in pinned:
                 break
-            own += 1
+            num_own += 1
     return pins.num_missing(
-        num_needed=needs.max_blocks_of_request(request), num_own=own, num_usable=pool.num_usable, num_pinned=len(pinned)
+        num_needed=needs.max_blocks_of_request(request),
+        num_own=num_own,
+        num_usable=pool.num_usable,
+        num_pinned=len(pinned),
     )

@@ -1,4 +1,4 @@
-"""The plan of a step under construction. Its values last for one `schedule` call."""
+"""The plan of a step under construction, for the duration of one `schedule` call."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class PlanBuilder:
         self.now_ns = now_ns
         self.has_preempted = False
         self.num_copied = 0
-        """Number of blocks copied on write, including those for requests that were preempted later in this step."""
+        """Number of blocks copied on write, including those of requests that were preempted later in this step."""
         self.evicted_for = 0
-        """Number of the first request for which a cached block was evicted; 0 for none."""
+        """Number of the first request for which a cached block was evicted; 0 if none was."""
         self._singles: list[Scheduled] = []
         self._chunks: list[Scheduled] = []
         self._drafted: list[Scheduled] = []
@@ -49,7 +49,7 @@ class PlanBuilder:
         return singles + chunks + sum(item.num_tokens for item in self._drafted)
 
     def draft(self, propose: Callable[[Scheduled, int], tuple[int, ...]]) -> None:
-        """Add drafts to the single-token items. `propose` returns the drafts of an item within the remaining budget."""
+        """Add drafts to the single-token items. `propose(item, budget)` returns an item's drafts, at most `budget`."""
         singles, self._singles = self._singles, []
         for item in singles:
             drafts = propose(item, self.budget) if self.budget else ()
@@ -60,13 +60,13 @@ class PlanBuilder:
                 self._singles.append(item)
 
     def copy(self, request: Request, source: int, target: int) -> None:
-        """Copy block `source` to `target` for the request, before the step."""
+        """Add a copy of block `source` to `target`, made before the step, for the request."""
         self._copies.append((request, source, target))
 
     def undo_copy_from(self, source: int) -> tuple[Request, int] | None:
-        """Remove a copy from `source` from the plan.
+        """Remove a copy from block `source` from the plan.
 
-        Returns its request and its target, or None if there is no such copy.
+        Returns the request and the target of the copy, or None if there is no such copy.
         """
         for copy in self._copies:
             if copy[1] == source:
@@ -75,7 +75,7 @@ class PlanBuilder:
         return None
 
     def content_of(self, block: int) -> int:
-        """Return the block that now contains what `block` will contain after this step's copies."""
+        """Return the block that now has the content that `block` will have after this step's copies."""
         return next((source for _, source, target in self._copies if target == block), block)
 
     def drop(self, request: Request) -> None:

@@ -1,4 +1,4 @@
-"""Updates the state after a step: counts tokens as computed, fills slots, seals full blocks."""
+"""Updates the state after a step: counts tokens as computed, records filled slots, and seals full blocks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The order in which running requests are preempted (`victim_order`), and how a victim's blocks are freed: by a swap or
-for recomputation. The scheduler chooses the victim (`Scheduler._allocate_or_preempt`).
+"""Preemption: the order of victims (`victim_order`), and how a victim's blocks are freed, by a swap or for
+recomputation.
+
+The scheduler chooses the victim (`Scheduler._allocate_or_preempt`).
 """
 
 from __future__ import annotations
@@ -22,14 +24,14 @@ class PreemptionRecord:
 
     num_blocks: int
     num_tokens: int
-    """Computed tokens in these blocks."""
+    """Number of computed tokens in these blocks."""
     is_swapped: bool
     has_state: bool
     """Whether the model has recurrent layers, whose state was swapped or dropped together with the blocks."""
     swap_seconds: float | None
-    """Measured time to a lower tier and back; None without a lower tier."""
+    """Estimated time to copy the blocks to a lower tier and back; None without a lower tier."""
     recompute_seconds: float | None
-    """Measured time to compute the tokens again; None before anything was measured."""
+    """Estimated time to compute the tokens again; None before the first measurement."""
 
 
 def victim_order(request: Request, held_tokens: int) -> tuple[int, ...]:
@@ -37,9 +39,11 @@ def victim_order(request: Request, held_tokens: int) -> tuple[int, ...]:
 
     Order: lowest priority; then the client (or batch) that holds the most tokens; then the fewest previous preemptions;
     then the latest arrival. `held_tokens`: tokens of all running requests of the same client (or batch), as counted at
-    their admission. So no request is preempted twice before every other of its client was preempted once. This
-    terminates: a request is admitted only if all its known tokens fit, so each preemption is preceded by tokens
-    generated since then, and those are kept.
+    their admission.
+
+    Preemption terminates: a request is admitted only if all its known tokens fit, so each preemption is preceded by
+    tokens generated since the admission, and those are kept. No request is preempted twice before every other request
+    of its client was preempted once.
     """
     _, arrival_ns, number = rank(request)
     return (request.priority, -held_tokens, request.num_preemptions, -arrival_ns, -number)
@@ -70,9 +74,9 @@ class Preemption:
         self._states = states
 
     def free_blocks(self, victim: Request, step: int, builder: PlanBuilder) -> PreemptionRecord:
-        """Swap out or free the blocks of `victim` and remove it from the plan.
+        """Swap out or free the blocks of `victim` and remove it from the plan. Its tokens are kept.
 
-        Its tokens are kept; the caller requeues it.
+        The caller returns the victim to the queue.
         """
         record = self._free_blocks(victim, step, builder, self._mode)
         assert record is not None, "only who insists on a swap is told that there is no room"
@@ -81,8 +85,8 @@ class Preemption:
     def free_blocks_by_request(
         self, victim: Request, step: int, builder: PlanBuilder, how: str
     ) -> PreemptionRecord | None:
-        """Preempt as `free_blocks`, in the way that a user asked for: `recompute`, `swap`, or "" for the engine's own
-        mode.
+        """Free the blocks as `free_blocks`, in the way `how` that a user asked for: `recompute`, `swap`, or "" for the
+        configured mode.
 
         Returns None, and does nothing, if a swap was asked for and is not possible.
         """
@@ -106,7 +110,7 @@ class Preemption:
         return PreemptionRecord(num_blocks, tokens, swapped, self._states is not None, swap, recompute)
 
     def _swap_out(self, victim: Request, step: int, builder: PlanBuilder) -> bool:
-        """Swap out both blocks and recurrent state, or neither. Returns whether it did."""
+        """Swap out both blocks and recurrent state, or neither. Returns whether they were swapped out."""
         states = self._states
         if states is not None and not states.can_swap_out:
             return False

@@ -1,8 +1,8 @@
 """Temporarily reduced step limits, after a step that failed or for which there was not enough memory.
 
-Another process may have taken the memory: without this, each step would fail first and be split each time. Owns how far
-the limits are reduced and when they are restored; they apply in addition to those that users set, and the smaller ones
-win.
+Another process may have taken the memory: without reduced limits, each following step would fail first and then be
+split. Owns the reduced limits and the time of their next increase; `BatchLimits` applies them in addition to the
+configured ones.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from typing import Final
 from kvscope_engine.policy.scheduling.batch_limits import BatchLimits
 from kvscope_telemetry.plural import counted
 
-CALM_NS: Final = 30_000_000_000
-"""Time without lack of memory before the limits begin to rise again, in nanoseconds."""
-NEXT_NS: Final = 2_000_000_000
-"""Time from one doubling to the next, in nanoseconds: thirteen doublings, from 1 token to 8,192, take less than a
-minute."""
+RECOVERY_DELAY_NS: Final = 30_000_000_000
+"""Time without a failed step before the limits begin to rise again, in nanoseconds."""
+DOUBLING_INTERVAL_NS: Final = 2_000_000_000
+"""Time from one doubling of the limits to the next, in nanoseconds. Thirteen doublings, from 1 token to 8,192, take
+less than a minute.
+"""
 
 
 class ReducedLimits:
     """Reduces the limits of one scheduler temporarily.
 
-    It is notified of each step and of idle time, by the engine's clock in nanoseconds.
+    Call `update` after each step and while idle. Times are nanoseconds on the engine's clock.
     """
 
     def __init__(self, limits: BatchLimits) -> None:
@@ -39,8 +40,8 @@ class ReducedLimits:
 
         Args:
             now_ns: Time on the engine's clock.
-            fitting_tokens: Tokens for which there seemed to be memory; None if it sufficed, or if smaller steps do not
-                help (`StepOutcome.fitting_tokens`).
+            fitting_tokens: Estimated number of tokens for which there was memory; None if the memory sufficed, or if
+                smaller steps do not help (`StepOutcome.fitting_tokens`).
             why: What happened to the step, for the message.
         """
         configured = self._limits.max_num_batched_tokens, self._limits.max_num_seqs
@@ -49,15 +50,15 @@ class ReducedLimits:
         if self._current is None:
             return ""
         while self._current is not None and now_ns >= self._due_ns:
-            self._due_ns += NEXT_NS
+            self._due_ns += DOUBLING_INTERVAL_NS
             twice = 2 * self._current[0], 2 * self._current[1]
             self._current = None if twice[0] >= configured[0] and twice[1] >= configured[1] else twice
         self._limits.reduce(self._current)
         return "" if self._current is not None else f"steps have up to {_limits_text(configured)} again"
 
     def _lower(self, configured: tuple[int, int], fitting_tokens: int, now_ns: int, why: str) -> str:
-        """Reduce tokens first, down to one per request; then requests."""
-        self._due_ns = now_ns + CALM_NS
+        """Reduce the tokens first, down to one per request; then the requests."""
+        self._due_ns = now_ns + RECOVERY_DELAY_NS
         before = (
             configured
             if self._current is None

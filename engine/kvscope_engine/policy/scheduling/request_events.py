@@ -1,6 +1,6 @@
-"""Events about requests: what happened to a request, and why.
+"""Creates events about requests: what happened to a request, and why.
 
-Decides which data an event carries. `event_kinds` turns it into text, which is also sent, for older readers.
+Decides which data an event carries. `event_kinds` derives the text, which is sent as well, for older readers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvscope_telemetry.running_time import RunningTime
 
 
 class Blocks(NamedTuple):
-    """Blocks that a request's tokens need, and blocks reserved for it (0: only those it needs)."""
+    """Number of blocks that a request's tokens need, and of blocks reserved for it (0: only those it needs)."""
 
     num_needed: int
     num_reserved: int = 0
@@ -37,7 +37,7 @@ def admitted(
 ) -> Event:
     """Return the event of an admission, with `blocks` for all known tokens, `num_reused` of which need not be computed.
 
-    `found` are the cached blocks found before loading, `miss` why there were not more.
+    `found` are the cached blocks found before loading; `miss` says why there were no more.
     """
     returns = request.num_preemptions > 0
     since_ns = request.preempted_ns if returns else request.arrival_ns
@@ -83,8 +83,8 @@ def forked(parent: Request, child: Request, now_ns: int, running_time: RunningTi
 def preempted(
     victim: Request, needy: Request, needed: int, available: int, record: PreemptionRecord, now_ns: int
 ) -> Event:
-    """Return the event of a preemption because `needy` needed blocks that were not available."""
-    choice, choice_number = _choice(victim, needy)
+    """Return the event of a preemption because `needy` needed `needed` blocks and only `available` were available."""
+    choice, choice_number = _victim_choice(victim, needy)
     data = EventData(
         kind="preempted", num_needed=needed, num_available=available, choice=choice, choice_number=choice_number
     )
@@ -92,7 +92,7 @@ def preempted(
 
 
 def preempted_for_fairness(victim: Request, needy: Request, record: PreemptionRecord, now_ns: int) -> Event:
-    """Return the event of a preemption for fairness: the client or batch of `needy` ran nothing, the victim's several
+    """Return the event of a preemption because the client or batch of `needy` ran nothing and the victim's several
     requests.
     """
     data = EventData(kind="made_way", choice="client" if victim.client != needy.client else "batch")
@@ -105,20 +105,20 @@ def preempted_by(victim: Request, by: str, record: PreemptionRecord, now_ns: int
 
 
 def restarted(victim: Request, why: str, record: PreemptionRecord, now_ns: int) -> Event:
-    """Return the event of a restart: a step failed for `why`, and the victim's recurrent state is computed again."""
+    """Return the event of a restart: a step failed for the reason `why`, and the recurrent state must be recomputed."""
     return _preemption_event(victim, record, EventData(kind="restarted", why=why), now_ns)
 
 
 def _preemption_event(
     victim: Request, record: PreemptionRecord, why: EventData, now_ns: int, needy: Request | None = None
 ) -> Event:
-    """Return the event of a preemption, with what became of the victim's blocks added to `why`."""
+    """Return the event of a preemption: `why`, with what became of the victim's blocks added."""
     data = replace(
         why,
         is_swapped=record.is_swapped,
         num_states=int(record.has_state),
-        swap_ns=_ns(record.swap_seconds),
-        recompute_ns=_ns(record.recompute_seconds),
+        swap_ns=_nanoseconds(record.swap_seconds),
+        recompute_ns=_nanoseconds(record.recompute_seconds),
     )
     return with_cause(
         Event(
@@ -134,7 +134,7 @@ def _preemption_event(
 
 
 def evicted_by(count: int, num_offloaded: int, by: str, now_ns: int) -> Event:
-    """Return the event of an eviction that user `by` asked for; `num_offloaded` blocks were moved to host memory."""
+    """Return the event of an eviction that user `by` asked for; `num_offloaded` blocks were copied to host memory."""
     order = f"{num_offloaded} of them moved to host memory" if num_offloaded else ""
     cause = evicted_text(f"requested by {by}", [(count, "cached block")], order=order)
     return Event(kind="evicted", time_ns=now_ns, num_blocks=count, cause=cause)
@@ -173,12 +173,12 @@ def aborted(request: Request, now_ns: int, num_blocks: int, cause: str) -> Event
 
 
 def refused(number: int, now_ns: int, cause: str) -> Event:
-    """Return the event of a refused request; `number` is 0 if it has none."""
+    """Return the event of a refused request; `number` is 0 if the request was not numbered yet."""
     return Event(kind="refused", time_ns=now_ns, number=number, cause=cause)
 
 
 def evicted(count: int, num_offloaded: int, needy: int, now_ns: int) -> Event:
-    """Return the event of cached blocks evicted in a step, the first for request `needy`; `num_offloaded` were
+    """Return the event of `count` cached blocks evicted in a step, the first for request `needy`; `num_offloaded` were
     offloaded.
     """
     data = EventData(kind="evicted", num_offloaded=num_offloaded)
@@ -186,14 +186,16 @@ def evicted(count: int, num_offloaded: int, needy: int, now_ns: int) -> Event:
 
 
 def with_loaded_state(event: Event) -> Event:
-    """Return an admission event, changed to say that the recurrent state was loaded from host memory."""
+    """Return an admission event with the addition that the recurrent state was loaded from host memory."""
     assert event.data is not None, "an admission has data"
     return with_cause(replace(event, data=replace(event.data, num_loaded_states=1)))
 
 
 def states_evicted(needy: Sequence[int], num_offloaded: int, now_ns: int) -> Event:
-    """Return the event of evicted recurrent states, one for each of the requests `needy`; `num_offloaded` went to host
-    memory.
+    """Return the event of evicted recurrent states, one per entry of `needy`, the numbers of the requests that got
+    their slots.
+
+    `num_offloaded` of the states were copied to host memory.
     """
     data = EventData(kind="states_evicted", num_states=len(needy), num_offloaded=num_offloaded)
     return with_cause(Event(kind="evicted", time_ns=now_ns, other=needy[0], data=data))
@@ -207,7 +209,7 @@ def cache_reset(count: int, now_ns: int) -> Event:
     return Event(kind="note", time_ns=now_ns, cause=emptied_text("the prefix cache", count), num_blocks=count)
 
 
-def _choice(victim: Request, needy: Request) -> tuple[str, int]:
+def _victim_choice(victim: Request, needy: Request) -> tuple[str, int]:
     if victim is needy:
         return "itself", 0
     if victim.priority < needy.priority:
@@ -219,5 +221,5 @@ def _choice(victim: Request, needy: Request) -> tuple[str, int]:
     return "newest", 0
 
 
-def _ns(seconds: float | None) -> int:
+def _nanoseconds(seconds: float | None) -> int:
     return -1 if seconds is None else round(seconds * 1e9)

@@ -1,4 +1,4 @@
-"""A request's full blocks in the prefix cache: looked up at its admission, entered once computed."""
+"""A request's full blocks in the prefix cache: found at its admission, inserted once computed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvscope_engine.policy.request import Request
 
 
 def usable_digests(pool: BlockPool, request: Request) -> list[bytes]:
-    """Return the digests of the full blocks that the request could reuse, in order; none without a prefix cache."""
+    """Return the digests of the full blocks that the request could reuse, in order; empty without a prefix cache."""
     if pool.index is None:
         return []
     usable = (request.num_tokens - 1) // pool.block_size
@@ -19,10 +19,10 @@ def usable_digests(pool: BlockPool, request: Request) -> list[bytes]:
 
 
 def explain_miss(pool: BlockPool, request: Request, num_found: int) -> Miss:
-    """Return why the request found `num_found` cached blocks and not the next one; an empty `Miss` if there was no more
-    to find.
+    """Return why the request found `num_found` cached blocks and not the next one; an empty `Miss` if it found all.
 
-    With several KV groups: why the first group has a block missing that is read after the next one.
+    With several KV groups, the first missing block in any group that is needed to continue after the next one is
+    explained.
     """
     if pool.history is None or num_found >= (request.num_tokens - 1) // pool.block_size:
         return Miss()
@@ -31,8 +31,8 @@ def explain_miss(pool: BlockPool, request: Request, num_found: int) -> Miss:
 
 
 def _first_missing(pool: BlockPool, request: Request, num_blocks: int) -> tuple[int, int]:
-    """Return (KV group, block index) of the first block that is not cached but needed to continue a prompt after
-    `num_blocks` blocks.
+    """Return (KV group, block index) of the first block that is not cached but needed to continue after `num_blocks`
+    blocks.
     """
     assert pool.index is not None, "a history without an index"
     for group, rule in enumerate(pool.groups):
@@ -51,7 +51,7 @@ def prefix_at(pool: BlockPool, request: Request, index: int, group: int) -> Pref
 
 
 def seal_blocks(pool: BlockPool, request: Request, first: int, stop: int) -> None:
-    """Enter blocks `first` to `stop` (exclusive) of the request's tables, which are full, into the prefix cache."""
+    """Insert the full blocks `first` to `stop` (exclusive) of the request's tables into the prefix cache."""
     if pool.index is None:
         return
     _extend_digests(pool.index, pool.block_size, request, stop)
@@ -61,7 +61,7 @@ def seal_blocks(pool: BlockPool, request: Request, first: int, stop: int) -> Non
 
 
 def _prefix_at(pool: BlockPool, request: Request, index: int, group: int) -> Prefix:
-    """Return the prefix of the block at `index`, up to which the digests must be known."""
+    """Return the prefix of the block at `index`. The digests up to that block must be computed already."""
     start = index * pool.block_size
     tokens = pack_tokens(request.tokens(start, start + pool.block_size))
     digest = group_digest(request.block_digests[index], group)

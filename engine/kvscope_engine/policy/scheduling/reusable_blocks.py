@@ -1,7 +1,6 @@
-"""Finds the cached blocks that a waiting request can start with: in the pool, and in lower tiers if loading them pays
-off.
+"""Finds the cached blocks that a waiting request can start with: in the pool, and in lower tiers if loading is faster.
 
-Reads everything, changes nothing.
+Reads pool and tiers, changes nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from kvscope_engine.policy.kv_cache.block_pool import BlockPool
-from kvscope_engine.policy.kv_groups import NOTHING, PrefixMatch, find_prefix, group_digest
+from kvscope_engine.policy.kv_groups import NO_PREFIX, PrefixMatch, find_prefix, group_digest
 from kvscope_engine.policy.kv_offload.lower_tiers import LowerTiers
 from kvscope_engine.policy.kv_offload.swap_costs import PrefillRate
 from kvscope_engine.policy.request import Request
@@ -26,15 +25,17 @@ class Reusable:
     num_null_blocks: tuple[int, ...]
     """Number of leading entries of each table that are `NULL_BLOCK`."""
     num_tokens: int
-    """Number of tokens in these blocks."""
+    """Number of tokens in the tables."""
     hits: list[int]
-    """Blocks among these that are in the pool, one group after another."""
+    """Entries of the tables that are blocks of the pool, one group after another."""
     num_to_load: int
-    """Number of blocks in lower tiers."""
+    """Number of entries that are rows of lower tiers."""
     is_saved: bool = False
-    """Whether these are the rows that the request saved when it was swapped out, with its recurrent state."""
+    """Whether the tables are those that the request saved when it was swapped out, together with its recurrent state.
+    """
     num_stateless: int = 0
-    """Tokens in further cached blocks that cannot be used, since no recurrent state was retained there."""
+    """Number of tokens in further cached blocks that cannot be used, since no recurrent state was retained after them.
+    """
 
     def __bool__(self) -> bool:
         return self.num_tokens > 0
@@ -50,20 +51,20 @@ def find_reusable(
     retained recurrent state.
     """
     digests, index, size = usable_digests(pool, request), pool.index, pool.block_size
-    found = in_pool = NOTHING if index is None else find_prefix(pool.groups, digests, size, index.get)
+    found = in_pool = NO_PREFIX if index is None else find_prefix(pool.groups, digests, size, index.get)
     if states is not None and index is not None:
-        found = next(_with_states(pool, states, in_pool, digests, index.get, include_host=False), NOTHING)
+        found = next(_prefixes_with_state(pool, states, in_pool, digests, index.get, include_host=False), NO_PREFIX)
     if request.saved_tables and found.num_blocks * size <= request.num_saved_tokens:
-        return _with_saved(pool, request, digests)
+        return _saved_or_pooled(pool, request, digests)
     if tiers is not None and index is not None and found.num_blocks < len(digests):
-        found = _worth_loading(pool, tiers, rate, found, digests, states)
+        found = _longest_worth_loading(pool, tiers, rate, found, digests, states)
     reusable = _reusable(pool, found.tables, found.num_null_blocks, found.num_blocks * size)
     if states is None:
         return reusable
     return replace(reusable, num_stateless=max(0, in_pool.num_blocks - found.num_blocks) * size)
 
 
-def _with_states(
+def _prefixes_with_state(
     pool: BlockPool,
     states: StatePool,
     found: PrefixMatch,
@@ -72,35 +73,30 @@ def _with_states(
     *,
     include_host: bool,
 ) -> Iterator[PrefixMatch]:
-    """Yield the cached prefixes that end at a retained recurrent state and whose blocks are all cached,
-    longest first.
-    """
+    """Yield the fully cached prefixes within `found` that end at a retained recurrent state, longest first."""
     for count in states.checkpoints(digests[: found.num_blocks], include_host=include_host):
-        is_all = count == found.num_blocks
-        shorter = found if is_all else find_prefix(pool.groups, digests[:count], pool.block_size, get)
+        is_whole = count == found.num_blocks
+        shorter = found if is_whole else find_prefix(pool.groups, digests[:count], pool.block_size, get)
         if shorter.num_blocks == count:
             yield shorter
 
 
-def _with_saved(pool: BlockPool, request: Request, digests: list[bytes]) -> Reusable:
-    """Return the request's saved rows, or blocks of the pool with the same content.
-
-    A partial block is always its own row.
-    """
+def _saved_or_pooled(pool: BlockPool, request: Request, digests: list[bytes]) -> Reusable:
+    """Return the request's saved rows, replaced by blocks of the pool with the same content where there are any."""
     index, num_full = pool.index, request.num_saved_tokens // pool.block_size
     tables = []
     for group, (saved, num_null) in enumerate(zip(request.saved_tables, request.num_null_blocks, strict=True)):
         table = list(saved)
         if index is not None:
-            for place in range(num_null, min(num_full, len(digests))):
-                block = index.get(group_digest(digests[place], group))
-                table[place] = table[place] if block is None else block
+            for block_index in range(num_null, min(num_full, len(digests))):
+                block = index.get(group_digest(digests[block_index], group))
+                table[block_index] = table[block_index] if block is None else block
         tables.append(table)
     found = _reusable(pool, tuple(tables), request.num_null_blocks, request.num_saved_tokens)
     return replace(found, is_saved=True)
 
 
-def _worth_loading(
+def _longest_worth_loading(
     pool: BlockPool,
     tiers: LowerTiers,
     rate: PrefillRate,
@@ -117,16 +113,18 @@ def _worth_loading(
         return tiers.find(digest) if block is None else block
 
     longest = find_prefix(pool.groups, digests, pool.block_size, get)
-    some = [longest] if states is None else _with_states(pool, states, longest, digests, get, include_host=True)
-    for found in some:
+    candidates = (
+        [longest] if states is None else _prefixes_with_state(pool, states, longest, digests, get, include_host=True)
+    )
+    for found in candidates:
         if found.num_blocks <= in_pool.num_blocks:
             break
-        lower = [row for table in found.tables for row in table if row >= pool.num_blocks]
-        to_compute = rate.seconds((found.num_blocks - in_pool.num_blocks) * pool.block_size)
-        to_load = tiers.load_seconds(len(lower), sum(map(tiers.is_on_disk, lower)))
+        rows_to_load = [row for table in found.tables for row in table if row >= pool.num_blocks]
+        compute_s = rate.seconds((found.num_blocks - in_pool.num_blocks) * pool.block_size)
+        load_s = tiers.load_seconds(len(rows_to_load), sum(map(tiers.is_on_disk, rows_to_load)))
         if states is not None:
-            to_load += states.load_seconds(digests[found.num_blocks - 1])
-        if to_compute is None or to_load < to_compute:
+            load_s += states.load_seconds(digests[found.num_blocks - 1])
+        if compute_s is None or load_s < compute_s:
             return found
     return in_pool
 

@@ -6,35 +6,36 @@ Imports no torch and reads no clock: callers pass the time in.
 `schedule()` applies these rules in order:
 
 1. Requests are ordered by rank: higher priority first, then earlier arrival. All rules below use this order, except
-   that of the waiting requests, which `waiting_queue` defines.
-2. Running requests continue: those with one uncomputed token (decodes) first, then prefills, in chunks that fit what is
+that of the waiting requests, which `waiting_queue` defines. 2. Running requests continue: those with one uncomputed
+token (decodes) first, then prefills, in chunks that fit what is
    left of `max_num_batched_tokens`. Blocks are allocated as tokens are scheduled.
-3. If a running request needs blocks and too few are available, running requests are preempted one by one, in
-   `victim_order` (lowest priority; then the client that holds the most tokens; then fewest preemptions; then newest);
+3. If a running request needs blocks and too few are available, running requests are preempted in `victim_order` (lowest
+   priority; then the client that holds the most tokens; then fewest preemptions; then newest) until there are enough;
    the request itself may be among them. A victim loses all its blocks and returns to the queue, where its rank puts it
    before all requests of its batch and client that were never admitted. It keeps its tokens; its KV is swapped out or
-   recomputed, except for what the prefix cache still holds (`preemption`).
+   recomputed, except for blocks that are still in the prefix cache (`preemption`).
 4. If nothing was preempted, waiting requests are admitted in queue order, as long as tokens of the budget are left, the
    blocks for all their known tokens are available, less a watermark of 1 % of the pool (at least one block; none if
    nothing runs or the policy reserves), and their LoRA adapter, if they have one, runs already or is one of at most
    `max_adapters`. A request that does not fit is not overtaken. A waiting request preempts running ones in one case
    only, whatever its priority: if its client runs nothing, it may preempt requests of clients that run several; if its
-   batch runs nothing, requests of the same client's batches that run several (`turns`). Policies that reserve blocks
-   have no such preemption.
-5. Speculative tokens are scheduled last, within the budget, the available blocks and `max_num_seqs` (here: sampled
-   tokens per step). They never cause a preemption; the blocks of rejected ones are freed when the step is committed.
+   batch runs nothing, requests of the same client's batches that run several (`fair_preemption`). Policies that reserve
+   blocks have no such preemption.
+5. Speculative tokens are scheduled last, within the budget, the available blocks and `max_num_seqs` (as the maximum
+   number of sampled tokens per step). They never cause a preemption; the blocks of rejected ones are freed when the
+   step is committed.
 6. Further completions of a prompt wait until the prompt is computed, and then share its blocks (`fork`).
 
 Preemption terminates. Rule 3: `add_request` refused what could not run alone, and each preemption is preceded by tokens
-generated since the victim's admission. Rule 4: each victim leaves its client or batch something that runs, so the
-number of clients, or of a client's batches, that run grows each time; no victim has a higher priority.
+generated since the victim's admission. Rule 4: a client or batch never loses its only running request, so the number of
+running clients, or of a client's running batches, increases each time; no victim has a higher priority.
 
-While a step runs, the next one may be scheduled (async scheduling, `schedule_ahead`): requests are assumed to be where
-the running step will leave them, nothing is preempted, and no request is scheduled past its known end. If that is not
-possible, `overlap_blocker` returns the reason, and the step is scheduled after the running one is committed. Blocks are
-freed immediately when a request ends, although a step in flight may still read and write them. This is safe: that step
+While a step runs, the next one may be scheduled (async scheduling, `schedule_ahead`). The plan then assumes that the
+running step completes; nothing is preempted, and no request is scheduled past its known end. If that is not possible,
+`overlap_blocker` returns the reason, and the step is scheduled after the running one is committed. Blocks are freed
+immediately when a request ends, although a step in flight may still read and write them. This is safe: that step
 precedes everything that is launched for the next owner of the blocks, and the prefix cache cannot return them, since
-only a commit enters blocks into it.
+only a commit inserts blocks into it.
 
 Between two steps, a user may preempt a running request (`preempt`), evict and pin cached blocks (`evict`, `pin`) and
 change the limits (`limits.set`). Rule 3 holds with pinned blocks: `add_request` and `pin` refuse what could not run
@@ -80,20 +81,18 @@ from kvscope_telemetry.messages.request_state import RequestState, WaitsFor
 from kvscope_telemetry.running_time import RunningTime
 
 MAX_RESTARTS_WITHOUT_PROGRESS: Final = 8
-"""Maximum number of restarts of a request without progress. Each failure halves the steps: after 8, one request out of
-256 runs alone."""
+"""Maximum number of restarts of a request without progress. Each failure halves the step: after 8, a request out of 256
+runs alone.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Limits of a scheduler, and how it preempts."""
+    """Limits of a scheduler, and its preemption mode."""
 
     max_num_seqs: int
-    """Maximum number of requests per step."""
     max_num_batched_tokens: int
-    """Maximum number of tokens per step."""
     max_model_len: int
-    """Maximum number of tokens of a request, prompt and output."""
     max_adapters: int = 0
     """Maximum number of LoRA adapters per step."""
     preemption: str = "auto"
@@ -106,7 +105,7 @@ class Scheduler:
     Args:
         pool: Blocks of all tiers. With a `mover`, its slots in lower tiers are used.
         allocation: Chooses the blocks of a request.
-        config: Limits, and how requests are preempted.
+        config: Limits and preemption mode.
         mover: Copies blocks between the tiers; None without lower tiers.
         drafter: Drafts tokens for speculative decoding; None to disable it.
         states: Slots for the states of recurrent layers; None if the model has no such layers.
@@ -137,7 +136,8 @@ class Scheduler:
         self.totals = SchedulerTotals()
         self.running_time = RunningTime()
         """Converts spans of engine time to running time, without pauses and suspensions. The code that drives the
-        scheduler reports both to it."""
+        scheduler reports both to it.
+        """
         self.prefill_rate = PrefillRate()
         self.tiers = None if mover is None else LowerTiers(pool, mover, self.totals, self._log_saved_rows)
         self.tables = BlockTables(pool, allocation, self.changes, self.tiers)
@@ -155,12 +155,11 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Number of requests that hold blocks."""
         return len(self._running)
 
     @property
     def num_waiting(self) -> int:
-        """Number of queued requests: new, preempted, and waiting for their parent's prompt."""
+        """Number of queued requests: new ones, preempted ones, and forks that wait for their parent's prompt."""
         return len(self._waiting) + len(self._waiting_forks)
 
     @property
@@ -170,8 +169,8 @@ class Scheduler:
 
     @property
     def max_request_tokens(self) -> int:
-        """Maximum length in tokens, prompt and output, of an accepted request whose text does not start with a pinned
-        block.
+        """Maximum length in tokens, prompt and output, of an accepted request whose text does not start with pinned
+        blocks.
         """
         if self._reserves:  # then nothing can be pinned
             return min(self._max_model_len, self._allocation.max_request_tokens)
@@ -180,7 +179,7 @@ class Scheduler:
     def prefix_of(self, row: int) -> Prefix | None:
         """Return the prefix stored in a ledger row of any tier, or None.
 
-        For a retained recurrent state: the prefix of the block before it, in the first KV group.
+        For a retained recurrent state, this is the prefix of the block before it, in the first KV group.
         """
         if row < self._pool.num_blocks:
             return self._pool.prefix(row)
@@ -226,40 +225,39 @@ class Scheduler:
         self.changes.record_event(request_events.refused(number, now_ns, cause))
 
     def schedule(self, step: int, now_ns: int) -> StepPlan:
-        """Plan a step. Blocks for every scheduled token are in the tables when this returns.
+        """Plan a step. When this returns, the tables have blocks for every scheduled token.
 
-        Only `schedule_ahead` may be called until the plan was committed. An empty plan means that there is no
-        unfinished request, or that all of them wait for their structured-output grammar.
+        Until the plan is committed, only `schedule_ahead` may be called. The plan is empty if there is no unfinished
+        request, or if all of them wait for their structured-output grammar.
         """
         self._pool.step = step
         return self._schedule(PlannedProgress(), now_ns)
 
     def overlap_blocker(self, running: StepPlan) -> str:
-        """Return why the next step cannot be scheduled while `running`, the last plan, is in flight; empty if
-        it can.
-        """
+        """Return why the next step cannot be scheduled while `running`, the last plan, is in flight; "" if it can."""
         if self._reserves:
-            return planned_progress.RESERVED
+            return planned_progress.RESERVING_ALLOCATOR
         if self.states is not None:
-            return planned_progress.STATES
+            return planned_progress.RECURRENT_STATES
         if self.tables.any_shares_tail or (
             self._waiting_forks and any(map(self._waiting_forks.are_released_by, running.scheduled))
         ):
-            return planned_progress.FORKED
+            return planned_progress.SHARED_PROMPT
         if self.drafting is not None and self.drafting.needs_tokens_of(running):
-            return planned_progress.DRAFTED
+            return planned_progress.PENDING_DRAFTS
         may_admit = self._waiting and len(self._running) < self.limits.max_step_requests
         if may_admit and self._pool.index is not None and planned_progress.computes_prompts(running):
-            return planned_progress.SHARED
+            return planned_progress.PROMPT_IN_PROGRESS
         if self._fairness_victims():
             return planned_progress.FAIRNESS
-        return "" if self._fits_without_preemption(PlannedProgress(running)) else planned_progress.SHORT
+        return "" if self._fits_without_preemption(PlannedProgress(running)) else planned_progress.TOO_FEW_BLOCKS
 
     def schedule_ahead(self, running: StepPlan, now_ns: int) -> StepPlan:
-        """Plan the next step, as `schedule`, while `running` is in flight and `overlap_blocker` returns no reason.
+        """Plan the next step, like `schedule`, while `running` is in flight. `overlap_blocker(running)` must be "".
 
         The new plan must be launched and committed after `running`. Allocations for it are dated with the running step,
-        in whose frame they are published. An empty plan means that nothing can follow before `running` is committed.
+        in whose frame they are published. An empty plan means that no step can be planned before `running` is
+        committed.
         """
         return self._schedule(PlannedProgress(running), now_ns)
 
@@ -292,7 +290,7 @@ class Scheduler:
         return plan
 
     def commit(self, plan: StepPlan, step: int, now_ns: int) -> None:
-        """Record that the plan ran: its tokens are in their blocks. Requests that ended meanwhile are skipped."""
+        """Record that the plan ran: its tokens are in their blocks. Requests that ended in the meantime are skipped."""
         self._pool.step = step
         self.totals.recomputed_tokens += commit_plan(plan, self._pool, step)
         self.tables.commit(step)
@@ -303,7 +301,7 @@ class Scheduler:
         if self._waiting_forks:
             for item in plan.scheduled:
                 if item.request.num_computed_tokens >= item.request.num_prompt_tokens:
-                    self._fork_held(item.request, now_ns)
+                    self._fork_waiting_children(item.request, now_ns)
         if self.tables.has_windows:
             for item in plan.scheduled:
                 if item.request.state is RequestState.RUNNING:
@@ -337,7 +335,7 @@ class Scheduler:
         self._fork(parent, child, now_ns)
 
     def reset_prefix_cache(self, now_ns: int) -> int:
-        """Clear the prefix cache of all tiers. Returns how many cached blocks of the pool became free."""
+        """Clear the prefix cache of all tiers. Returns the number of cached blocks of the pool that became free."""
         count = self._pool.reset_prefix_cache()
         if self.tiers is not None:
             self.tiers.reset()
@@ -347,9 +345,10 @@ class Scheduler:
         return count
 
     def preempt(self, request: Request, how: str, by: str, now_ns: int) -> PreemptionRecord | None:
-        """Preempt a running request on behalf of user `by`; not to be called during a step.
+        """Preempt a running request on behalf of user `by`. Must not be called during a step.
 
-        `how`: see `Preemption`. Returns None, and does nothing, if a swap was requested and no lower tier has space.
+        `how`: "recompute", "swap", or "" for the configured mode. Returns None, and does nothing, if a swap was
+        requested and no lower tier has space.
         """
         builder = PlanBuilder(0, now_ns)
         record = self._preemption.free_blocks_by_request(request, self._pool.step, builder, how)
@@ -361,8 +360,8 @@ class Scheduler:
         return record
 
     def restart(self, request: Request, why: str, now_ns: int) -> bool:
-        """Return a running request to the queue for recomputation, because its step failed and its recurrent state may
-        be invalid.
+        """Return a running request to the queue for recomputation, because a step failed and may have corrupted its
+        recurrent state.
 
         Returns False, and does nothing, if it has no such state, or was restarted `MAX_RESTARTS_WITHOUT_PROGRESS` times
         since its last token. Like `abort`, it may be called between schedule and commit.
@@ -410,7 +409,7 @@ class Scheduler:
             self.tiers.save_prefixes_to_disk(may_continue)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError, with what is wrong and where, unless pool and requests agree."""
+        """Raise AssertionError unless pool, tiers, states and requests agree."""
         self._pool.check_integrity(self._allocation.holders(self._requests.values()))
         if self.tiers is not None:
             self.tiers.check_integrity(self._requests.values())
@@ -452,7 +451,7 @@ class Scheduler:
             builder.add(request, start, count, start + count == known)
 
     def _fits_without_preemption(self, progress: PlannedProgress) -> bool:
-        """Whether all running requests can compute their known tokens with the blocks available, without preemption."""
+        """Whether all running requests can compute their known tokens with the blocks available."""
         needed = available = 0
         for request in self._running:
             if not progress.ends(request):
@@ -567,17 +566,17 @@ class Scheduler:
         self.totals.preemptions += 1
 
     def _log_state_row(self, request: Request) -> None:
-        """Log that the request's recurrent state has another slot, or none any more."""
+        """Record that the request's recurrent state moved to another slot, or has none any more."""
         if self.states is not None:
             self.changes.record_table(request, 0, self.states.group)
 
     def _waits_for_parent(self, child: Request) -> bool:
-        """Whether the child's parent has not computed its prompt yet, and is unfinished."""
+        """Whether the child's parent is unfinished and has not computed its prompt yet."""
         parent = self._requests.get(child.parent)
         return parent is not None and parent.num_computed_tokens < parent.num_prompt_tokens and not self._reserves
 
-    def _fork_held(self, parent: Request, now_ns: int) -> None:
-        """Enqueue and try to fork all requests that waited for the parent's prompt, which is computed."""
+    def _fork_waiting_children(self, parent: Request, now_ns: int) -> None:
+        """Enqueue and try to fork all requests that waited for the parent's prompt, which is now computed."""
         for child in self._waiting_forks.pop_children(parent):
             self._set_waits_for(child, WaitsFor.UNKNOWN)
             self._waiting.add_request(child)
@@ -603,13 +602,13 @@ class Scheduler:
         self.changes.record_event(request_events.forked(parent, child, now_ns, self.running_time))
 
     def _can_share_state(self, parent: Request, child: Request) -> bool:
-        """Whether the child can continue from the parent's recurrent state, which covers all tokens that the parent has
-        computed.
+        """Whether the child can continue from the parent's recurrent state, which covers all computed tokens of the
+        parent.
         """
         return parent.num_computed_tokens <= child.num_tokens - 1
 
     def _flush(self, tiers: LowerTiers, now_ns: int) -> None:
-        """Complete the copies that the plan needs. A failed disk tier is reported once."""
+        """Complete the copies that the plan needs. Records the failure of the disk tier once."""
         tiers.flush()
         if tiers.failure and tiers.failure != self._disk_failure:
             self._disk_failure = tiers.failure
@@ -619,7 +618,7 @@ class Scheduler:
         self.changes.record_table(request, 0)
 
     def _remove(self, request: Request, reason: FinishReason) -> int:
-        """Remove a request from all queues and free its blocks. Returns the number of blocks it held."""
+        """Remove a request from all queues and free its blocks. Returns the number of blocks that it held."""
         num_blocks = self.tables.num_held(request)
         if request.state is RequestState.RUNNING:
             self._running.remove(request)

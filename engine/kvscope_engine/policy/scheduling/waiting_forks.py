@@ -1,4 +1,4 @@
-"""Further completions of a prompt that is not computed yet."""
+"""Queue of further completions of prompts that are not computed yet."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from kvscope_engine.policy.step_plan import Scheduled
 
 
 class WaitingForks:
-    """Requests that wait for another request to compute their prompt, whose blocks they will share.
+    """Requests that wait for another request, their parent, to compute their prompt, whose blocks they will share.
 
-    Stored by the number of the parent, in order of arrival. Does not know blocks.
+    They are stored by the number of the parent, in order of arrival. Independent of blocks.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class WaitingForks:
         return child in self._children.get(child.parent, ())
 
     def are_released_by(self, item: Scheduled) -> bool:
-        """Whether this item computes the rest of a prompt for which other requests wait."""
+        """Whether this item completes a prompt for which other requests wait."""
         request = item.request
         return request.number in self._children and item.start + item.num_tokens >= request.num_prompt_tokens
 
@@ -35,7 +35,7 @@ class WaitingForks:
         self._count += 1
 
     def remove(self, child: Request) -> None:
-        """Remove a request that ends before its parent is ready. It must be present."""
+        """Remove a request that ends before its parent's prompt is computed. It must be present."""
         siblings = self._children[child.parent]
         siblings.remove(child)
         self._count -= 1
@@ -43,7 +43,6 @@ class WaitingForks:
             del self._children[child.parent]
 
     def pop_children(self, parent: Request) -> list[Request]:
-        """Remove and return all requests that waited for `parent`."""
         children = self._children.pop(parent.number, [])
         self._count -= len(children)
         return children

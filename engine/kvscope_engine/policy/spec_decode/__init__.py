@@ -1,1 +1,1 @@
-"""Speculative decoding: guesses tokens, which the model then verifies several at a time."""
+"""Speculative decoding: drafts tokens, several of which the model then verifies in one pass."""

@@ -1,8 +1,8 @@
-"""Draft tokens of requests: tokens that may follow, several of which the model verifies in one pass.
+"""Drafts tokens of requests, several of which the model verifies in one pass.
 
-Keeps each request's tokens as a growing array until the request ends. Knows no blocks and no budget. Requests whose
-next token depends on the previous ones (structured output, penalties) get no drafts: how the later tokens of a draft
-are sampled is not known until the earlier ones are.
+Owns a growing array of each request's tokens until the request ends. Independent of blocks and budget. Requests whose
+next token depends on the previous ones (structured output, penalties) get no drafts: the sampling of later draft tokens
+depends on the values of earlier ones.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ class Drafter:
 
     @property
     def max_draft_tokens(self) -> int:
-        """Maximum number of tokens of a draft."""
         return self._config.num_speculative_tokens
 
     def draft(self, request: Request, count: int | None = None) -> tuple[int, ...]:
@@ -39,16 +38,15 @@ class Drafter:
         return tuple(self._guess(request, limit)) if limit > 0 else ()
 
     def needs_tokens_of(self, plan: StepPlan) -> bool:
-        """Whether the step after `plan`, which is in flight, should only be planned once the tokens of `plan` are
+        """Whether the step after `plan`, which is in flight, should be planned only when the tokens of `plan` are
         known.
 
         This is required if `plan` contains drafts. Otherwise it is preferable if the tokens before those in flight had
-        a draft: then there probably is one now.
+        a draft, because then there probably is one now.
         """
         return any(item.drafts or (item.samples and self.draft(item.request)) for item in plan.scheduled)
 
     def remove_request(self, request: Request) -> None:
-        """Drop the tokens of a request that ended."""
         self._texts.pop(request.number, None)
 
     def _guess(self, request: Request, limit: int) -> list[int]:
@@ -59,8 +57,6 @@ class Drafter:
 
 
 class _Text:
-    """A request's tokens, prompt and output, in one growing array."""
-
     def __init__(self, request: Request) -> None:
         self._request = request
         self._size = request.num_prompt_tokens
@@ -81,9 +77,9 @@ class _Text:
 def find_draft(tokens: NDArray[np.int32], count: int, shortest: int, longest: int) -> list[int]:
     """Return up to `count` tokens that followed an earlier occurrence of the last tokens of a text.
 
-    The longest match of `shortest` to `longest` tokens wins, then the first in the text, as in vLLM: most tokens follow
-    it. Empty if the last `shortest` tokens did not occur before. Costs one pass over `tokens`, and one over the
-    remaining matches for each further token of the match.
+    The longest match of `shortest` to `longest` tokens wins, then, as in vLLM, the first in the text, which is followed
+    by the most tokens. Empty if the last `shortest` tokens did not occur before. Costs one pass over `tokens`, and one
+    over the remaining matches for each further token of the match.
     """
     size = len(tokens)
     if size <= shortest or count < 1:

@@ -10,11 +10,11 @@ import shiboken6
 from PySide6.QtWidgets import QApplication, QComboBox, QLabel, QSpinBox, QWidget
 
 from kvscope_app.ui.theme import DARK, LIGHT
-from kvscope_app.ui.theming.apply_theme import apply_theme, forget_rules
+from kvscope_app.ui.theming.apply_theme import apply_theme, clear_style_cache
 
 NUM_WIDGETS = 300
 MAX_BYTES_EACH = 250
-"""Bytes retained per deleted widget; without `forget_rules` it was about 1,000."""
+"""Bytes retained per deleted widget; without `clear_style_cache` it was about 1,000."""
 
 
 class MallocInfo(ctypes.Structure):
@@ -55,19 +55,19 @@ def combo_box(parent):
     box.addItem("one")
 
 
-@pytest.mark.parametrize("make", [QSpinBox, combo_box])
-def test_deleted_widgets_leave_no_style_rules(themed_app, live_bytes, make):
-    def come_and_go():
+@pytest.mark.parametrize("create_widget", [QSpinBox, combo_box])
+def test_deleted_widgets_leave_no_style_rules(themed_app, live_bytes, create_widget):
+    def create_and_delete_widgets():
         root = QWidget()
         for _ in range(NUM_WIDGETS):
-            make(root)
+            create_widget(root)
         shiboken6.delete(root)
-        forget_rules(themed_app)
+        clear_style_cache(themed_app)
 
-    come_and_go()  # the first run creates lasting objects
+    create_and_delete_widgets()  # the first run creates lasting objects
     before = live_bytes()
-    come_and_go()
-    come_and_go()
+    create_and_delete_widgets()
+    create_and_delete_widgets()
     assert (live_bytes() - before) / (2 * NUM_WIDGETS) < MAX_BYTES_EACH
 
 
@@ -85,7 +85,7 @@ def test_theme_change_reaches_widgets_after_rules_were_forgotten(themed_app, qtb
     hidden.hide()
     themed_app.processEvents()
     assert text_colors(seen, hidden) == {DARK.muted}
-    forget_rules(themed_app)
+    clear_style_cache(themed_app)
     apply_theme(themed_app, LIGHT)
     assert text_colors(seen, hidden) == {LIGHT.muted}
 

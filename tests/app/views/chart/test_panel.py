@@ -14,7 +14,7 @@ from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
 from kvscope_app.views.chart.peak_line import CurvePeak
 
 MAX_WIDGETS = 20
-"""With pyqtgraph's menus there would be five times as many, all restyled with each change of theme or zoom."""
+"""With pyqtgraph's menus there would be five times as many, all restyle_in_steps with each change of theme or zoom."""
 
 
 def test_chart_creates_few_widgets_and_no_menu(qtbot):

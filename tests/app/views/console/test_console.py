@@ -11,7 +11,7 @@ from PySide6.QtGui import QGuiApplication
 from tests.app import window_driver as driver
 
 from kvscope_app.ui.theme import THEMES
-from kvscope_app.views.console.chat_page import StarterButton
+from kvscope_app.views.console.chat_page import SamplePromptButton
 from kvscope_app.views.console.composer import Composer
 from kvscope_app.views.console.conversation import Conversation, sampling_to_send
 from kvscope_app.views.console.conversation_store import ConversationStore
@@ -155,7 +155,7 @@ def test_request_link_carries_a_63_bit_epoch(console, qtbot, poll):
     console.session.status_changed.emit()
     type_and_send(console, qtbot, "x")
     console.accept()
-    with qtbot.waitSignal(console.page.transcript.request_wanted) as signal:
+    with qtbot.waitSignal(console.page.transcript.request_clicked) as signal:
         console.card.link.click()
     assert signal.args == [4_812_049_538_478_226_247, 3]
 
@@ -307,7 +307,7 @@ def test_conversation_can_be_renamed_deleted_and_restored(console, qtbot, tmp_pa
     console.chat.save()
     console.page.head.remove.click()
     assert ConversationStore(tmp_path / "conversations").load().conversations == []
-    assert console.page.starters.isVisible()
+    assert console.page.sample_buttons.isVisible()
     console.page.undo.click()
     assert console.page.current.title == "New name"
     console.chat.save()
@@ -365,7 +365,7 @@ def test_answer_text_loads_no_files_and_renders_no_html(console, qtbot, tmp_path
 
 
 def first_starter(console):
-    return console.page.starters.findChildren(StarterButton)[0]
+    return console.page.sample_buttons.findChildren(SamplePromptButton)[0]
 
 
 def test_click_on_a_starter_prompt_sends_it(console, qtbot):
@@ -379,7 +379,7 @@ def test_click_on_a_starter_prompt_sends_it(console, qtbot):
 
 def test_starter_prompt_can_be_edited_before_sending(console, qtbot):
     button = first_starter(console)
-    console.page.starters.edit_wanted.emit(button.accessibleName())
+    console.page.sample_buttons.edit_requested.emit(button.accessibleName())
     assert not console.submits
     assert console.page.composer.edit.toPlainText() == button.accessibleName()
 
@@ -445,7 +445,7 @@ def test_context_bar_warns_when_nearly_full(console):
 
 
 def test_partial_answer_is_saved_while_it_is_written(console, qtbot, tmp_path, monkeypatch):
-    monkeypatch.setattr("kvscope_app.views.console.conversation_saver.SAVE_WRITING_S", 0.01)
+    monkeypatch.setattr("kvscope_app.views.console.conversation_saver.UNFINISHED_SAVE_INTERVAL_S", 0.01)
     type_and_send(console, qtbot, "Hello")
     console.accept()
     console.chat.save()

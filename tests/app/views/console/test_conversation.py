@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvscope_app.views.console.conversation import Conversation, Message, join_messages
+from kvscope_app.views.console.conversation import Conversation, Message, merge_messages
 
 
 def make_conversation():
@@ -44,6 +44,6 @@ def test_joined_copies_contain_the_longer_text_of_every_message():
     ours = [Message(role="user", key="1", content="One"), Message(role="assistant", key="2", parent="1", content="ha")]
     theirs = [ours[0], Message(role="assistant", key="2", parent="1", content="half"), Message(role="user", key="3")]
     more = Message(role="user", key="4", parent="1", content="only ours")
-    joined = join_messages([*ours, more], theirs)
+    joined = merge_messages([*ours, more], theirs)
     assert [message.content for message in joined] == ["One", "half", "", "only ours"]
     assert joined[0] is ours[0]

@@ -28,7 +28,7 @@ def log():
 @pytest.fixture
 def table(log, qtbot):
     model = EventModel(0)
-    model.follow(log)
+    model.append_new(log)
     made = EventTable(model, "Events")
     qtbot.addWidget(made)
     made.resize(NARROW + 100, 300)
@@ -54,7 +54,7 @@ def test_narrow_event_table_shows_cards(table, qtbot):
 def test_cards_scrolled_into_view_have_the_needed_height(table, log):
     table.resize(300, 300)
     log.extend([Event(kind="evicted", time_ns=3 + n, cause=f"{n} cached") for n in range(90)], EPOCH, 0)
-    table.model().follow(log)
+    table.model().append_new(log)
     short = table.rowHeight(0)
     assert short == table.rowHeight(1) < 4 * table.fontMetrics().height()
     bar = table.verticalScrollBar()

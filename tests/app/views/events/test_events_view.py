@@ -115,11 +115,11 @@ def test_events_are_filtered_by_kind_text_and_selected_request(view, timed_sessi
     view.text.setText("#3")
     assert kinds_shown(view) == ["refused"]
     view.text.clear()
-    view.of_selected.click()
+    view.only_selected.click()
     assert kinds_shown(view) == []
     timed_session.selection.select_request(2)
     assert kinds_shown(view) == ["evicted", "preempted", "admitted"]
-    view.of_selected.click()
+    view.only_selected.click()
     assert len(kinds_shown(view)) == 7
 
 

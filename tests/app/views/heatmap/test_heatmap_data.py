@@ -94,21 +94,21 @@ def test_key_store_starts_again_for_another_overview(overview, add_seconds, begi
 
 
 @pytest.mark.parametrize(
-    ("own", "wanted"), [(5, 5), (5, 9), (700, 1_500), (3_000, 5_000), (3_000, 100_001), (1, 4_000)]
+    ("num_own", "num_addresses"), [(5, 5), (5, 9), (700, 1_500), (3_000, 5_000), (3_000, 100_001), (1, 4_000)]
 )
-def test_bins_are_spread_over_the_addresses_of_a_larger_pool(own, wanted, rng):
-    keys = rng.integers(2, 250, (2, min(own, 1024))).astype(np.uint8)
-    result = spread(keys, own, wanted)
-    own_edges, edges = bin_edges(own), bin_edges(wanted)
+def test_bins_are_spread_over_the_addresses_of_a_larger_pool(num_own, num_addresses, rng):
+    keys = rng.integers(2, 250, (2, min(num_own, 1024))).astype(np.uint8)
+    result = spread(keys, num_own, num_addresses)
+    own_edges, edges = bin_edges(num_own), bin_edges(num_addresses)
     assert result.shape == (2, len(edges) - 1)
     for cell in range(result.shape[1]):
-        touched = [
+        covering = [
             bin_
             for bin_ in range(keys.shape[1])
             if own_edges[bin_] < edges[cell + 1] and own_edges[bin_ + 1] > edges[cell]
         ]
         for row in range(2):
-            assert result[row, cell] == (keys[row, touched].max() if touched else NO_ADDRESS)
+            assert result[row, cell] == (keys[row, covering].max() if covering else NO_ADDRESS)
 
 
 def test_highest_returns_the_maximum_of_each_range(rng):

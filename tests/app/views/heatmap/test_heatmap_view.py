@@ -351,7 +351,7 @@ def test_moving_the_cursor_does_not_redraw_curves(engine, filled_ledger, overvie
 
     def drawn():
         strip.grab()
-        return strip._lines
+        return strip._cached_curve
 
     before = drawn()
     strip.show_cursor(begin_ns + SECOND_NS)

@@ -138,11 +138,11 @@ def test_list_marks_the_event_at_the_cursor(recording_and_block, playback_sessio
     playback_session.timeline.go_to(middle.time_ns)
     qtbot.waitUntil(lambda: abs(playback_session.timeline.cursor_ns - middle.time_ns) < 1000, timeout=WAIT_MS)
     view.refresh()
-    marked = view.block_history.model.moment_at(view.block_history.model.now_row)
+    marked = view.block_history.model.moment_at(view.block_history.model.current_row)
     assert marked.time_ns <= playback_session.timeline.cursor_ns + 1000
     assert view.block_history.model.row_at(part.begin_ns - 1) == -1
     assert view.block_history.table.visualRect(
-        view.block_history.model.index(view.block_history.model.now_row, 0)
+        view.block_history.model.index(view.block_history.model.current_row, 0)
     ).isValid()
 
 

@@ -162,7 +162,7 @@ def test_attention_keys_mark_blocks_skipped_by_sparse_decode(ledger):
     result = ATTENTION.keys(ledger, ALL, 16, 100).astype(int)
     assert result[1] == modes.COLDEST + modes.ATTENTION_STEPS
     assert result[2] == modes.COLDEST + modes.ATTENTION_STEPS // 4
-    assert result[3] == result[4] == modes.PASSED_OVER
+    assert result[3] == result[4] == modes.SKIPPED_BY_ALL
     assert result[5] == modes.UNMEASURED
     ledger.attention[2] = attention_units(np.array([1.0], np.float32))[0]
     assert ATTENTION.keys(ledger, ALL, 16, 100)[2] == modes.COLDEST + modes.ATTENTION_STEPS

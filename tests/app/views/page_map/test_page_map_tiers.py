@@ -62,7 +62,7 @@ def tiered_scene(sizes, size=(640, 400), mode=STATE):
 
 
 def pixel_at(scene, block):
-    x, y = scene.camera.corner_of(*scene.grid.place_of(block))
+    x, y = scene.camera.corner_of(*scene.grid.position_of(block))
     middle = scene.camera.pitch / 2
     return scene.pixels[min(int(y + middle), scene.height - 1), min(int(x + middle), scene.width - 1)]
 
@@ -93,7 +93,7 @@ def test_every_block_has_its_own_cell_inside_the_window(sizes, window):
 def test_sections_begin_in_new_rows_below_a_gap():
     grid = Grid(13, 4, (6, 5, 2), gap_rows=2)
     assert [s.first_row for s in grid.sections] == [2, 6, 10]
-    assert grid.place_of(6) == (6, 0)
+    assert grid.position_of(6) == (6, 0)
     assert grid.block_at(6, 0) == 6
     assert grid.block_at(3, 2) is None  # after the last block of the first section
     assert grid.block_at(5, 0) is None  # a heading
@@ -163,7 +163,7 @@ def test_unmapped_block_is_drawn_as_an_outline(tiered_engine):
     scene.change(np.arange(64, dtype=np.uint32), 2, S)
     ink = Ink(STATE, DARK)
     assert pixel_at(scene, 9) == pixel(DARK.block_unmapped)
-    x, y = (int(v) for v in scene.camera.corner_of(*scene.grid.place_of(9)))
+    x, y = (int(v) for v in scene.camera.corner_of(*scene.grid.position_of(9)))
     cell = scene.pixels[y : y + int(scene.camera.pitch), x : x + int(scene.camera.pitch)]
     assert (cell == ink.empty_outline).sum() > scene.camera.pitch
 
@@ -231,8 +231,8 @@ def test_facts_of_an_unmapped_block(engine, make_session, show_page_map):
     engine.write_blocks([3], state=BlockState.UNMAPPED, ref_count=0, owner=-1, filled=0)
     session = make_session(engine)
     facts = block_facts(session.mirror, 3, 16)
-    assert (facts.state, facts.color, facts.rows, facts.asked) == ("unmapped", "block_unmapped", (), None)
-    assert "without memory" in facts.empty
+    assert (facts.state, facts.color, facts.rows, facts.text_lookup) == ("unmapped", "block_unmapped", (), None)
+    assert "without memory" in facts.empty_text
     view = show_page_map(session)
     assert "1 without memory" in view.summary.longest
     assert "no memory behind it" in view.legend.accessibleName()

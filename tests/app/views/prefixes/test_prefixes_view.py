@@ -96,10 +96,10 @@ def reply_with_texts(engine, session, poll, notes=None):
 
 
 def wait_and_reply_with_texts(view, engine, session, poll, qtbot, notes=None):
-    def asked():
+    def has_asked_for_texts():
         return any(isinstance(command, GetBlockText) for command in engine.source.sent)
 
-    qtbot.waitUntil(asked)
+    qtbot.waitUntil(has_asked_for_texts)
     return reply_with_texts(engine, session, poll, notes)
 
 
@@ -111,8 +111,8 @@ def test_tree_has_one_row_until_texts_branch(view):
     assert column(view, "Where") == ["memory", "memory 1, host 1"]
     assert column(view, "Size") == ["720.0 KiB", "720.0 KiB"]
     view.table.selectRow(0)
-    assert (view.model.has_below(0), view.model.has_below(1)) == (True, False)
-    view.model.set_open(0, True)
+    assert (view.model.has_children(0), view.model.has_children(1)) == (True, False)
+    view.model.set_expanded(0, True)
     assert column(view, "Prefix")[:3] == [
         "#1 · 32 tokens from the start",
         "#2 · 32 tokens from 32",
@@ -150,7 +150,7 @@ def test_columns_fit_next_to_the_scroll_bar(view, engine, session, poll, qtbot):
 
 def test_prefix_model_passes_the_model_tester(view, qtmodeltester):
     qtmodeltester.check(view.model)
-    view.model.set_all_open(True)
+    view.model.set_all_expanded(True)
     qtmodeltester.check(view.model)
 
 
@@ -193,12 +193,12 @@ def test_selected_row_highlights_its_blocks_on_the_map(view, session, qtbot):
 
 def test_selected_request_is_shown_at_its_row(view, session):
     session.selection.select_request(2)
-    assert view.table.chosen_rows() == [1]
-    assert view.model.is_open(0)
+    assert view.table.selected_rows() == [1]
+    assert view.model.is_expanded(0)
     assert view.model.moment.tree.rows_of(view.model.node_at(1)).tolist() == [18, 19]
     assert session.selection.request == 2
     session.selection.select_request(None)
-    assert view.table.chosen_rows() == []
+    assert view.table.selected_rows() == []
 
 
 def test_selected_finished_request_is_shown_at_the_end_of_its_text(view, session):
@@ -207,18 +207,18 @@ def test_selected_finished_request_is_shown_at_the_end_of_its_text(view, session
     ledger.owner[[18, 19]], ledger.state[[18, 19]] = 9, BlockState.CACHED
     session.selection.select_request(9)
     assert view.model.moment.tree.rows_of(view.model.node_at(1)).tolist() == [18, 19]
-    assert view.table.chosen_rows() == [1]
+    assert view.table.selected_rows() == [1]
 
 
 def test_selected_block_is_shown_at_its_row(view, session):
     session.selection.block = 66
     session.selection.changed.emit()
-    assert view.table.chosen_rows() == [1]
+    assert view.table.selected_rows() == [1]
     assert "host 1" in view.detail.facts.text()
 
 
 def test_selection_follows_its_node_as_the_tree_grows(view, engine, session, poll, qtbot):
-    view.model.set_open(0, True)
+    view.model.set_expanded(0, True)
     view.table.selectRow(2)
     assert session.selection.highlighted_rows.tolist() == [17]
     write_chain(engine, [(30, 130), (31, 131)], owner=5)
@@ -226,21 +226,21 @@ def test_selection_follows_its_node_as_the_tree_grows(view, engine, session, pol
     poll(session)
     view.refresh()
     qtbot.waitUntil(lambda: session.selection.highlighted_rows.tolist() == [17, 20, 21])
-    assert view.table.chosen_rows() == [view.model.row_of(view.model.moment.tree.node_of(17))]
+    assert view.table.selected_rows() == [view.model.row_of(view.model.moment.tree.node_of(17))]
 
 
 def test_escape_clears_the_selection(view, session, qtbot):
     view.table.selectRow(0)
     qtbot.keyClick(view.table, Qt.Key.Key_Escape)
     assert session.selection.highlighted_rows is None
-    assert view.table.chosen_rows() == []
+    assert view.table.selected_rows() == []
     assert not view.detail.isVisible()
 
 
 def test_texts_are_requested_for_visible_rows(view, engine, session, poll, qtbot):
     assert wait_and_reply_with_texts(view, engine, session, poll, qtbot) == [(4, 9, 30)]
     assert column(view, "Prefix") == ["You are a helpful", "Once upon"]
-    view.model.set_open(0, True)
+    view.model.set_expanded(0, True)
     wait_and_reply_with_texts(view, engine, session, poll, qtbot)
     assert column(view, "Prefix")[1:3] == ["cook. Stir", "poet. Sing"]
     view.table.selectRow(0)
@@ -254,7 +254,7 @@ def test_siblings_with_equal_beginnings_show_where_they_differ(view, engine, ses
     alike = "You are a helpful assistant of a "
     monkeypatch.setitem(WORDS, 18, f"{alike}bakery")
     monkeypatch.setitem(WORDS, 17, f"{alike}bookshop")
-    view.model.set_open(0, True)
+    view.model.set_expanded(0, True)
     qtbot.waitUntil(lambda: any(isinstance(c, GetBlockText) and 17 in c.blocks for c in engine.source.sent))
     reply_with_texts(engine, session, poll)
     assert column(view, "Prefix")[1:3] == ["…of a bakery Stir", "…of a bookshop"]
@@ -294,8 +294,8 @@ def test_viewer_does_not_request_texts(view, engine, session, poll, qtbot):
     ],
 )
 def test_filter_shows_matching_rows_and_their_ancestors(view, which, num_rows):
-    view.model.set_all_open(True)
-    view.which.setCurrentText(which.value)
+    view.model.set_all_expanded(True)
+    view.filter_box.setCurrentText(which.value)
     assert view.model.rowCount() == num_rows
 
 
@@ -303,13 +303,13 @@ def test_filter_shows_matching_rows_and_their_ancestors(view, which, num_rows):
     ("words", "num_rows"), [("#2", 2), ("#77", 0), ("19", 2), ("66", 1), ("nowhere", 0), ("#x", 0)]
 )
 def test_search_finds_requests_and_blocks(view, words, num_rows):
-    view.model.set_all_open(True)
+    view.model.set_all_expanded(True)
     view.search.setText(words)
     assert view.model.rowCount() == num_rows
 
 
 def test_sorting_keeps_siblings_below_their_parent(view):
-    view.model.set_all_open(True)
+    view.model.set_all_expanded(True)
     for index in range(len(COLUMNS)):
         for order in (Qt.SortOrder.AscendingOrder, Qt.SortOrder.DescendingOrder):
             view.table.sortByColumn(index, order)
@@ -318,7 +318,7 @@ def test_sorting_keeps_siblings_below_their_parent(view):
 
 
 def test_rows_are_copied_as_tab_separated_text(view, qtbot):
-    view.model.set_all_open(True)
+    view.model.set_all_expanded(True)
     view.table.selectAll()
     qtbot.keyClick(view.table, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
     lines = [line.split("\t") for line in QGuiApplication.clipboard().text().splitlines()]
@@ -334,9 +334,9 @@ def test_row_with_an_evicted_beginning_is_marked(view, engine, session, poll, qt
     poll(session)
     view.refresh()
     qtbot.waitUntil(lambda: "lost its beginning" in column(view, "Prefix"))
-    view.which.setCurrentText(PrefixFilter.CUT.value)
+    view.filter_box.setCurrentText(PrefixFilter.CUT.value)
     assert view.model.rowCount() == 1
-    view.model.set_all_open(True)
+    view.model.set_all_expanded(True)
     view.table.selectRow(0)
     assert "3 blocks below" in view.detail.facts.text()
     assert session.selection.highlighted_rows.size == 0
@@ -426,7 +426,7 @@ def test_failed_tree_is_reported_and_retried(engine, session, poll, qtbot, monke
         raise MemoryError("for a tree")
 
     monkeypatch.setattr(tree_builder, "MAX_SYNC_ROWS", 0)
-    monkeypatch.setattr(tree_builder, "_AFTER_FAILURE_S", 0.0)
+    monkeypatch.setattr(tree_builder, "_RETRY_S", 0.0)
     monkeypatch.setattr(tree_builder, "build", broken)
     fill_tree(engine)
     poll(session)
@@ -475,7 +475,7 @@ def test_step_times_are_interpolated_between_seconds(session):
 
 
 def test_selection_returns_with_its_node(view, engine, session, poll, qtbot):
-    view.model.set_open(0, True)
+    view.model.set_expanded(0, True)
     view.table.selectRow(2)
     assert session.selection.highlighted_rows.tolist() == [17]
     engine.ledger.hash[17], engine.ledger.parent[17] = 0, 0
@@ -487,18 +487,18 @@ def test_selection_returns_with_its_node(view, engine, session, poll, qtbot):
     poll(session)
     view.refresh()
     qtbot.waitUntil(lambda: session.selection.highlighted_rows.tolist() == [17])
-    assert view.model.is_open(0)
+    assert view.model.is_expanded(0)
 
 
 def test_filter_and_order_are_saved_and_restored(view, session, settings, qtbot):
-    view.which.setCurrentText(PrefixFilter.IDLE.value)
+    view.filter_box.setCurrentText(PrefixFilter.IDLE.value)
     view.table.sortByColumn(next(i for i, c in enumerate(COLUMNS) if c.title == "Hits"), Qt.SortOrder.AscendingOrder)
     view.save_settings(settings)
     other = PrefixesView(session)
     qtbot.addWidget(other)
     other.restore_settings(settings)
     header = other.table.horizontalHeader()
-    assert other.model.which is PrefixFilter.IDLE
+    assert other.model.node_filter is PrefixFilter.IDLE
     assert COLUMNS[header.sortIndicatorSection()].title == "Hits"
     assert header.sortIndicatorOrder() == Qt.SortOrder.AscendingOrder
     settings.setValue(PREFIX_ORDER, "Nonsense sideways")
@@ -521,7 +521,7 @@ def test_tree_is_frozen_while_paused(view, engine, session, poll, qtbot):
 @pytest.mark.parametrize(("width", "height"), [(300, 600), (1400, 220)])
 def test_view_is_painted_at_narrow_and_low_sizes(view, theme, width, height):
     view.apply_theme(THEMES[theme])
-    view.model.set_all_open(True)
+    view.model.set_all_expanded(True)
     view.table.selectRow(1)
     view.resize(width, height)
     assert view.grab().width() == width
@@ -557,7 +557,7 @@ def test_seek_from_a_large_to_a_small_tree_drops_the_selected_node(make_window, 
             block = next(row for row in on_device if row < session.mirror.hello.cache.num_blocks)
             qtbot.mouseClick(canvas, Qt.MouseButton.LeftButton, pos=canvas.cell_rect(block).center())
             assert session.selection.block == block
-            qtbot.waitUntil(lambda: view.table.chosen_rows() != [])
+            qtbot.waitUntil(lambda: view.table.selected_rows() != [])
             num_deep += view.selection.current >= 8
             qtbot.keyClick(canvas, Qt.Key.Key_Home)
             qtbot.waitUntil(is_small)

@@ -9,7 +9,7 @@ from kvscope_app.ui.number_text import num_bytes
 from kvscope_app.views.roofline.log_scale import LogScale, bounds, tick_text, with_prefix
 from kvscope_app.views.roofline.point_text import bound_text
 from kvscope_app.views.roofline.points import PointKind, points_of
-from kvscope_app.views.roofline.step_facts import how_it_ran, phases_of, work_facts
+from kvscope_app.views.roofline.step_facts import execution_facts, phases_of, work_facts
 from kvscope_app.views.timeline.steps import StepColumns
 from kvscope_telemetry.messages.telemetry import DeviceInfo, Frame, Timings, Work
 
@@ -43,9 +43,9 @@ def test_points_are_rates_of_the_forward_pass_per_step():
     assert points.flops_per_s.tolist() == [400, 1200, 800]
     assert points.bytes_per_s.tolist() == [100, 600, 100]
     assert points.kind.tolist() == [PointKind.DECODE, PointKind.MIXED, PointKind.PREFILL]
-    assert points.of_step(1, 13) == 2
-    assert points.of_step(1, 12) is None
-    assert points.of_step(2, 13) is None
+    assert points.index_of_step(1, 13) == 2
+    assert points.index_of_step(1, 12) is None
+    assert points.index_of_step(2, 13) is None
 
 
 def test_steps_without_reported_work_are_no_points():
@@ -87,7 +87,7 @@ def test_work_facts_compare_a_step_with_the_limits_of_the_device():
     assert bound_text(100, 4_000, DEVICE) == "compute"
     assert bound_text(100, 400, DEVICE) == "overhead (neither memory nor compute)"
     frame = Frame(epoch=1, seq=1, step=1, time_ns=1, work=work)
-    assert {fact.name: fact.value for fact in how_it_ran(frame, DEVICE)} == {
+    assert {fact.name: fact.value for fact in execution_facts(frame, DEVICE)} == {
         "Execution": "a CUDA graph of 8 requests",
         "Waited": "2 µs",
     }
@@ -102,20 +102,20 @@ def test_work_facts_show_weights_streamed_from_the_host():
 
 
 def test_execution_fact_names_graphs_or_eager_mode():
-    def told(device: DeviceInfo, **how: int) -> str:
+    def execution(device: DeviceInfo, **how: int) -> str:
         frame = Frame(epoch=1, seq=1, step=1, time_ns=1, work=Work(flops=1, **how))
-        return next(iter(how_it_ran(frame, device))).value
+        return next(iter(execution_facts(frame, device))).value
 
     gpu = DeviceInfo(kind="cuda")
-    assert told(gpu) == "kernel by kernel"
-    assert told(gpu, graph_size=1) == "a CUDA graph of 1 request"
-    assert told(gpu, graph_tokens=64) == "CUDA graphs of 64 tokens, attention kernel by kernel"
-    assert told(DeviceInfo(kind="cpu")) == "eager"
+    assert execution(gpu) == "kernel by kernel"
+    assert execution(gpu, graph_size=1) == "a CUDA graph of 1 request"
+    assert execution(gpu, graph_tokens=64) == "CUDA graphs of 64 tokens, attention kernel by kernel"
+    assert execution(DeviceInfo(kind="cpu")) == "eager"
 
 
 def test_step_without_reported_work_has_no_facts():
     frame = Frame(epoch=1, seq=1, step=1, time_ns=1)
-    assert [*how_it_ran(frame, DEVICE), *work_facts(frame.work, 10**9, DEVICE)] == []
+    assert [*execution_facts(frame, DEVICE), *work_facts(frame.work, 10**9, DEVICE)] == []
     unknown = DeviceInfo(kind="cpu")
     values = {fact.name: fact.value for fact in work_facts(Work(flops=8, weights_bytes=4), 10**9, unknown)}
     assert values["Memory"] == "4.00 B/s"

@@ -90,10 +90,10 @@ def show_roofline(qtbot):
         each.shut_down() if isinstance(each, RooflineView) else each.close()
 
 
-def pixel_of_point(view, place):
+def pixel_of_point(view, index):
     across, up = view.canvas.scales()
     points = view.points
-    return QPointF(across.position_of(float(points.intensity[place])), up.position_of(float(points.flops_per_s[place])))
+    return QPointF(across.position_of(float(points.intensity[index])), up.position_of(float(points.flops_per_s[index])))
 
 
 def test_clicked_step_is_shown_in_all_views(show_roofline, recording_with_work, qtbot):
@@ -103,12 +103,12 @@ def test_clicked_step_is_shown_in_all_views(show_roofline, recording_with_work, 
     inspector = InspectorView(session)
     qtbot.addWidget(inspector)
     inspector.show()
-    place = len(points) // 2
-    view.canvas.point_at = lambda at: place  # other points may be at the same place
-    qtbot.mouseClick(view.canvas, Qt.MouseButton.LeftButton, pos=pixel_of_point(view, place).toPoint())
+    index = len(points) // 2
+    view.canvas.point_at = lambda at: index  # other points may be at the same place
+    qtbot.mouseClick(view.canvas, Qt.MouseButton.LeftButton, pos=pixel_of_point(view, index).toPoint())
     step, numbers = (
-        int(points.steps.step[points.step_index[place]]),
-        points.steps.batch(int(points.step_index[place])).numbers,
+        int(points.steps.step[points.step_index[index]]),
+        points.steps.batch(int(points.step_index[index])).numbers,
     )
     qtbot.waitUntil(lambda: session.mirror.step == step, timeout=WAIT_MS)
     qtbot.waitUntil(lambda: session.selection.batch == tuple(numbers.tolist()), timeout=WAIT_MS)
@@ -119,7 +119,7 @@ def test_clicked_step_is_shown_in_all_views(show_roofline, recording_with_work, 
         return view.text_label.text().startswith("Step ")
 
     qtbot.waitUntil(is_available, timeout=WAIT_MS)  # steps around it may be read again
-    assert view.canvas.selected == view.points.of_step(session.mirror.epoch, step) is not None
+    assert view.canvas.selected == view.points.index_of_step(session.mirror.epoch, step) is not None
     assert "of memory bandwidth" in view.text_label.text()
 
     def facts():
@@ -187,16 +187,16 @@ def test_hovering_describes_the_point_under_the_mouse(show_roofline, recording_w
     canvas = view.canvas
     assert canvas.point_at(pixel_of_point(view, len(view.points) - 1)) >= 0
     assert canvas.point_at(QPointF(-500, -500)) == -1
-    place = next(
-        place for place in range(len(view.points)) if canvas.point_at(pixel_of_point(view, place)) != canvas.selected
+    index = next(
+        index for index in range(len(view.points)) if canvas.point_at(pixel_of_point(view, index)) != canvas.selected
     )
-    text = point_text(view.points, canvas.point_at(pixel_of_point(view, place)), view.device)
+    text = point_text(view.points, canvas.point_at(pixel_of_point(view, index)), view.device)
     assert not view.text_label.text().startswith(text)
 
-    def is_told():
+    def hover_shows_the_point():
         """Points that are read meanwhile replace the description, so move the mouse again."""
-        for at in (QPointF(1, 1), pixel_of_point(view, place)):
+        for at in (QPointF(1, 1), pixel_of_point(view, index)):
             qtbot.mouseMove(canvas, at.toPoint())
         return view.text_label.text().startswith(text)
 
-    qtbot.waitUntil(is_told, timeout=WAIT_MS)
+    qtbot.waitUntil(hover_shows_the_point, timeout=WAIT_MS)

@@ -174,7 +174,7 @@ def test_forgotten_requests_are_removed_and_running_ones_stay():
     overview.extend((), (timed(4_000, "finished", 7),))
     follower.update(overview)
     assert (EPOCH, 7, RequestPhase.RUNNING, START_NS, START_NS + 4_000 * SECOND_NS) in spans_of(follower.lanes)
-    assert follower.lanes.history_of(EPOCH, 7) is not None
+    assert follower.lanes.index_of(EPOCH, 7) is not None
 
 
 def test_requests_of_an_ended_engine_end_when_it_was_last_seen():

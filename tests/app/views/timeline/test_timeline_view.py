@@ -42,7 +42,7 @@ def view(timed_session, qtbot):
 
 def point_at(view, at, lane=None, row=None):
     """Return the position of a time in a lane or in a row of requests."""
-    layout = view.canvas.layout_now
+    layout = view.canvas.lane_layout
     x = GUTTER + view.canvas.shown.span.share_at(START_NS + round(at * SECOND_NS)) * layout.chart_width
     if row is not None:
         return QPoint(round(x), layout.requests_top + row * ROW_HEIGHT + 5)
@@ -78,7 +78,7 @@ def test_usage_lane_is_as_high_as_the_share_in_use(view, theme):
     view.apply_theme(theme)
     image = view.canvas.grab().toImage()
     x = point_at(view, 30, lane="usage").x()
-    _, top, height = next(view.canvas.layout_now.boxes())
+    _, top, height = next(view.canvas.lane_layout.boxes())
     column = [image.pixelColor(x, y).name() for y in range(top, top + height)]
     assert abs(column.count(theme.block_active) - height * 0.5) <= 1
     assert abs(column.count(theme.block_cached) - height * 0.25) <= 1
@@ -121,7 +121,7 @@ def test_selected_request_is_outlined(view, timed_session):
     timed_session.selection.select_request(2)
     after = view.canvas.grab().toImage()
     assert before != after
-    top = view.canvas.layout_now.requests_top + ROW_HEIGHT
+    top = view.canvas.lane_layout.requests_top + ROW_HEIGHT
     assert after.pixelColor(point_at(view, 60, row=1).x(), top).name() == DARK.selection
 
 
@@ -248,7 +248,7 @@ def test_dragging_pans_without_selecting_anything(view, timed_session, qtbot):
     for x in (550, 400):
         qtbot.mouseMove(view.canvas, QPoint(GUTTER + x, 100))
     qtbot.mouseRelease(view.canvas, Qt.MouseButton.LeftButton, pos=QPoint(GUTTER + 400, 100))
-    width = view.canvas.layout_now.chart_width
+    width = view.canvas.lane_layout.chart_width
     assert abs(view.canvas.shown.span.begin_ns - begin - 200 / width * 20 * SECOND_NS) < SECOND_NS / 10
     assert not timed_session.timeline.went_to
 
@@ -289,7 +289,7 @@ def test_many_requests_can_be_scrolled_newest_at_the_bottom(view, timed_session,
     assert view.canvas.hit_test(point_at(view, 96, row=row)).number == 209
     most = view.rows.maximum()
     qtbot.keyClick(view.canvas, Qt.Key.Key_PageUp)
-    assert view.rows.value() == most - view.canvas.layout_now.num_rows
+    assert view.rows.value() == most - view.canvas.lane_layout.num_rows
 
 
 def test_up_and_down_select_the_previous_and_next_request(view, timed_session, qtbot):
@@ -325,7 +325,7 @@ def test_up_starts_at_the_last_visible_row(view, timed_session, qtbot):
     view.orders.chosen.emit(1)
     timed_session.timeline.go_to(START_NS + 99 * SECOND_NS)
     qtbot.keyClick(view.canvas, Qt.Key.Key_Up)
-    row = view.canvas.layout_now.num_rows - 1
+    row = view.canvas.lane_layout.num_rows - 1
     assert timed_session.selection.request == view.canvas.hit_test(point_at(view, 96, row=row)).number
     qtbot.keyClick(view.canvas, Qt.Key.Key_Down)
     assert view.canvas.shown.first_row == 1, "the selected row must be visible"
@@ -345,13 +345,13 @@ def test_up_and_down_do_nothing_without_requests(qtbot):
 def test_low_dock_hides_lanes_without_events(view, timed_session):
     timed_session.overview.forget_before(START_NS + 71 * SECOND_NS)
     view.refresh()
-    assert {"refused", "copied", "swapped"} <= {lane.name for lane, *_ in view.canvas.layout_now.boxes()}
+    assert {"refused", "copied", "swapped"} <= {lane.name for lane, *_ in view.canvas.lane_layout.boxes()}
     view.resize(GUTTER + 1_000, 260)
-    assert {lane.name for lane, *_ in view.canvas.layout_now.boxes()} == {"usage", "running", "waiting", "gaps"}
+    assert {lane.name for lane, *_ in view.canvas.lane_layout.boxes()} == {"usage", "running", "waiting", "gaps"}
 
 
 def lane_names(view):
-    return [lane.name for lane, *_ in view.canvas.layout_now.boxes()]
+    return [lane.name for lane, *_ in view.canvas.lane_layout.boxes()]
 
 
 LANES_IN_USE = ["usage", "running", "waiting", "preempted", "evicted", "copied", "refused", "gaps"]
@@ -365,7 +365,7 @@ def low_view(view):
 
 
 def test_low_dock_shows_request_rows_instead_of_the_last_lanes(low_view):
-    canvas, layout = low_view.canvas, low_view.canvas.layout_now
+    canvas, layout = low_view.canvas, low_view.canvas.lane_layout
     shown = lane_names(low_view)
     assert 2 <= len(shown) < len(LANES_IN_USE)
     assert shown == LANES_IN_USE[: len(shown)]
@@ -387,7 +387,7 @@ def test_low_dock_scrolls_to_the_lanes_that_do_not_fit(low_view, timed_session):
     assert lane_names(low_view) == LANES_IN_USE
     rows.setValue(rows.maximum())
     assert lane_names(low_view) == fixed
-    assert canvas.hit_test(point_at(low_view, 96, row=canvas.layout_now.num_rows - 1)).number == 59
+    assert canvas.hit_test(point_at(low_view, 96, row=canvas.lane_layout.num_rows - 1)).number == 59
 
 
 def test_wheel_over_names_and_ctrl_wheel_scroll_without_zooming(low_view):
@@ -406,7 +406,7 @@ def test_low_dock_without_requests_shows_every_lane(qtbot):
     qtbot.addWidget(empty)
     empty.resize(GUTTER + 1_000, 200)
     empty.refresh()
-    assert empty.canvas.layout_now.num_scrolling == 0
+    assert empty.canvas.lane_layout.num_scrolling == 0
 
 
 def test_long_overview_is_read_in_parts_and_painted_meanwhile(view, timed_session, qtbot):
@@ -417,7 +417,7 @@ def test_long_overview_is_read_in_parts_and_painted_meanwhile(view, timed_sessio
         view.canvas.grab()
         view.canvas.hit_test(point_at(view, 92, row=2))
         QApplication.processEvents()
-    assert view.canvas.shown.lanes.history_of(EPOCH, 2_099) is not None
+    assert view.canvas.shown.lanes.index_of(EPOCH, 2_099) is not None
     assert view.canvas.hit_test(point_at(view, 92.5, row=0)).number
 
 

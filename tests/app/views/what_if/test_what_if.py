@@ -14,7 +14,7 @@ from kvscope_app.views.what_if.simulator_process import NOT_INSTALLED
 from kvscope_app.views.what_if.what_if_view import (
     NO_ENGINE,
     NOTHING,
-    NOTHING_THEN,
+    NOTHING_RAN,
     SmallMap,
     WhatIfView,
     memory_of,
@@ -144,7 +144,7 @@ def test_child_is_not_started_while_no_request_runs(make_view, session, monkeypa
     assert view.empty.isVisible()
     monkeypatch.setattr(session.timeline, "is_file", True)
     view.refresh()
-    assert view.empty.text() == NOTHING_THEN
+    assert view.empty.text() == NOTHING_RAN
 
 
 def test_view_without_an_engine_shows_a_message(make_engine, make_session, qtbot):

@@ -64,13 +64,13 @@ def test_tuning_without_a_gpu_is_refused_in_one_line(capsys: pytest.CaptureFixtu
 def test_decode_on_a_gpu_is_compared_with_a_plain_read() -> None:
     from kvscope_engine.bench.kernels.contest import measured
     from kvscope_engine.bench.kernels.contests import decode
-    from kvscope_engine.bench.kernels.samplers import reading_on, sampler_on, wait_for
+    from kvscope_engine.bench.kernels.samplers import read_sampler, sampler_on, wait_for
     from kvscope_kernels import ops_for
     from kvscope_kernels.attention_workload import AttentionWorkload
 
     work = AttentionWorkload(name="8 x 4k", seq_lens=(4096,) * 8)
     (contest,) = decode(ops_for("cuda"), "cuda", torch.bfloat16, [work])
-    result = measured(contest, partial(sampler_on, "cuda"), reading_on("cuda"), 9, partial(wait_for, "cuda"))
+    result = measured(contest, partial(sampler_on, "cuda"), read_sampler("cuda"), 9, partial(wait_for, "cuda"))
     ours = result.rows[0]
     assert ours.contender == OURS
     assert 0.05 < ours.share_of_read < 2

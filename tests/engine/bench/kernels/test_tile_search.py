@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.compile_report.cases import candidate_cases
 from kvscope_engine.bench.kernels.contest import CallCycle
-from kvscope_engine.bench.kernels.tile_search import CASES, candidates, kernel_of, reckoned, search
+from kvscope_engine.bench.kernels.tile_search import CASES, candidates, default_tiles, kernel_of, search
 from kvscope_kernels.attention_args import AttentionArgs
 from kvscope_kernels.attention_workload import AttentionWorkload, make_pool
 from kvscope_kernels.launch import DotTiles, decode_tiles
@@ -60,7 +60,7 @@ def test_failure_of_the_computed_tiles_is_raised() -> None:
 @pytest.mark.parametrize("capability", [89, 90])
 def test_candidates_fit_their_shapes_and_are_distinct(capability: int) -> None:
     for work in CASES:
-        group, given = work.num_heads // work.num_kv_heads, reckoned(work, torch.device("cpu"))
+        group, given = work.num_heads // work.num_kv_heads, default_tiles(work, torch.device("cpu"))
         found = list(candidates(kernel_of(work), given, group, capability))
         assert found[0] == given
         assert len(set(found)) == len(found) <= 82

@@ -31,7 +31,7 @@ def text(tokens: list[int], size: int = 2) -> list[Prefix]:
 def test_consecutive_blocks_of_a_text_are_one_event() -> None:
     log, first, second = CacheLog(2), text([1, 2, 3, 4, 5, 6]), text([7, 8, 9, 10])
     for prefix in (*first[:2], *second, first[2]):
-        log.stored(prefix)
+        log.record_stored(prefix)
     hashes = {prefix: published_hash(prefix.digest) for prefix in (*first, *second)}
     assert log.drain() == [
         BlockStored((hashes[first[0]], hashes[first[1]]), None, (1, 2, 3, 4), 2, medium="GPU"),
@@ -44,9 +44,9 @@ def test_consecutive_blocks_of_a_text_are_one_event() -> None:
 def test_salt_is_reported_for_the_first_block_only() -> None:
     log, (first, *rest) = CacheLog(2), text([1, 2, 3, 4, 5, 6])
     for prefix in (Prefix(first.digest, 0, first.tokens, salt="mine"), *rest):
-        log.stored(prefix)
-    log.cleared()
-    log.stored(rest[0])
+        log.record_stored(prefix)
+    log.record_cleared()
+    log.record_stored(rest[0])
     stored, _, later = log.drain()
     assert isinstance(stored, BlockStored)
     assert stored.extra_keys is not None
@@ -57,8 +57,8 @@ def test_salt_is_reported_for_the_first_block_only() -> None:
 
 def test_adapter_is_reported_for_every_block() -> None:
     log, (first, second, _) = CacheLog(2), text([1, 2, 3, 4, 5, 6])
-    log.stored(Prefix(first.digest, 0, first.tokens, salt="mine", adapter="sql", adapter_key=b"k" * 32))
-    log.stored(Prefix(second.digest, 2, second.tokens, first.digest, adapter="sql"))
+    log.record_stored(Prefix(first.digest, 0, first.tokens, salt="mine", adapter="sql", adapter_key=b"k" * 32))
+    log.record_stored(Prefix(second.digest, 2, second.tokens, first.digest, adapter="sql"))
     (stored,) = log.drain()
     assert isinstance(stored, BlockStored)
     assert stored.lora_name == "sql"
@@ -67,11 +67,11 @@ def test_adapter_is_reported_for_every_block() -> None:
 
 def test_events_keep_their_order() -> None:
     log, (first, second) = CacheLog(2), text([1, 2, 3, 4])
-    log.stored(first)
-    log.removed([first])
-    log.removed([])
-    log.stored(second, Tier.HOST)
-    log.cleared()
+    log.record_stored(first)
+    log.record_removed([first])
+    log.record_removed([])
+    log.record_stored(second, Tier.HOST)
+    log.record_cleared()
     kinds = [type(event) for event in log.drain()]
     assert kinds == [BlockStored, BlockRemoved, BlockStored, AllBlocksCleared]
 
@@ -122,7 +122,7 @@ def _held(pool: BlockPool) -> set[tuple[str, int]]:
 @pytest.mark.parametrize("tier", [Tier.HBM, Tier.HOST, Tier.DISK])
 def test_each_tier_has_a_medium_name(tier: Tier) -> None:
     log, (prefix,) = CacheLog(2), text([1, 2])
-    log.stored(prefix, tier)
+    log.record_stored(prefix, tier)
     (event,) = log.drain()
     assert isinstance(event, BlockStored)
     assert event.medium == {Tier.HBM: "GPU", Tier.HOST: "CPU", Tier.DISK: "STORAGE"}[tier]

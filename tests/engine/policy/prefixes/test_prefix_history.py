@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 
 from kvscope_engine.policy.prefixes import prefix_history
-from kvscope_engine.policy.prefixes.prefix_history import MAX_GHOSTS, PrefixHistory
+from kvscope_engine.policy.prefixes.prefix_history import MAX_EVICTED_DIGESTS, PrefixHistory
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
 
 
@@ -21,7 +21,7 @@ def is_remembered(history: PrefixHistory, number: int) -> bool:
 
 
 def test_oldest_are_forgotten_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_history, "MAX_GHOSTS", 16)
+    monkeypatch.setattr(prefix_history, "MAX_EVICTED_DIGESTS", 16)
     monkeypatch.setattr(prefix_history, "EVICTED_BATCH", 4)
     history = PrefixHistory()
     for number in range(16):
@@ -45,7 +45,7 @@ def test_history_is_bounded_in_bytes() -> None:
     history = PrefixHistory()
     tracemalloc.start()
     try:
-        for number in range(MAX_GHOSTS + MAX_GHOSTS // 2):
+        for number in range(MAX_EVICTED_DIGESTS + MAX_EVICTED_DIGESTS // 2):
             history.record_lost([prefix(number)], step=number)
         kept, peak = tracemalloc.get_traced_memory()
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvscope_engine.policy.scheduling.batch_limits import BatchLimits
-from kvscope_engine.policy.scheduling.reduced_limits import CALM_NS, NEXT_NS, ReducedLimits
+from kvscope_engine.policy.scheduling.reduced_limits import DOUBLING_INTERVAL_NS, RECOVERY_DELAY_NS, ReducedLimits
 
 
 def step_limits(limits: BatchLimits) -> tuple[int, int]:
@@ -35,11 +35,13 @@ def test_tokens_first_then_requests(limits: BatchLimits, reduced: ReducedLimits)
 def test_they_come_back_step_by_step_and_that_is_told_once(limits: BatchLimits, reduced: ReducedLimits) -> None:
     reduced.update(0, 30)
     found, told = [], []
-    for now_ns in range(0, 60_000_000_000, NEXT_NS):
+    for now_ns in range(0, 60_000_000_000, DOUBLING_INTERVAL_NS):
         told.append(reduced.update(now_ns))
         found.append(step_limits(limits))
-    assert found[: CALM_NS // NEXT_NS] == [(30, 30)] * (CALM_NS // NEXT_NS)
-    assert found[CALM_NS // NEXT_NS :][:3] == [(60, 60), (120, 64), (240, 64)]
+    assert found[: RECOVERY_DELAY_NS // DOUBLING_INTERVAL_NS] == [(30, 30)] * (
+        RECOVERY_DELAY_NS // DOUBLING_INTERVAL_NS
+    )
+    assert found[RECOVERY_DELAY_NS // DOUBLING_INTERVAL_NS :][:3] == [(60, 60), (120, 64), (240, 64)]
     assert step_limits(limits) == (8192, 64)
     assert [what for what in told if what] == ["steps have up to 8192 tokens of 64 requests again"]
     assert not reduced.is_reduced
@@ -55,12 +57,12 @@ def test_from_one_token_it_takes_a_minute_however_seldom_somebody_looks(
 
 def test_another_lack_begins_the_pause_anew(limits: BatchLimits, reduced: ReducedLimits) -> None:
     reduced.update(0, 512)
-    reduced.update(CALM_NS)
+    reduced.update(RECOVERY_DELAY_NS)
     assert step_limits(limits) == (1024, 64)
-    reduced.update(CALM_NS + 1, 700)
-    reduced.update(2 * CALM_NS)
+    reduced.update(RECOVERY_DELAY_NS + 1, 700)
+    reduced.update(2 * RECOVERY_DELAY_NS)
     assert step_limits(limits) == (700, 64)
-    reduced.update(2 * CALM_NS + 1)
+    reduced.update(2 * RECOVERY_DELAY_NS + 1)
     assert step_limits(limits) == (1400, 64)
 
 

@@ -1,6 +1,6 @@
-"""Segments as horizontal bars with coloured blocks; only the visible rows are painted.
+"""Paints segments as horizontal bars with coloured blocks. Only the visible rows are painted.
 
-Owns layout and colours; `segment_figures` owns the text.
+Owns layout and colours; `segment_figures` supplies the text.
 """
 
 from __future__ import annotations
@@ -17,19 +17,15 @@ from kvscope_app.ui.theme import DARK, Theme, mix
 from kvscope_app.views.memory.segments.segment_figures import block_tip, segment_name, segment_tip
 from kvscope_telemetry.mirror.allocator_map import State, TorchSegment
 
-_ROW: Final = 24
-_BAR: Final = 16
+_ROW_HEIGHT: Final = 24
+_BAR_HEIGHT: Final = 16
 _NAME_WIDTH: Final = 170
-"""Width in pixels of the column of segment names, to the left of the bars."""
+"""Width in pixels of the column of segment names, left of the bars."""
 _MIN_BAR_WIDTH: Final = 3
-"""Minimum width of a bar in pixels."""
-_SEAM_FROM: Final = 4
-"""Minimum width in pixels of a block that is drawn with a separating line at its end."""
+_MIN_SEAM_WIDTH: Final = 4
 
 
 class SegmentBars(QWidget):
-    """Widget with one bar per segment, in the given order. Lengths are proportional to sizes, or all equal."""
-
     def __init__(self) -> None:
         super().__init__()
         self._segments: list[TorchSegment] = []
@@ -42,11 +38,11 @@ class SegmentBars(QWidget):
         self._segments = segments
         self._largest = _largest_cached(segments)
         self.setAccessibleDescription(f"{len(segments)} segments")
-        self.setMinimumHeight(_ROW * len(segments))
+        self.setMinimumHeight(_ROW_HEIGHT * len(segments))
         self.update()
 
     def set_to_scale(self, is_to_scale: bool) -> None:
-        """Set whether bar lengths are proportional to sizes; otherwise each bar has the full width."""
+        """Make the lengths of the bars proportional to the sizes of the segments, or give all bars the full width."""
         self._is_to_scale = is_to_scale
         self.update()
 
@@ -55,11 +51,11 @@ class SegmentBars(QWidget):
         self.update()
 
     def sizeHint(self) -> QSize:
-        return QSize(640, _ROW * len(self._segments))
+        return QSize(640, _ROW_HEIGHT * len(self._segments))
 
     def tip_at(self, position: QPoint) -> str:
-        """Return the tooltip at a position, or "" if there is none."""
-        row = position.y() // _ROW
+        """Return the tooltip at a position in the widget, or "" if there is no segment."""
+        row = position.y() // _ROW_HEIGHT
         if not 0 <= row < len(self._segments):
             return ""
         segment, box = self._segments[row], self._box(row)
@@ -71,7 +67,7 @@ class SegmentBars(QWidget):
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
-        first, last = event.rect().top() // _ROW, event.rect().bottom() // _ROW
+        first, last = event.rect().top() // _ROW_HEIGHT, event.rect().bottom() // _ROW_HEIGHT
         for row in range(max(0, first), min(last + 1, len(self._segments))):
             self._paint_row(painter, row)
         painter.end()
@@ -86,30 +82,35 @@ class SegmentBars(QWidget):
         full_width = max(_MIN_BAR_WIDTH, self.width() - _NAME_WIDTH - 2)
         max_bytes = max((segment.num_bytes for segment in self._segments), default=1)
         share = self._segments[row].num_bytes / max(1, max_bytes) if self._is_to_scale else 1.0
-        return QRect(_NAME_WIDTH, row * _ROW + (_ROW - _BAR) // 2, max(_MIN_BAR_WIDTH, round(full_width * share)), _BAR)
+        return QRect(
+            _NAME_WIDTH,
+            row * _ROW_HEIGHT + (_ROW_HEIGHT - _BAR_HEIGHT) // 2,
+            max(_MIN_BAR_WIDTH, round(full_width * share)),
+            _BAR_HEIGHT,
+        )
 
     def _paint_row(self, painter: QPainter, row: int) -> None:
-        one, box = self._segments[row], self._box(row)
-        names = QRect(0, row * _ROW, _NAME_WIDTH - 10, _ROW)
+        segment, box = self._segments[row], self._box(row)
+        name_box = QRect(0, row * _ROW_HEIGHT, _NAME_WIDTH - 10, _ROW_HEIGHT)
         painter.setPen(self._theme.color("text"))
-        name = painter.fontMetrics().elidedText(segment_name(one), Qt.TextElideMode.ElideRight, names.width())
-        painter.drawText(names, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft, name)
+        name = painter.fontMetrics().elidedText(segment_name(segment), Qt.TextElideMode.ElideRight, name_box.width())
+        painter.drawText(name_box, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft, name)
         painter.fillRect(box, self._theme.color("raised"))
-        if not len(one.sizes):
+        if not len(segment.sizes):
             return
-        for begin, end, state in _runs(one, box.width()):
-            painter.fillRect(box.left() + begin, box.top(), end - begin, box.height(), state_color(state, self._theme))
-        self._paint_seams(painter, one, box)
+        for start, end, state in _runs(segment, box.width()):
+            painter.fillRect(box.left() + start, box.top(), end - start, box.height(), state_color(state, self._theme))
+        self._paint_seams(painter, segment, box)
         if row == self._largest[0]:
-            self._outline(painter, one, box)
+            self._outline_largest(painter, segment, box)
 
     def _paint_seams(self, painter: QPainter, segment: TorchSegment, box: QRect) -> None:
         scale = box.width() / max(1, segment.num_bytes)
-        wide = segment.sizes * scale >= _SEAM_FROM
-        for end in ((segment.offsets + segment.sizes)[wide] * scale).astype(int).tolist():
+        has_seam = segment.sizes * scale >= _MIN_SEAM_WIDTH
+        for end in ((segment.offsets + segment.sizes)[has_seam] * scale).astype(int).tolist():
             painter.fillRect(box.left() + end - 1, box.top(), 1, box.height(), self._theme.color("panel"))
 
-    def _outline(self, painter: QPainter, segment: TorchSegment, box: QRect) -> None:
+    def _outline_largest(self, painter: QPainter, segment: TorchSegment, box: QRect) -> None:
         scale, block = box.width() / max(1, segment.num_bytes), self._largest[1]
         left, width = int(segment.offsets[block] * scale), int(segment.sizes[block] * scale)
         painter.setPen(self._theme.color("selection"))
@@ -117,7 +118,6 @@ class SegmentBars(QWidget):
 
 
 def state_color(state: int, theme: Theme) -> QColor:
-    """Return the colour of a block state, as the page map uses it for the corresponding states."""
     if state == State.ALLOCATED:
         return theme.color("block_active")
     if state == State.CACHED:
@@ -126,24 +126,24 @@ def state_color(state: int, theme: Theme) -> QColor:
 
 
 def _largest_cached(segments: list[TorchSegment]) -> tuple[int, int]:
-    """Return (row, block) of the largest cached block, -1 each if there is none."""
+    """Return the row and the block index of the largest cached block, or -1 each if nothing is cached."""
     row = max(range(len(segments)), key=lambda row: segments[row].largest_cached, default=-1)
     if row < 0 or not segments[row].largest_cached:
         return -1, -1
-    one = segments[row]
-    return row, int(np.argmax(np.where(one.states == State.CACHED, one.sizes, -1)))
+    segment = segments[row]
+    return row, int(np.argmax(np.where(segment.states == State.CACHED, segment.sizes, -1)))
 
 
 def _runs(segment: TorchSegment, width: int) -> list[tuple[int, int, int]]:
     """Return (start, end, state) of each run of pixels of equal state, in pixels of a bar of `width`.
 
-    The state of a pixel is that of the block at its middle. Pixels without a block are in no run.
+    A pixel has the state of the block at its middle. Pixels without a block are in no run.
     """
     positions = (np.arange(width) + 0.5) * segment.num_bytes / width
     blocks = np.maximum(np.searchsorted(segment.offsets, positions, "right") - 1, 0)
-    is_there = (positions >= segment.offsets[blocks]) & (positions < segment.offsets[blocks] + segment.sizes[blocks])
-    states = np.where(is_there, segment.states[blocks].astype(int), -1)
-    begins = np.concatenate(([0], np.flatnonzero(np.diff(states)) + 1))
-    ends = np.concatenate((begins[1:], [width]))
-    runs = zip(begins.tolist(), ends.tolist(), states[begins].tolist(), strict=True)
+    is_block = (positions >= segment.offsets[blocks]) & (positions < segment.offsets[blocks] + segment.sizes[blocks])
+    states = np.where(is_block, segment.states[blocks].astype(int), -1)
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(states)) + 1))
+    ends = np.concatenate((starts[1:], [width]))
+    runs = zip(starts.tolist(), ends.tolist(), states[starts].tolist(), strict=True)
     return [run for run in runs if run[2] >= 0]

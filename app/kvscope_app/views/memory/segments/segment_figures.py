@@ -28,16 +28,15 @@ _COLUMNS: Final = (
 
 
 def fragmentation(allocator_map: AllocatorMap) -> float | None:
-    """Return 1 - (largest cached block / cached bytes), the share of cached memory outside the largest block; None if
-    nothing is cached."""
+    """Return the share of cached memory outside the largest cached block, 0 to 1, or None if nothing is cached."""
     return (
         1 - allocator_map.largest_cached_bytes / allocator_map.cached_bytes if allocator_map.cached_bytes > 0 else None
     )
 
 
 def figure_rows(allocator_map: AllocatorMap) -> list[Row]:
-    """Return rows of (name, value, meaning)."""
-    scattered = fragmentation(allocator_map)
+    """Return rows of (name, value, explanation)."""
+    share = fragmentation(allocator_map)
     return [
         ("Segments", count(allocator_map.num_segments), "Device memory segments held by torch"),
         ("Blocks", count(allocator_map.num_blocks), "Subdivisions of segments"),
@@ -57,35 +56,36 @@ def figure_rows(allocator_map: AllocatorMap) -> list[Row]:
         ),
         (
             "Fragmentation",
-            "nothing is cached" if scattered is None else percent(scattered),
+            "nothing is cached" if share is None else percent(share),
             "1 − largest cached block / cached",
         ),
     ]
 
 
-def left_out(allocator_map: AllocatorMap, segments: list[TorchSegment]) -> str:
-    """Describe what the drawing omits or merges, or return "" if nothing."""
-    words = []
+def omission_text(allocator_map: AllocatorMap, segments: list[TorchSegment]) -> str:
+    """Return a text that says which segments and blocks the drawing omits or merges, or "" if none."""
+    notes = []
     if len(segments) < allocator_map.num_segments:
-        words.append(f"the largest {count(len(segments))} of {plural(allocator_map.num_segments, 'segment')} are shown")
-    drawn = sum(len(one.sizes) for one in segments)
-    if drawn < allocator_map.num_blocks and len(segments) == allocator_map.num_segments:
-        words.append(
-            f"{count(allocator_map.num_blocks)} blocks are drawn as {count(drawn)}: the smallest neighbours are merged"
+        notes.append(f"the largest {count(len(segments))} of {plural(allocator_map.num_segments, 'segment')} are shown")
+    num_drawn = sum(len(segment.sizes) for segment in segments)
+    if num_drawn < allocator_map.num_blocks and len(segments) == allocator_map.num_segments:
+        notes.append(
+            f"{count(allocator_map.num_blocks)} blocks are drawn as {count(num_drawn)}:"
+            " the smallest neighbours are merged"
         )
-    return "; ".join(words)
+    return "; ".join(notes)
 
 
 def pool_label(pool: int) -> str:
-    return next((word for known, word in POOL_LABELS.items() if known == pool), f"pool {pool}")
+    return next((text for known_pool, text in POOL_LABELS.items() if known_pool == pool), f"pool {pool}")
 
 
 def state_label(state: int) -> str:
-    return next((word for known, word in STATE_TEXTS.items() if known == state), f"state {state}")
+    return next((text for known_state, text in STATE_TEXTS.items() if known_state == state), f"state {state}")
 
 
 def segment_name(segment: TorchSegment) -> str:
-    """Return text such as `2.00 MiB - small`, followed by the stream if it is not the default one."""
+    """Return text such as `2.00 MiB · small`, followed by the stream if it is not the default one."""
     stream = f" · stream {segment.stream:#x}" if segment.stream else ""
     return f"{num_bytes(segment.num_bytes)} · {pool_label(segment.pool)}{stream}"
 
@@ -103,10 +103,10 @@ def block_tip(segment: TorchSegment, block: int) -> str:
 
 
 def as_tsv(segments: list[TorchSegment]) -> str:
-    """Return one tab-separated line per block after a header line; sizes in bytes."""
+    """Return a header line and a tab-separated line per block. Sizes and offsets are in bytes."""
     lines = ["\t".join(_COLUMNS)]
-    for one in segments:
-        head = f"{one.address:#x}\t{one.num_bytes}\t{pool_label(one.pool)}\t{one.stream}"
-        blocks = zip(one.offsets.tolist(), one.sizes.tolist(), one.states.tolist(), strict=True)
+    for segment in segments:
+        head = f"{segment.address:#x}\t{segment.num_bytes}\t{pool_label(segment.pool)}\t{segment.stream}"
+        blocks = zip(segment.offsets.tolist(), segment.sizes.tolist(), segment.states.tolist(), strict=True)
         lines += [f"{head}\t{offset}\t{size}\t{state_label(state)}" for offset, size, state in blocks]
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""Dialog with the map of PyTorch's allocator, which it requests from the engine initially and on demand."""
+"""Dialog with the map of PyTorch's allocator, requested from the engine when the dialog opens and on demand."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from kvscope_app.ui.sheet import Sheet
 from kvscope_app.ui.theme import Theme
 from kvscope_app.ui.widget_factories import empty_state, label, scroll_area
 from kvscope_app.views.memory.segments.segment_bars import SegmentBars, state_color
-from kvscope_app.views.memory.segments.segment_figures import STATE_TEXTS, as_tsv, figure_rows, left_out
+from kvscope_app.views.memory.segments.segment_figures import STATE_TEXTS, as_tsv, figure_rows, omission_text
 from kvscope_app.views.memory.stacked_bar import Swatch
 from kvscope_telemetry.errors import KvscopeError, ProtocolError
 from kvscope_telemetry.messages.commands import AllocatorMap, Failed, GetAllocatorMap, Reply
 from kvscope_telemetry.mirror.allocator_map import State, TorchSegment, unpack_map
 
 _FIRST_TAG: Final = 1 << 46
-"""First request tag of this dialog, above the tags of other users of the same socket."""
-_WAIT_MS: Final = 10_000
+"""First request tag of this dialog. Other users of the same socket use lower tags."""
+_SLOW_ANSWER_MS: Final = 10_000
 NOT_IN_RECORDING: Final = "Recordings do not contain PyTorch memory segments; a running engine provides them"
 NOT_REPORTED: Final = "This engine does not provide PyTorch memory segments"
-_NO_ANSWER: Final = "Waiting for the engine, which answers between two steps."
+_WAITING_TEXT: Final = "Waiting for the engine, which answers between two steps."
 _tags = itertools.count(_FIRST_TAG)
 
 
 def why_not(session: Session) -> str:
-    """Return why the map is not available, or "" if the engine can be asked."""
+    """Return why the map cannot be requested, or "" if it can."""
     if session.provides_allocator_map:
         return ""
     return NOT_IN_RECORDING if session.timeline.is_file else NOT_REPORTED
 
 
 class SegmentsSheet(Sheet):
-    """Non-modal dialog. It shows the state at the time of the engine's answer, independent of the session's cursor."""
+    """Non-modal dialog with the state at the time of the engine's answer, whatever the session's cursor."""
 
     def __init__(self, parent: QWidget, session: Session, theme: Theme) -> None:
         super().__init__("PyTorch memory segments", parent)
@@ -65,10 +65,10 @@ class SegmentsSheet(Sheet):
         self.to_scale.setToolTip("Off: every segment has full width, so small ones stay visible")
         self.to_scale.setChecked(True)
         self.to_scale.toggled.connect(self.bars.set_to_scale)
-        self._wait = QTimer(self)
-        self._wait.setSingleShot(True)
-        self._wait.setInterval(_WAIT_MS)
-        self._wait.timeout.connect(lambda: self._show_message(_NO_ANSWER))
+        self._slow_timer = QTimer(self)
+        self._slow_timer.setSingleShot(True)
+        self._slow_timer.setInterval(_SLOW_ANSWER_MS)
+        self._slow_timer.timeout.connect(lambda: self._show_message(_WAITING_TEXT))
         self._swatches = {state: Swatch() for state in State}
         self._figures = QGridLayout()
         self._figures.setHorizontalSpacing(22)
@@ -92,7 +92,7 @@ class SegmentsSheet(Sheet):
             return
         self.reload.setEnabled(False)
         self.note.setText("Asking the engine…")
-        self._wait.start()
+        self._slow_timer.start()
 
     def apply_theme(self, theme: Theme) -> None:
         self.bars.apply_theme(theme)
@@ -126,27 +126,26 @@ class SegmentsSheet(Sheet):
         self._stop_waiting()
         for index, (name, value, meaning) in enumerate(figure_rows(allocator_map)):
             self._show_figure(index, name, value, meaning)
-        took = (
+        source_text = (
             f"{allocator_map.device}, read in {seconds(allocator_map.took_ns / 1e9)}"
             if allocator_map.took_ns
             else allocator_map.device
         )
-        self.note.setText("; ".join(filter(None, (took, left_out(allocator_map, segments)))))
+        self.note.setText("; ".join(filter(None, (source_text, omission_text(allocator_map, segments)))))
         self.bars.show_segments(segments)
         self.copy.setEnabled(True)
         self._stack.setCurrentIndex(1)
 
-    def _show_message(self, words: str) -> None:
-        """Show a message instead of a map, and drop the map shown before, which is out of date."""
+    def _show_message(self, text: str) -> None:
         self._stop_waiting()
         self._segments = []
         self.copy.setEnabled(False)
         self.note.setText("")
-        self.message.setText(words[:1].upper() + words[1:])
+        self.message.setText(text[:1].upper() + text[1:])
         self._stack.setCurrentIndex(0)
 
     def _stop_waiting(self) -> None:
-        self._wait.stop()
+        self._slow_timer.stop()
         self.reload.setEnabled(True)
 
     def _copy(self) -> None:
@@ -154,12 +153,12 @@ class SegmentsSheet(Sheet):
 
     def _show_figure(self, index: int, name: str, value: str, meaning: str) -> None:
         if name not in self._values:
-            named, shown = label(name, "muted"), label()
-            shown.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-            for row, widget in enumerate((named, shown)):
+            name_label, value_label = label(name, "muted"), label()
+            value_label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+            for row, widget in enumerate((name_label, value_label)):
                 widget.setToolTip(meaning)
                 self._figures.addWidget(widget, row, index)
-            self._values[name] = shown
+            self._values[name] = value_label
         self._values[name].setText(value)
 
     def _lay_out(self) -> None:
@@ -168,13 +167,13 @@ class SegmentsSheet(Sheet):
         self._stack = QStackedWidget()
         self._stack.addWidget(self.message)
         self._stack.addWidget(body)
-        inside = QGridLayout(body)
-        inside.setContentsMargins(0, 0, 0, 0)
-        inside.setVerticalSpacing(12)
-        inside.addLayout(self._figures, 0, 0, Qt.AlignmentFlag.AlignLeft)
-        inside.addLayout(self._legend(), 1, 0)
-        inside.addWidget(scroll, 2, 0)
-        inside.setRowStretch(2, 1)
+        grid = QGridLayout(body)
+        grid.setContentsMargins(0, 0, 0, 0)
+        grid.setVerticalSpacing(12)
+        grid.addLayout(self._figures, 0, 0, Qt.AlignmentFlag.AlignLeft)
+        grid.addLayout(self._legend(), 1, 0)
+        grid.addWidget(scroll, 2, 0)
+        grid.setRowStretch(2, 1)
         self.column.addWidget(self._stack, 1)
         self.column.addWidget(self.note)
         self.copy.setEnabled(False)

@@ -21,7 +21,7 @@ from torch.nn.functional import silu, softplus
 from transformers.cache_utils import LinearAttentionLayer
 
 from kvscope_engine.model.kv_cache.state_storage import LayerState, StateSlots, StateStorage
-from kvscope_engine.model.layers.attention_interface import uses_interface
+from kvscope_engine.model.layers.attention_interface import forward_source, uses_interface
 from kvscope_engine.model.layers.recurrent.mamba_update import forward_calling, limits_steps, with_in_place_update
 
 MAX_STATES: Final = 8
@@ -611,11 +611,8 @@ def _caller_of(kind: Any) -> StateCaller | None:
     """Return the `StateCaller` for modules of class `kind`, or None if they have no known state."""
     if kind.__name__ in _CALLERS_BY_CLASS:
         return _CALLERS_BY_CLASS[kind.__name__]
-    try:
-        source = inspect.getsource(kind.forward)
-        names = inspect.signature(kind.forward).parameters
-    except (OSError, TypeError, AttributeError, ValueError):
+    source = forward_source(kind)
+    if not any(f"{verb}_{state}_state(" in source for verb in ("get", "update") for state in ("conv", "recurrent")):
         return None
-    if not any(f"{verb}_{kind}_state(" in source for verb in ("get", "update") for kind in ("conv", "recurrent")):
-        return None
+    names = inspect.signature(kind.forward).parameters
     return next((_CacheCaller(name) for name in ("cache_params", "past_key_values") if name in names), None)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from kvscope_engine.cache_folder import cache_folder, exclusive, scratch_folder
+from kvscope_engine.cache_folder import cache_folder, file_lock, scratch_folder
 from kvscope_engine.model.loader.download.checksum import remembered_sha256, sha256_of
 from kvscope_engine.model.loader.download.progress import Meter, ProgressCallback
 from kvscope_telemetry.errors import KvscopeError
@@ -35,7 +35,7 @@ def default_gguf(progress: ProgressCallback) -> Path:
     place = default_place()
     if _is_right(place):
         return place
-    with exclusive(place):
+    with file_lock(place):
         if not _is_right(place):
             _fetch(place, progress)
     return place

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import torch
 from safetensors import SafetensorError
 
-from kvscope_engine.cache_folder import exclusive, replace_folder, scratch_folder
+from kvscope_engine.cache_folder import file_lock, replace_folder, scratch_folder
 from kvscope_engine.model.device_memory.out_of_memory import is_out_of_memory
 from kvscope_engine.model.hf_config import read_config
 from kvscope_engine.model.loader.checkpoint import check_report, load_weights
@@ -46,7 +46,7 @@ def converted_gguf(gguf: Path, dtype: torch.dtype, progress: ProgressCallback) -
     entry = entry_folder(content_sha256(gguf), dtype)
     if is_intact(entry):
         return entry
-    with exclusive(entry):
+    with file_lock(entry):
         if not is_intact(entry):
             _build(gguf, dtype, entry, progress)
     return entry

@@ -12,7 +12,7 @@ from tests.simulated_engine.allocator_map import simulated_allocator_map
 
 from kvscope_app.ui.theme import THEMES
 from kvscope_app.views.memory.memory_view import MemoryView
-from kvscope_app.views.memory.segments.segment_figures import fragmentation, left_out, segment_tip
+from kvscope_app.views.memory.segments.segment_figures import fragmentation, omission_text, segment_tip
 from kvscope_app.views.memory.segments.segments_sheet import NOT_IN_RECORDING, NOT_REPORTED, why_not
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.commands import AllocatorMap, Failed, GetAllocatorMap
@@ -150,17 +150,17 @@ def test_recording_has_no_allocator_map():
 def test_left_out_blocks_and_segments_are_described():
     whole = simulated_allocator_map(0)
     allocator_map = pack_map(unpack_map(whole), max_blocks=100)
-    assert "the smallest neighbours are merged" in left_out(allocator_map, unpack_map(allocator_map))
-    assert left_out(whole, unpack_map(whole)) == ""
+    assert "the smallest neighbours are merged" in omission_text(allocator_map, unpack_map(allocator_map))
+    assert omission_text(whole, unpack_map(whole)) == ""
     cut = pack_map(unpack_map(whole), max_segments=3)
-    assert "the largest 3 of 26 segments" in left_out(cut, unpack_map(cut))
+    assert "the largest 3 of 26 segments" in omission_text(cut, unpack_map(cut))
     assert fragmentation(pack_map([])) is None
     assert "4.00 GiB allocated" in segment_tip(unpack_map(whole)[0])
 
 
 def test_missing_answer_is_reported_and_a_late_one_is_shown(open_dialog):
     sheet, answer = open_dialog()
-    sheet._wait.timeout.emit()
+    sheet._slow_timer.timeout.emit()
     assert "Waiting for the engine" in sheet.message.text()
     assert sheet.reload.isEnabled()
     answer(simulated_allocator_map(0))

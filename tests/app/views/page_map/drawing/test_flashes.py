@@ -36,7 +36,7 @@ def flashing_scene():
 
 
 def cell_pixels(scene, block):
-    x, y = (int(v) for v in scene.camera.corner_of(*scene.grid.place_of(block)))
+    x, y = (int(v) for v in scene.camera.corner_of(*scene.grid.position_of(block)))
     pitch = int(scene.camera.pitch)
     return scene.pixels[y : y + pitch, x : x + pitch]
 

@@ -178,9 +178,9 @@ def test_ages_are_updated_with_the_step():
     ledger.last_used_step[0] = 5
     scene.change(set_blocks(ledger, [0]), 5, S)
     fresh = center_pixel(scene, 0)
-    assert scene.grow_older(5) is not None, "other blocks are older"
-    assert scene.grow_older(5) is None
-    assert scene.grow_older(4000) is not None
+    assert scene.redraw_ages(5) is not None, "other blocks are older"
+    assert scene.redraw_ages(5) is None
+    assert scene.redraw_ages(4000) is not None
     assert center_pixel(scene, 0) != fresh
 
 

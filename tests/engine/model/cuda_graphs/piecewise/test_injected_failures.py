@@ -75,6 +75,7 @@ class Injector:
         return call
 
 
+@pytest.mark.storm({"overlaps": False})
 @pytest.mark.parametrize("most_in_a_row", [2, 99], ids=["that pass", "however often"])
 @pytest.mark.parametrize("overlaps", [False, True], ids=["in turn", "a step ahead"])
 def test_hundred_failures_lose_no_request_that_can_be_run(

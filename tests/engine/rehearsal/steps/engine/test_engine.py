@@ -194,6 +194,7 @@ def test_steps_do_not_overlap_without_async_scheduling(start_engine: Start, lane
 @pytest.mark.parametrize(
     ("share", "asked", "are_there"), [(0.08, None, False), (0.08, True, True), (0.2, None, True), (0.2, False, False)]
 )
+@pytest.mark.storm({"share": 0.2})
 def test_prefill_graphs_are_left_out_if_blocks_need_the_memory(
     start_engine: Start, lanes: Any, fake_gpu: Any, share: float, asked: bool | None, are_there: bool
 ) -> None:
@@ -252,7 +253,13 @@ def compared_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, SWAPPING, pytest.param({"dtype": "float16", "max_num_batched_tokens": 512}, marks=pytest.mark.storm)],
+    [
+        SWAPPING,
+        *(
+            pytest.param(options, marks=pytest.mark.storm)
+            for options in ({}, {"dtype": "float16", "max_num_batched_tokens": 512})
+        ),
+    ],
     ids=str,
 )
 def test_deterministic_engine_runs_tiles_of_one_shape(
@@ -396,9 +403,9 @@ def test_memory_taken_by_other_programs_reduces_steps_and_graphs_but_loses_no_re
     start_engine: Any, lanes: Any, fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Everything is restored afterwards, with a notice for each change."""
-    monkeypatch.setattr(memory_guard, "POLL_S", 0.0)
+    monkeypatch.setattr(memory_guard, "POLL_INTERVAL_S", 0.0)
     monkeypatch.setattr(memory_watch, "RAISE_AFTER_S", 0.0)
-    monkeypatch.setattr(memory_guard, "_in_a_thread", lambda work: work())
+    monkeypatch.setattr(memory_guard, "_run_in_thread", lambda work: work())
     monkeypatch.setattr(capture_failures, "FIRST_PAUSE_S", 0.0)
     engine = start_engine(
         num_gpu_blocks_override=None, max_num_seqs=8, max_num_batched_tokens=64, gpu_memory_utilization=0.2
@@ -465,13 +472,13 @@ def test_engines_on_one_gpu_start_one_after_another(
     def look(name: str) -> None:
         original = getattr(components, name)
 
-        def looked(*args: Any, **options: Any) -> Any:
+        def evaluated(*args: Any, **options: Any) -> Any:
             other = GpuRegister(tmp_path)
             has_turn.append(other.await_turn(("aaaa",), lambda whom: None, 0.0))
             other.close()
             return original(*args, **options)
 
-        monkeypatch.setattr(components, name, looked)
+        monkeypatch.setattr(components, name, evaluated)
 
     look("load_model")
     for name in ("pool_size", "storage_for_model", "ModelRunner"):

@@ -26,10 +26,10 @@ def test_fitting_label_shows_the_longest_text_that_fits(qtbot):
     assert label.toolTip() == long
     label.resize(3, 20)
     assert label.text() == ""
-    label.set_lengths("x")
+    label.set_variants("x")
     assert label.text() == label.longest == "x"
     label.resize(metrics.horizontalAdvance(long) + 1, 20)
-    label.set_lengths(long, short)
+    label.set_variants(long, short)
     label.grab()  # forces a paint
     assert label.text() == long
     assert label.toolTip() == ""
@@ -37,7 +37,7 @@ def test_fitting_label_shows_the_longest_text_that_fits(qtbot):
 
 @pytest.fixture
 def column(qtbot):
-    """Window, strip, button in the strip, button that Qt would focus next, and the strip's heir."""
+    """Window, strip, button in the strip, button that Qt would focus next, and the strip's focus heir."""
     window = QWidget()
     qtbot.addWidget(window)
     strip, inner, following, heir = (
@@ -50,7 +50,7 @@ def column(qtbot):
     rows = QVBoxLayout(window)
     for widget in (strip, following, heir):
         rows.addWidget(widget)
-    strip.heir = heir
+    strip.focus_heir = heir
     with qtbot.waitExposed(window):
         window.show()
     window.activateWindow()

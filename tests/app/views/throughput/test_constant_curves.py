@@ -1,4 +1,4 @@
-"""Tests of level (constant) curves, which are redrawn less often."""
+"""Tests of constant curves, which are redrawn less often."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from kvscope_app.session.history import HistoryWindow
 from kvscope_app.views.throughput import throughput_view as view_module
-from kvscope_app.views.throughput.panels import is_level
+from kvscope_app.views.throughput.panels import is_constant
 
 
 def history_window(**columns):
@@ -17,27 +17,27 @@ def history_window(**columns):
     return HistoryWindow(np.arange(num) / 10.0, columns, 10**12)
 
 
-def test_changing_curve_is_not_level():
+def test_changing_curve_is_not_constant():
     zeros, unknown = np.zeros(100), np.full(100, np.nan)
-    assert is_level(history_window(a=zeros, b=unknown, c=zeros + 7))
+    assert is_constant(history_window(a=zeros, b=unknown, c=zeros + 7))
     step = zeros.copy()
     step[50:] = 1
-    assert not is_level(history_window(a=zeros, b=step))
+    assert not is_constant(history_window(a=zeros, b=step))
     begun = unknown.copy()
     begun[30:] = 0
-    assert not is_level(history_window(a=begun))
+    assert not is_constant(history_window(a=begun))
 
 
 def test_missing_values_in_the_newest_second_do_not_matter():
     late = np.zeros(100)
     late[-7:] = np.nan
-    assert is_level(history_window(a=late))
+    assert is_constant(history_window(a=late))
     late[-30:] = np.nan
-    assert not is_level(history_window(a=late))
-    assert not is_level(history_window(a=np.zeros(5)))
+    assert not is_constant(history_window(a=late))
+    assert not is_constant(history_window(a=np.zeros(5)))
 
 
-def test_level_curves_are_redrawn_less_often(engine, session, view, monkeypatch):
+def test_constant_curves_are_redrawn_less_often(engine, session, view, monkeypatch):
     now_ns = [time.monotonic_ns()]
     clock = SimpleNamespace(monotonic=lambda: now_ns[0] / 1e9, monotonic_ns=lambda: now_ns[0])
     monkeypatch.setattr(view_module, "time", clock)
@@ -45,8 +45,8 @@ def test_level_curves_are_redrawn_less_often(engine, session, view, monkeypatch)
     draw = view.charts._draw_panels
     monkeypatch.setattr(view.charts, "_draw_panels", lambda names, span: (drawn.append(names), draw(names, span)))
 
-    def times_in_a_minute(*, level):
-        monkeypatch.setattr(view_module, "is_level", lambda _: level)
+    def times_in_a_minute(*, is_constant):
+        monkeypatch.setattr(view_module, "is_constant", lambda _: is_constant)
         view.charts.refresh_all()
         drawn.clear()
         for _ in range(30):
@@ -54,20 +54,20 @@ def test_level_curves_are_redrawn_less_often(engine, session, view, monkeypatch)
             view.refresh()
         return len(drawn)
 
-    assert 12 <= times_in_a_minute(level=False) <= 16
-    assert 5 <= times_in_a_minute(level=True) <= 8
+    assert 12 <= times_in_a_minute(is_constant=False) <= 16
+    assert 5 <= times_in_a_minute(is_constant=True) <= 8
 
 
-def test_level_curves_are_redrawn_when_the_mouse_enters(session, view, monkeypatch):
+def test_constant_curves_are_redrawn_when_the_mouse_enters(session, view, monkeypatch):
     drawn, draw_all = [], view.charts.refresh_all
     monkeypatch.setattr(view.charts, "refresh_all", lambda: drawn.append(1))
-    monkeypatch.setattr(view_module, "is_level", lambda _: True)
+    monkeypatch.setattr(view_module, "is_constant", lambda _: True)
     draw_all()
     view.charts.show_values_at(1.0)
     view.charts.show_values_at(2.0)
     assert len(drawn) == 1, "redrawn when the mouse enters, not on each move"
     view.charts.show_values_at(None)
-    monkeypatch.setattr(view_module, "is_level", lambda _: False)
+    monkeypatch.setattr(view_module, "is_constant", lambda _: False)
     draw_all()
     view.charts.show_values_at(1.0)
     assert len(drawn) == 1

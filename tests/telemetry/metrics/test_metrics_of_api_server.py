@@ -83,7 +83,7 @@ def test_metrics_need_the_api_key_unless_opened(
         finally:
             client.close()
             app.state.api.engine_client.close()
-            app.state.api.text.close()
+            app.state.api.tokenizer_threads.close()
 
 
 def test_contradictory_metrics_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
