@@ -1,4 +1,4 @@
-"""Number of blocks that each KV group held in a run: sums and result. Knows neither requests nor time."""
+"""Number of blocks that each KV group held in a run: sums and result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class GroupUse(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str
     window: int
-    """Window in tokens; 0: none."""
+    """Window in tokens; 0: no window."""
     num_layers: int
     token_bytes: float
     mean_blocks: float
@@ -44,7 +44,7 @@ class GroupTally:
                 num_layers=group.num_layers,
                 token_bytes=group.token_bytes,
                 mean_blocks=total / max(1, self._num_steps),
-                most_blocks=most,
+                most_blocks=maximum,
             )
-            for group, total, most in zip(self._layout.groups, self._sums.tolist(), self._max.tolist(), strict=True)
+            for group, total, maximum in zip(self._layout.groups, self._sums.tolist(), self._max.tolist(), strict=True)
         )

@@ -86,7 +86,6 @@ class ConversationStore:
         self._writer = f"{own_identity()}-{secrets.token_hex(4)}"
         self._connection: sqlite3.Connection | None = None
         self._revisions: dict[str, int] = {}
-        """Newest revision that this window has seen, by conversation key."""
         self._read_version = -1
         """SQLite's `data_version` at the last read, which changes when another connection writes. -1: not read yet."""
 

@@ -69,8 +69,6 @@ class MomentTable(RowTable):
 
 
 class BlockHistoryPanel(QWidget):
-    """Widget that owns the block's history and the strip and list that show it."""
-
     def __init__(self, session: Session) -> None:
         super().__init__()
         self._session = session

@@ -66,7 +66,6 @@ def request_link(number: int) -> Link:
 
 
 def time_link(time_ns: int) -> Link:
-    """Return a link to a time in ns since 1970."""
     return Link(LinkTarget.TIME, time_ns)
 
 

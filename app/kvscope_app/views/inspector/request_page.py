@@ -174,12 +174,10 @@ def _events(history: History, events: list[LoggedEvent]) -> Iterator[Fact]:
 class _ColdBlocks(NamedTuple):
     text: str
     coldest: int
-    """Id of the coldest block."""
     coldest_share: float
 
 
 def _cold_blocks(mirror: Mirror, number: int) -> _ColdBlocks | None:
-    """Return the cold blocks of request `number`, or None if no attention was measured."""
     table = mirror.requests.blocks(number).astype(np.int64)
     units = mirror.ledger.attention[table]
     measured = np.flatnonzero(units)

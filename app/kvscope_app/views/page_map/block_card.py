@@ -21,7 +21,6 @@ _GAP: Final = 14
 _WIDTH: Final = 284
 _MAX_TEXT_CHARS: Final = 240
 _MAX_NOTES: Final = 3
-"""Maximum notes shown with the facts, such as the LoRA adapter."""
 
 
 class BlockCard(QFrame):
@@ -119,5 +118,4 @@ class BlockCard(QFrame):
 
 
 def _text_color_on(color: str) -> str:
-    """Return a dark or light text colour, whichever contrasts more with `color`."""
     return "#0d0f13" if QColor(color).lightnessF() > 0.45 else "#f4f6fa"

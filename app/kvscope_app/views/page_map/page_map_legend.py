@@ -91,7 +91,6 @@ class PageMapLegend(SwatchLegend):
 
     @property
     def more_label(self) -> str:
-        """Text that counts the entries that do not fit, or "" if all do."""
         num_hidden = len(self._placed()) - len(self.fitting) + self._num_more_owners
         return _more_text(num_hidden) if num_hidden else ""
 
@@ -122,7 +121,6 @@ class PageMapLegend(SwatchLegend):
 
     @property
     def _swatches_left(self) -> int:
-        """x coordinate of the first swatch, after the scale."""
         scale = self._mode.scale(self._shown)
         return self.scale_width(scale) if scale is not None else 0
 
@@ -157,7 +155,6 @@ def _more_text(num_hidden: int) -> str:
 
 
 def _tooltip(swatches: list[LegendSwatch]) -> str:
-    """Return a tooltip for all swatches, including those that did not fit."""
     colors = ", ".join(s.label for s in swatches if s.flash is None and not s.is_pin)
     owners = [_OWNERS_LABEL.capitalize() + "."] if any(s.label.startswith("#") for s in swatches) else []
     pins = ["Corner mark: pinned, protected from eviction."] if any(s.is_pin for s in swatches) else []

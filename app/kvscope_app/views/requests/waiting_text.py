@@ -72,7 +72,6 @@ def why_waits(mirror: Mirror, number: int) -> str:
 
 
 def _needed_blocks(mirror: Mirror, row: int) -> tuple[int, str]:
-    """Return the number of blocks that the request needs, and text on it."""
     assert mirror.hello is not None, "there is an engine"
     requests, cache = mirror.requests, mirror.hello.cache
     output = int(requests.num_output_tokens[row])

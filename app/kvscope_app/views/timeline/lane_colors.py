@@ -43,7 +43,6 @@ colour of preempted ones.
 QUEUED_PALENESS: Final = 0.35
 """Share of background in the colour of waiting requests, which hold no blocks and are drawn as a thin line."""
 STOPPED_COLOR: Final = "muted"
-"""Colour of all requests while the engine is paused or suspended."""
 STOPPED_PALENESS: Final = 0.45
 STOPPED_LABEL: Final = "engine paused or suspended"
 STOPPED_BACKGROUND_PALENESS: Final = 0.83

@@ -40,20 +40,16 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _ROW_GAP: Final = 3
 _BETWEEN_STEPS_PALENESS: Final = 0.7
-"""Share of background in the colour of request phases between steps, when steps are drawn as boxes."""
 _GAP_COLOR: Final = "warn"
 _PAUSED_COLOR: Final = "warn"
 
 
 @dataclass(slots=True)
 class ShownLanes:
-    """Data and view settings from which the lanes are drawn."""
-
     overview: SessionOverview
     lanes: RequestLanes
     span: TimeSpan
     until_ns: int
-    """Time up to which open spans are drawn."""
     first_row: int = 0
     by_arrival: bool = False
     assigned_version: int = -1
@@ -147,7 +143,6 @@ def event_times(name: str, shown: ShownLanes) -> IntArray:
 
 
 def _counts(name: str, overview: SessionOverview) -> FloatArray:
-    """Return a lane's count per second, shape (seconds,); zeros if there is no count."""
     column = TICK_LANES[name].column
     return np.nan_to_num(overview.column(column)) if column else np.zeros(len(overview))
 
@@ -237,8 +232,8 @@ def _draw_requests(
         box = pixels[begin : begin + height - round(_ROW_GAP * scale)]
         third = box.shape[0] // 3
         np.copyto(box[third : box.shape[0] - third], line, where=line != 0)
-        for part in (box[:third], box[box.shape[0] - third :]):
-            np.copyto(part, line, where=(line != 0) & (line != palette[RequestPhase.QUEUED]))
+        for edge in (box[:third], box[box.shape[0] - third :]):
+            np.copyto(edge, line, where=(line != 0) & (line != palette[RequestPhase.QUEUED]))
 
 
 def _rows_of_step_requests(steps: StepColumns, shown: ShownLanes, num_rows: int) -> IntArray:

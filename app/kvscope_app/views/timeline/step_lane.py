@@ -24,7 +24,6 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 _MIN_STEP_WIDTH_PX: Final = 1.5
 """Minimum average width of steps; narrower ones are drawn per second."""
 _MIN_GAP_WIDTH_PX: Final = 4.0
-"""Minimum width of a step that is drawn with a gap before it."""
 _MIN_PART_WIDTH_PX: Final = 5.0
 
 
@@ -47,7 +46,6 @@ def draw_steps(
     seconds: tuple[IntArray, IntArray],
     theme: Theme,
 ) -> None:
-    """Draw tokens per second, and instead the steps where these have been read."""
     prefill, decode = overview.column("prefill_tokens"), overview.column("decode_tokens")
     max_tokens = float((prefill + decode).max(initial=1.0))
     total, decoded = (lane_raster.min_and_max(values, *seconds)[1] for values in (prefill + decode, decode))

@@ -1,6 +1,6 @@
-"""Options of `simulate` and the settings that they describe, with vLLM's names where the meaning is the same.
+"""Options of `simulate`, and their conversion to settings. Names are vLLM's where the meaning is the same.
 
-Owns names and help texts. `SimulatedLimits`, `CostModel` and `GeneratorOptions` check ranges.
+Defines names and help texts. `SimulatedLimits`, `CostModel` and `GeneratorOptions` check ranges.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kvscope_telemetry.messages.telemetry import CacheInfo, Hello
 from kvscope_telemetry.messages.what_if import EXPANDED, NOT_FREED
 
 if TYPE_CHECKING:
-    from kvscope_engine.simulator.simulation import Setup
+    from kvscope_engine.simulator.simulation import SimulationSetup
     from kvscope_engine.simulator.workloads.workload import Workload
     from kvscope_telemetry.recordings.reader import Recording
 
@@ -245,10 +245,10 @@ def chosen_recording(args: argparse.Namespace) -> Recording | None:
 
 
 def chosen_preset(args: argparse.Namespace, recording: Recording | None) -> tuple[str, Preset, str]:
-    """Return the name and preset of model and device, and a note.
+    """Return the name and preset of the model and device, and a note.
 
-    They are those of the recording unless options override them. The note names what the recording lacks; empty without
-    a recording. Raises BadInput for an invalid file of costs.
+    They are those of the recording unless options override them. The note names what the recording lacks; it is ""
+    without a recording. Raises BadInput for an invalid file of costs.
     """
     name = args.model_preset or "opt-13b"
     preset = PRESETS[name]
@@ -270,7 +270,7 @@ def chosen_preset(args: argparse.Namespace, recording: Recording | None) -> tupl
 
 
 def _as_recorded(preset: Preset, hello: Hello, cost: CostModel | None) -> Preset:
-    """Return the preset with the recorded pool and lengths, and with `cost` if given."""
+    """Return the preset with the recorded pool and lengths, and with `cost` unless that is None."""
     token_bytes = recorded_token_bytes(hello.cache) or preset.cost.kv_bytes_per_token
     return Preset(
         cost=cost or dataclasses.replace(preset.cost, kv_bytes_per_token=token_bytes),
@@ -287,12 +287,12 @@ def _missing_in_recording(args: argparse.Namespace, hello: Hello, name: str, *, 
         "size of the pool": recorded_slots(hello.cache) or args.kv_memory or args.num_gpu_blocks_override,
         "max length": hello.model.max_model_len or args.max_model_len,
     }
-    words = ", ".join(word for word, is_known in known.items() if not is_known)
-    return f"not told by the recording, so {name}'s: {words} (--model-preset, --costs)" if words else ""
+    missing = ", ".join(item for item, is_known in known.items() if not is_known)
+    return f"not told by the recording, so {name}'s: {missing} (--model-preset, --costs)" if missing else ""
 
 
 def chosen_limits(args: argparse.Namespace, preset: Preset, recording: Recording | None) -> SimulatedLimits:
-    """Return the limits: given, else recorded, else default. Raises BadInput for a value outside its range."""
+    """Return the limits: from options, else recorded, else default. Raises BadInput for a value outside its range."""
     cache = CacheInfo(num_blocks=0, block_size=0) if recording is None else recording.info.hello.cache
 
     def size(given: int | None, recorded: int, default: int) -> int:
@@ -310,23 +310,25 @@ def chosen_limits(args: argparse.Namespace, preset: Preset, recording: Recording
 
 
 def chosen_cost(args: argparse.Namespace, preset: Preset) -> CostModel:
-    """Return the preset's cost model with the given overrides. Raises BadInput for a value outside its range."""
+    """Return the preset's cost model with the options that override it. Raises BadInput for a value outside its
+    range.
+    """
     names = [field.name for field in dataclasses.fields(CostModel) if field.name != "step_overhead_s"]
-    given = {name: float(value) for name in names if (value := getattr(args, name)) is not None}
+    overrides = {name: float(value) for name in names if (value := getattr(args, name)) is not None}
     if args.step_overhead_ms is not None:
-        given["step_overhead_s"] = args.step_overhead_ms / 1000
-    return dataclasses.replace(preset.cost, **given)
+        overrides["step_overhead_s"] = args.step_overhead_ms / 1000
+    return dataclasses.replace(preset.cost, **overrides)
 
 
 def chosen_paging(args: argparse.Namespace, preset: Preset, layout: KVLayout | None) -> Paging:
-    """Return how memory is divided into pages. Raises BadInput for a value outside its range."""
+    """Return the division of memory into pages. Raises BadInput for a value outside its range."""
     known = preset.num_layers if layout is None else max(1, layout.num_layers)
     num_layers = known if args.num_layers is None else args.num_layers
     return Paging(num_layers) if args.page_size is None else Paging(num_layers, args.page_size)
 
 
 def chosen_tiers(args: argparse.Namespace, cache: CacheInfo | None) -> Tiers:
-    """Return the lower tiers: given, else recorded.
+    """Return the lower tiers: from options, else recorded.
 
     Raises BadInput for sizes out of range, and if no selected allocator supports lower tiers.
     """
@@ -350,17 +352,17 @@ def chosen_setups(
     cost: CostModel,
     workload: Workload,
     recording: Recording | None,
-) -> list[Setup]:
-    """Return one setup per run: the allocators, then the what-if questions.
+) -> list[SimulationSetup]:
+    """Return one setup per run: one per allocator, then one per what-if scenario.
 
-    Raises BadInput for questions that do not apply.
+    Raises BadInput for scenarios that do not apply to the model.
     """
-    from kvscope_engine.simulator.simulation import Setup
+    from kvscope_engine.simulator.simulation import SimulationSetup
 
     cache = None if recording is None else recording.info.hello.cache
     layout = _chosen_layout(args, limits, cache)
     setups = [
-        Setup(
+        SimulationSetup(
             workload,
             limits,
             cost,
@@ -382,10 +384,10 @@ def chosen_setups(
     if checkpoints is None and args.model is None and cache is not None and cache.num_states:
         checkpoints = max(0, cache.num_states - 1 - cache.max_num_seqs)
     if blocks is not None:
-        kv_bytes = float(blocks * Setup(workload, limits, cost, "paged", layout=layout).block_bytes)
+        kv_bytes = float(blocks * SimulationSetup(workload, limits, cost, "paged", layout=layout).block_bytes)
     else:
-        of_preset = preset.num_slots * preset.cost.kv_bytes_per_token
-        kv_bytes = args.kv_memory or (0 if cache is None else recorded_pool_bytes(cache)) or of_preset
+        preset_bytes = preset.num_slots * preset.cost.kv_bytes_per_token
+        kv_bytes = args.kv_memory or (0 if cache is None else recorded_pool_bytes(cache)) or preset_bytes
     return [setup.sized(kv_bytes, checkpoints, for_blocks=blocks is not None) for setup in setups]
 
 
@@ -402,13 +404,13 @@ def _chosen_layout(args: argparse.Namespace, limits: SimulatedLimits, cache: Cac
 
 
 def _questions(args: argparse.Namespace, layout: KVLayout | None) -> list[str]:
-    """Return the what-if questions. Raises BadInput for those that do not apply to the model."""
-    given = {
+    """Return the what-if scenarios. Raises BadInput for those that do not apply to the model."""
+    obstacles = {
         "without_freeing": "" if layout is not None and layout.has_windows else "no layer has a window or chunks",
         "mla_expanded": "no layer holds latents" if layout is None else layout.why_not_expanded,
         "state_checkpoints": "" if layout is not None and layout.state_bytes else "no layer keeps a state",
     }
-    for name, why in given.items():
+    for name, why in obstacles.items():
         if why and getattr(args, name) not in (None, False):
             known = "" if layout is not None else ": give --model, or a recording that names its KV groups"
             raise BadInput(f"--{name.replace('_', '-')} is not accepted, as {why}{known}")
@@ -416,7 +418,7 @@ def _questions(args: argparse.Namespace, layout: KVLayout | None) -> list[str]:
 
 
 def chosen_workload(args: argparse.Namespace, max_model_len: int) -> Workload:
-    """Read or generate the workload. Raises BadInput if that is impossible."""
+    """Read or generate the workload. Raises BadInput if that fails."""
     from kvscope_engine.simulator.workloads.azure import read_azure
     from kvscope_engine.simulator.workloads.generators import generate
     from kvscope_engine.simulator.workloads.mooncake import read_mooncake
@@ -454,7 +456,9 @@ def _generator_options(args: argparse.Namespace) -> GeneratorOptions:
 
 
 def recording_paths(args: argparse.Namespace, labels: Sequence[str]) -> list[Path]:
-    """Return the recording path of each run, in order; empty without `--record`. Raises BadInput for a path in use."""
+    """Return the recording path of each run, in order; empty without `--record`. Raises BadInput for a path that is in
+    use.
+    """
     if args.record is None:
         return []
     from kvscope_telemetry.recordings.mcap_file import check_path

@@ -1,6 +1,6 @@
-"""Reads lines of JSON and answers them.
+"""Reads JSON lines and answers them. Defines the format of a line.
 
-Owns the format of a line; an invalid line changes nothing and is answered with a complaint.
+An invalid line changes nothing and is answered with a complaint.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Conversation:
         self._comparison: PolicyComparison | None = None
 
     def reply(self, line: bytes) -> WhatIfAnswer | None:
-        """Return the answer to a `now` line, or None for a `setup` line.
+        """Return the answer to a `now` line; None for a `setup` line.
 
         Raises BadInput for an invalid line, or a `now` line before the first setup.
         """
@@ -64,7 +64,7 @@ def converse(requests: BinaryIO, output: BinaryIO) -> None:
 
 
 def _lines(requests: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of input. A line longer than `MAX_LINE_BYTES` is cut to one byte more than that."""
+    """Yield the input's lines. A line longer than `MAX_LINE_BYTES` is truncated to one byte more than that."""
     while line := requests.readline(MAX_LINE_BYTES + 1):
         rest = line
         while rest and not rest.endswith(b"\n"):

@@ -250,7 +250,6 @@ class CellRaster:
         ]
 
     def _scatter(self, tiles: Pixels, tops: npt.NDArray[np.int64], lefts: npt.NDArray[np.int64]) -> None:
-        """Write tiles of shape (n, pitch, pitch) at their positions, clipped at the window's edges."""
         height, width = self._pixels.shape
         index = np.arange(self._shape.pitch)
         ys, xs = tops[:, None] + index, lefts[:, None] + index
@@ -330,7 +329,6 @@ class _Axis:
 
     @property
     def window(self) -> slice:
-        """Pixels that show cells."""
         return slice(self.first_pixel, self.first_pixel + len(self.cells))
 
 

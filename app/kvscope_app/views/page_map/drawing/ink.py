@@ -40,9 +40,7 @@ class Ink:
         self.outline: int = pixel(theme.selection)
         self.mark: int = pixel(theme.selection)
         self.empty_outline: int = pixel(theme.block_free)
-        """Outline colour of a block without memory."""
         self.glyphs = {kind: pixel(sign_color(kind, theme)) for kind in MOVES}
-        """Glyph colour for each kind of move."""
         colors = mode.key_colors(theme)
         self.solid: Pixels = _table(colors, theme)
         """Pixels of filled slots, indexed by [coverage, flash level, rank]."""
@@ -62,7 +60,6 @@ def pixel(color: str) -> int:
 
 
 def sign_color(kind: FlashKind, theme: Theme) -> str:
-    """Return the colour of the glyph on a flash of `kind`."""
     return readable_on(str(getattr(theme, f"flash_{kind.name.lower()}")), theme)
 
 

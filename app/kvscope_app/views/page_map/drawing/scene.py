@@ -55,7 +55,6 @@ class Scene:
         self._full_heading_height = 0
         self._last_used: npt.NDArray[np.uint32] | None = None
         self._aged_step = 0
-        """Step whose ages are drawn."""
 
     @property
     def height(self) -> int:
@@ -68,7 +67,7 @@ class Scene:
     @property
     def is_fading(self) -> bool:
         """Whether some flashes have not ended, so that `fade` must be called."""
-        return self._flashes.active
+        return self._flashes.is_active
 
     def set_ledger(self, ledger: Ledger, block_size: int, step: int, sizes: tuple[int, ...] = ()) -> Span:
         """Switch to `ledger`. The camera stays if the number of blocks and the sections stay the same.
@@ -91,7 +90,6 @@ class Scene:
 
     @property
     def heading_height(self) -> int:
-        """Height of each section's heading in pixels; 0 if there are no headings."""
         return heading_height(len(self._sizes), self.height, self._full_heading_height)
 
     def resize(self, width: int, height: int, heading: int = 0) -> Span:
@@ -142,7 +140,6 @@ class Scene:
         return self._draw_lit(self._flashes.move(kind, ids[ids < self.grid.num_blocks], now_ns))
 
     def fade(self, now_ns: int) -> Span:
-        """Draw the flashes that dropped to a lower level by `now_ns`."""
         return self._draw_lit(self._flashes.fade(now_ns))
 
     def set_last_used(self, last_used: npt.NDArray[np.uint32]) -> None:
@@ -177,7 +174,6 @@ class Scene:
         return self._set_camera(self._with_slim_headings(camera, py))
 
     def pan(self, dx: float, dy: float) -> Span:
-        """Move the grid by (dx, dy) pixels, at most to its edges."""
         return self._set_camera(Camera(self.camera.pitch, self.camera.x + dx, self.camera.y + dy))
 
     def reveal(self, block: int) -> Span:
@@ -283,8 +279,6 @@ def heading_height(num_sections: int, height: int, full_height: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Sections to fit into a window, and the height of their headings in pixels."""
-
     sizes: tuple[int, ...]
     heading: int
 
@@ -305,7 +299,6 @@ class _Shape:
 
 
 def gap_rows(heading: int, pitch: float) -> int:
-    """Return the number of rows of height `pitch` that a heading needs."""
     return math.ceil(heading / pitch)
 
 
