@@ -96,6 +96,5 @@ def _text(text: str) -> str:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Register the directive. Sphinx calls this."""
     app.add_directive("command-reference", CommandReference)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -45,7 +45,6 @@ EXPORT_ARGUMENTS: Final = {
     "what-if.png": ("--view", "what-if", "--at", "24", "--size", "960x450"),
     "page-map.webp": ("--to", "video", "--view", "page-map", "--speed", "4", "--fps", "8", "--size", "760x400"),
 }
-"""Arguments of `kvscope export sample` for each picture."""
 PREFIX, OTHER, THIRD = 0, 1, 2
 EVICTION_REQUESTS: Final = (
     (0, 512, 16, (PREFIX,)),
@@ -83,7 +82,6 @@ ENGINE_OPTIONS: Final = (
 WINDOW_SIZE: Final = (1440, 900)
 SCREEN: Final = {"name": "screen", "x": 0, "y": 0, "width": 1920, "height": 1080, "dpr": 1, "logicalDpi": 96}
 LOAD_DURATION_S: Final = 40.0
-"""Seconds under load before the picture of the window is taken."""
 TIMEOUT_S: Final = 600.0
 
 

@@ -131,7 +131,6 @@ class EngineComponents:
     work: ModelWork | None
     """Cost model for the FLOPs and bytes of a step; None if they are not reported."""
     modules: tuple[ModuleBytes, ...]
-    """Bytes of the weights by part of the model."""
     lora: LoraAdapters | None
     """LoRA adapters; None if LoRA is disabled."""
     register: GpuRegister
@@ -341,8 +340,6 @@ class _ReadyModel:
 
 @dataclass(frozen=True, slots=True)
 class _Cache:
-    """The block pool, the storage of its blocks, and the movers to lower tiers."""
-
     storage: KVStorage
     pool: BlockPool
     mover: BlockMover | None
@@ -391,7 +388,6 @@ def _notes_at_start(
     states: StateStorage | None,
     allocator_notes: list[str],
 ) -> list[str]:
-    """Return the deviations from `config` that are known before the runner is built, one line each."""
     streamed = streamed_weights(loaded.module)
     return [
         *loaded.notes,

@@ -93,7 +93,6 @@ def _digest(keys: memoryview, values: memoryview) -> bytes:
 
 
 def recorded_request(request: Request, epoch: int) -> RecordedText:
-    """Convert a finished request to its form in a recording with texts."""
     sampling = request.sampling
     options = {name: getattr(sampling, name) for name in SamplingParams.__struct_fields__}
     return RecordedText(

@@ -46,7 +46,6 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_machine() -> list[Check]:
-    """Return all checks, in the order in which they are printed."""
     checks: tuple[Callable[[], Check], ...] = (
         _python,
         _memory,
@@ -107,7 +106,6 @@ def _torch() -> Check:
 
 
 def _gpu_trouble() -> str:
-    """Return why the machine's GPU cannot be used; "" if it can, or there is none."""
     from kvscope_engine.model.platforms.device import unsupported_gpu_reason, unused_gpu
 
     torch = importlib.import_module("torch")

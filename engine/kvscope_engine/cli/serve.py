@@ -110,7 +110,6 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve the engine that the options describe. Returns the exit code."""
     config = engine_config(args)
     if (code := run_as_follower(config)) is not None:
         return code

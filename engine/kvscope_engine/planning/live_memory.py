@@ -45,7 +45,6 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return round(sum(self.peak.values()))
 
     def reset_peak(self) -> None:
-        """Restart the peak from the bytes that are live now."""
         self.peak = self.live_bytes
 
     def assign(self, kind: str, tensors: Iterable[torch.Tensor]) -> None:

@@ -38,7 +38,6 @@ activations.
 GPU_SIZES_GIB: Final = (8, 12, 16, 24, 32, 40, 48, 80, 96, 141, 192)
 GIB: Final = 1 << 30
 MIN_GAIN: Final = 1.02
-"""Minimum factor by which a change must improve a plan in order to be suggested."""
 BUS_BYTES_A_SECOND: Final = 25e9
 """Practical bandwidth of PCIe 4.0 x16 in bytes/s."""
 DEFAULT_LENGTHS: Final = (1024, 4096, 16384)

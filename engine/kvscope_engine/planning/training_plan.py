@@ -53,7 +53,6 @@ class TrainingQuestion:
     """
     optimizer: str = "adamw"
     checkpointing: bool = False
-    """Whether gradient checkpointing is used."""
     zero: int = 0
     """ZeRO stage, 0 to 3; 0: not used."""
     data_parallel: int = 1

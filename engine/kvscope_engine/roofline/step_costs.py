@@ -65,7 +65,6 @@ class ModelWork:
     """Bytes of weights that each step transfers from host memory."""
 
     def work_of_plan(self, plan: StepPlan) -> Work:
-        """Return the work of a step, without its timings."""
         if not plan.scheduled:
             return Work()
         _, starts, counts, samples, drafts = zip(

@@ -71,13 +71,12 @@ class Allowance:
         self._change_usage(client, self._usage[client], -count, -num_bytes)
 
     def move(self, previous: Hashable, client: Hashable) -> None:
-        """Move the counts of `before` to `client`, even if their sum exceeds a bound."""
+        """Move the counts of `previous` to `client`, even if their sum exceeds a bound."""
         count, num_bytes = self._usage.pop(previous, (0, 0))
         self._total = (self._total[0] - count, self._total[1] - num_bytes)
         self._change_usage(client, self.usage(client), count, num_bytes)
 
     def usage(self, client: Hashable) -> tuple[int, int]:
-        """Return the count and bytes of one client."""
         return self._usage.get(client, (0, 0))
 
     @property

@@ -56,8 +56,6 @@ class _RetainedReply:
 
 @dataclass(slots=True)
 class ClientSession:
-    """State of one client across its connections."""
-
     token: str
     owner: str
     """Public key with which the session was opened."""
@@ -72,8 +70,6 @@ class ClientSession:
 
 
 class ClientSessions:
-    """All sessions, by token and by current or last connection."""
-
     def __init__(self) -> None:
         self._by_token: dict[str, ClientSession] = {}
         self._by_client: dict[bytes, ClientSession] = {}
@@ -81,7 +77,6 @@ class ClientSessions:
 
     @property
     def any_away(self) -> bool:
-        """Whether a disconnected client may still return."""
         return any(s.away_since_s is not None and not s.is_expired for s in self._by_client.values())
 
     def connect(self, client: bytes, token: str, owner: str) -> bytes | None:
@@ -247,8 +242,6 @@ def _away_s(session: ClientSession, now_s: float) -> float:
 
 @dataclass(slots=True)
 class OpenRequest:
-    """An accepted request with unfinished completions."""
-
     client: bytes
     on_behalf_of: str
     """For whom the client acts, as in `Submit.client`; "" for itself."""
@@ -332,7 +325,6 @@ class OpenRequests:
         return request is not None and request.client == client
 
     def move(self, previous: bytes, client: bytes) -> None:
-        """Move a client's requests to its new connection."""
         ids = self._ids_by_client.pop(previous, {})
         for request_id in ids:
             self._requests[request_id].client = client

@@ -11,8 +11,6 @@ from kvscope_telemetry.ledger import BlockState
 
 
 class GroupUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Blocks of one KV group that requests held, over all steps."""
-
     kind: str
     window: int
     """Window in tokens; 0: no window."""

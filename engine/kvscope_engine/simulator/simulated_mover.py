@@ -42,8 +42,6 @@ class MoveTotals:
 
 
 class SimulatedMover:
-    """Simulates moves of blocks of `block_bytes` at the rates of `cost`."""
-
     failure: Final = ""
     """Always empty: the simulated disk never fails."""
 

@@ -83,7 +83,6 @@ class SimulationSetup:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of the keys and values of a block of the pool."""
         if self.block_layout is not None:
             return self.block_layout.block_bytes(self.limits.block_size)
         return round(self.cost.kv_bytes_per_token * self.limits.block_size)
@@ -127,7 +126,6 @@ class SimulationSetup:
 
     @property
     def state_copy_seconds(self) -> float:
-        """Seconds to copy a recurrent state to host memory or back."""
         return self._state_bytes / self.cost.host_bandwidth
 
     @property
@@ -144,8 +142,7 @@ class StepObserver(Protocol):
         `waited_ns`: time that the step waited for lower tiers before its forward pass.
         """
 
-    def end(self) -> None:
-        """Called once the last request has ended."""
+    def end(self) -> None: ...
 
 
 class Simulation:
@@ -216,7 +213,6 @@ class Simulation:
         self._observer: StepObserver | None = None
 
     def observe(self, observer: StepObserver) -> None:
-        """Notify `observer` of each following step."""
         self._observer = observer
 
     @property

@@ -38,12 +38,10 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     num_refused: int
     """Number of requests that could not run even alone. All other numbers of this report exclude them."""
     first_refusal: str
-    """Reason of the first refusal; "" if there was none."""
     num_steps: int
     num_steps_under_load: int
     simulated_s: float
     memory: MemoryShares | None
-    """Effective memory use, as `memory_use` defines it."""
     mean_batch: float | None
     """Mean number of requests per step, over all steps."""
     mean_batch_under_load: float | None
@@ -73,15 +71,12 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     tiers: TierUse | None
     """Use of lower tiers; None without lower tiers, which only `paged` supports."""
     ttft_s: Percentiles | None
-    """Time from a request's arrival to its first token."""
     latency_s: Percentiles | None
-    """Time from a request's arrival to its last token."""
     normalized_latency_s: Percentiles | None
     """Latency divided by the number of output tokens."""
 
 
 def report(simulation: Simulation) -> SimulationReport:
-    """Return the report of a run that has ended."""
     tally, seconds = simulation.tally, simulation.now_ns / 1e9
     samples, states = tally.memory.num_samples, simulation.states
     return SimulationReport(

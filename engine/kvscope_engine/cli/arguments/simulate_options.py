@@ -42,7 +42,6 @@ WORKLOADS: Final = (
     f" or one of {', '.join(GENERATORS)}"
 )
 SUFFIXES: Final = (".mcap", ".jsonl", ".csv")
-"""Suffixes of workload files: recordings, Mooncake traces and Azure traces."""
 GENERATOR_ONLY: Final = ("rate", "arrivals", "shared_prefix", "num_prefixes", "seed")
 DEFAULT_REQUESTS: Final = 1000
 
@@ -270,7 +269,6 @@ def chosen_preset(args: argparse.Namespace, recording: Recording | None) -> tupl
 
 
 def _as_recorded(preset: Preset, hello: Hello, cost: CostModel | None) -> Preset:
-    """Return the preset with the recorded pool and lengths, and with `cost` unless that is None."""
     token_bytes = recorded_token_bytes(hello.cache) or preset.cost.kv_bytes_per_token
     return Preset(
         cost=cost or dataclasses.replace(preset.cost, kv_bytes_per_token=token_bytes),
@@ -321,7 +319,6 @@ def chosen_cost(args: argparse.Namespace, preset: Preset) -> CostModel:
 
 
 def chosen_paging(args: argparse.Namespace, preset: Preset, layout: KVLayout | None) -> Paging:
-    """Return the division of memory into pages. Raises BadInput for a value outside its range."""
     known = preset.num_layers if layout is None else max(1, layout.num_layers)
     num_layers = known if args.num_layers is None else args.num_layers
     return Paging(num_layers) if args.page_size is None else Paging(num_layers, args.page_size)
@@ -392,7 +389,6 @@ def chosen_setups(
 
 
 def _chosen_layout(args: argparse.Namespace, limits: SimulatedLimits, cache: CacheInfo | None) -> KVLayout | None:
-    """Return the KV groups and states; None for a single group of all layers."""
     if args.model is not None:
         from kvscope_engine.cli.lazy_engine import quick_imports
 
@@ -404,7 +400,6 @@ def _chosen_layout(args: argparse.Namespace, limits: SimulatedLimits, cache: Cac
 
 
 def _questions(args: argparse.Namespace, layout: KVLayout | None) -> list[str]:
-    """Return the what-if scenarios. Raises BadInput for those that do not apply to the model."""
     obstacles = {
         "without_freeing": "" if layout is not None and layout.has_windows else "no layer has a window or chunks",
         "mla_expanded": "no layer holds latents" if layout is None else layout.why_not_expanded,
@@ -418,7 +413,6 @@ def _questions(args: argparse.Namespace, layout: KVLayout | None) -> list[str]:
 
 
 def chosen_workload(args: argparse.Namespace, max_model_len: int) -> Workload:
-    """Read or generate the workload. Raises BadInput if that fails."""
     from kvscope_engine.simulator.workloads.azure import read_azure
     from kvscope_engine.simulator.workloads.generators import generate
     from kvscope_engine.simulator.workloads.mooncake import read_mooncake

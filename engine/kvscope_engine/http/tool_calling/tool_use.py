@@ -97,7 +97,6 @@ def tool_use(body: ChatBody, tokenizer: Tokenizer | None, parser: str) -> ToolUs
 
 
 def check_tool_choice(body: ChatBody) -> None:
-    """Raise ApiError for an invalid choice, or one that names none of the tools."""
     choice = body.tool_choice
     if isinstance(choice, str) and choice not in ("none", "auto", "required"):
         raise ApiError(400, f"tool_choice={choice!r:.60} is not accepted: {CHOICES}", param="tool_choice")

@@ -37,7 +37,6 @@ class CostFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def save_costs(path: Path, costs: CostFile) -> None:
-    """Write the file. Raises KvscopeError on failure."""
     try:
         write_whole(path, msgspec.json.format(msgspec.json.encode(costs), indent=2) + b"\n")
     except OSError as error:
@@ -45,7 +44,6 @@ def save_costs(path: Path, costs: CostFile) -> None:
 
 
 def load_costs(path: Path) -> CostFile:
-    """Read the file. Raises BadInput if the file does not exist or is invalid."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)

@@ -23,7 +23,6 @@ class CostModel:
     """Costs of a model on a device. Raises BadInput for a value out of range."""
 
     weight_bytes: float
-    """Bytes of weights read in each step."""
     kv_bytes_per_token: float
     """Bytes of keys and values per token, over all layers."""
     flops_per_token: float

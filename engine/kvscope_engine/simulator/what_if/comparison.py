@@ -23,7 +23,6 @@ class PolicyComparison:
 
     @property
     def shadows(self) -> list[Shadow]:
-        """Shadows of the allocators that can manage this memory."""
         return [shadow for _, shadow in self._shadows if isinstance(shadow, Shadow)]
 
     def update(self, now: Sequence[Running]) -> WhatIfAnswer:

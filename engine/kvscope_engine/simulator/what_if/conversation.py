@@ -17,8 +17,6 @@ from kvscope_telemetry.messages.what_if import MAX_LINE_BYTES, Complaint, Runnin
 
 
 class _Conversation:
-    """State of a conversation: the comparison that was set up."""
-
     def __init__(self) -> None:
         self._decoder = msgspec.json.Decoder(WhatIfLine)
         self._comparison: PolicyComparison | None = None

@@ -29,7 +29,6 @@ class BlockGroup:
     num_tokens: int
     """Tokens per block; 0: a request has one block, whatever its length (recurrent states)."""
     rule: GroupRule = _EVERYTHING
-    """Rule for which blocks are freed."""
     readers: tuple[tuple[float, GroupRule], ...] = ((1.0, _EVERYTHING),)
     """Shares of the group's bytes, and for each the rule for which tokens are read."""
 
@@ -68,8 +67,6 @@ class PoolLayout:
 
 @dataclass(frozen=True, slots=True)
 class _PublishedGroup:
-    """A KV group as the engine publishes it."""
-
     block_size: int
     block_bytes: int
     rule: GroupRule

@@ -143,7 +143,6 @@ class Shadow:
         self._placed[running.number] = parts
 
     def _lengthen(self, parts: Sequence[Request], running: Running) -> bool:
-        """Allocate blocks for the request's tokens in each pool. Returns False if a pool has too few."""
         for part in parts:
             set_output_length(part, running)
         return all(
