@@ -414,8 +414,8 @@ def _with_expert_types(launch: Launch, dtype: str) -> Launch:
         **dict.fromkeys(("x", "weight", "bias", "shares", "parts", "out"), f"*{dtype}"),
         **_EXPERT_TYPES,
     }
-    known = {name: plain[name] for name in launch.arguments if name in plain}
-    return replace(launch, arguments={**launch.arguments, **known})
+    known_types = {name: plain[name] for name in launch.arguments if name in plain}
+    return replace(launch, arguments={**launch.arguments, **known_types})
 
 
 def latent_case(

@@ -112,7 +112,9 @@ def _environment(recorded: Hello, replayed: Hello) -> str:
         ("the software", recorded.device.software, replayed.device.software),
         ("kvscope", recorded.engine_version, replayed.engine_version),
     )
-    return "; ".join(f"{what} was {before!r}, and is {after!r}" for what, before, after in pairs if before != after)
+    return "; ".join(
+        f"{component} was {before!r}, and is {after!r}" for component, before, after in pairs if before != after
+    )
 
 
 class Moment(NamedTuple):
@@ -181,9 +183,9 @@ class RunDigests:
             if key is not None and any(digests):  # all zeros: no digest is known
                 self.blocks[key].setdefault(digests, Moment(message.step, 0, request, block))
         sampled = np.frombuffer(message.sampled_number, "<u4").tolist()
-        places = np.frombuffer(message.sampled_place, "<u4").tolist()
+        token_indices = np.frombuffer(message.sampled_place, "<u4").tolist()
         sums = np.frombuffer(message.logit_sums, "<u8").tolist()
-        for request, num_generated, total in zip(sampled, places, sums, strict=True):
+        for request, num_generated, total in zip(sampled, token_indices, sums, strict=True):
             text = texts.get(request)
             if text is not None and (key := text.key(text.num_prompt_tokens + num_generated)) is not None:
                 self.logits[key].setdefault(total, Moment(message.step, message.num_layers, request, num_generated))
@@ -335,8 +337,10 @@ def _compare_logits(recorded: RunDigests, replayed: RunDigests) -> tuple[int, in
 
 def _first_layer(digests: bytes, other: bytes) -> int | None:
     """Return the lowest layer with different digests, or None. A digest of 0 means unknown."""
-    both = np.frombuffer(digests, "<u8"), np.frombuffer(other, "<u8")
-    differing_layers = np.flatnonzero((both[0] != both[1]) & (both[0] != 0) & (both[1] != 0))
+    digest_arrays = np.frombuffer(digests, "<u8"), np.frombuffer(other, "<u8")
+    differing_layers = np.flatnonzero(
+        (digest_arrays[0] != digest_arrays[1]) & (digest_arrays[0] != 0) & (digest_arrays[1] != 0)
+    )
     return int(differing_layers[0]) if len(differing_layers) else None
 
 

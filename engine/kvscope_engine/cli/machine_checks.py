@@ -121,7 +121,7 @@ def _triton() -> Check:
 def _attention() -> Check:
     from kvscope_kernels.third_party_attention.library_choice import installed
 
-    libraries = "; ".join(f"{name}: {what}" for name, what in installed().items())
+    libraries = "; ".join(f"{name}: {version_text}" for name, version_text in installed().items())
     return Check(name="attention", ok=True, detail=f"kvscope's own kernels; for prompts on a GPU also {libraries}")
 
 

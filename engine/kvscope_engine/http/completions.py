@@ -384,8 +384,8 @@ class Generation:
 
     async def collect(self) -> ChoiceReplies:
         replies: ChoiceReplies = []
-        while more := await self.next():
-            replies += more
+        while new_replies := await self.next():
+            replies += new_replies
         return replies
 
     @property

@@ -199,8 +199,8 @@ class EngineClient:
 
     def _fail_all(self, refusal: str) -> None:
         self.status, self.refusal = None, refusal
-        lost, self._open = self._open, {}
-        for request_id, request in lost.items():
+        lost_requests, self._open = self._open, {}
+        for request_id, request in lost_requests.items():
             request.inbox.push(request.prompt, _error_reply(request_id, CONNECTION_LOST), 0)
         self._fail_queries()
 

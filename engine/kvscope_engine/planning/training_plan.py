@@ -176,12 +176,12 @@ def measured_step(skeleton: Skeleton, question: TrainingQuestion) -> TrainingPla
         peaks["optimizer"] = memory.peak
     gathered = {name: 0 if name == "optimizer" else _gathered_bytes(skeleton, question) for name in peaks}
     worst = max(peaks, key=lambda name: sum(peaks[name].values()) + gathered[name])
-    held = memory.live_bytes
+    final_bytes = memory.live_bytes
     return TrainingPlan(
         question=question,
-        weights=round(held[WEIGHTS]),
+        weights=round(final_bytes[WEIGHTS]),
         gradients=round(gradients),
-        optimizer=round(held[OPTIMIZER]),
+        optimizer=round(final_bytes[OPTIMIZER]),
         activations=round(retained),
         worst=worst,
         at_worst={kind: round(size) for kind, size in peaks[worst].items()},

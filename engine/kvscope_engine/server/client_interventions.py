@@ -72,9 +72,9 @@ class ClientInterventions:
         return self._pins.clients
 
     def execute(self, client: bytes, command: Intervention) -> Reply:
-        what = self._carry_out(client, command)
+        outcome = self._carry_out(client, command)
         self._publish()
-        return Done(tag=command.tag, what=what)
+        return Done(tag=command.tag, what=outcome)
 
     def step(self, client: bytes, command: Control) -> Reply | None:
         """Queue single steps of a paused engine. Returns None if the reply follows after the steps."""
@@ -247,10 +247,10 @@ class SingleSteps:
 
     def _answer(self, request: _StepRequest, step: int, why: str = "") -> None:
         if request.num_run > 1:
-            what = f"steps {step - request.num_run + 1} to {step} ran"
+            outcome = f"steps {step - request.num_run + 1} to {step} ran"
         else:
-            what = f"step {step} ran" if request.num_run else "no step ran"
-        self._reply(request.client, Done(tag=request.tag, what=f"{what}: {why}" if why else what))
+            outcome = f"step {step} ran" if request.num_run else "no step ran"
+        self._reply(request.client, Done(tag=request.tag, what=f"{outcome}: {why}" if why else outcome))
 
 
 @dataclass(slots=True)

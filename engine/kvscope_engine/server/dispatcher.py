@@ -348,7 +348,9 @@ class PendingSubmits:
         on_prepared: Callable[[bytes, Prepared], None],
         limits: ServiceLimits,
     ) -> None:
-        self._preparation = Preparation(token_ids_of, has_grammar, lambda done: on_prepared(done.client, done), limits)
+        self._preparation = Preparation(
+            token_ids_of, has_grammar, lambda prepared: on_prepared(prepared.client, prepared), limits
+        )
         self._pending: dict[str, Prepared] = {}
 
     def __contains__(self, request_id: str) -> bool:

@@ -141,18 +141,18 @@ class ClientSessions:
         Unknown requests are answered with their last messages.
         """
         session = self._by_client.get(client)
-        wanted = {awaited_request.request_id: awaited_request for awaited_request in awaited}
+        awaited_by_id = {awaited_request.request_id: awaited_request for awaited_request in awaited}
         known_ids: set[str] = set()
         replies: list[SessionReply] = []
         counted: set[tuple[str, int]] = set()
         for retained in session.replies if session is not None else ():
-            awaited_request = wanted.get(retained.reply.request_id)
+            awaited_request = awaited_by_id.get(retained.reply.request_id)
             if awaited_request is not None:
                 known_ids.add(awaited_request.request_id)
                 replies += _replies_if_missed(awaited_request, retained, counted)
         open_ids = {request_id for request_id, _ in session.counts} if session is not None else set()
-        for request_id in wanted.keys() - known_ids - open_ids:
-            replies += _final_messages(wanted[request_id])
+        for request_id in awaited_by_id.keys() - known_ids - open_ids:
+            replies += _final_messages(awaited_by_id[request_id])
         return replies
 
     def _evict_sessions(self) -> None:
@@ -208,24 +208,24 @@ def _replies_if_missed(
         if not awaited_request.heard:
             yield reply
         return
-    heard = awaited_request.heard[reply.index] if reply.index < len(awaited_request.heard) else 0
-    if heard == ENDED:
+    num_received = awaited_request.heard[reply.index] if reply.index < len(awaited_request.heard) else 0
+    if num_received == ENDED:
         return
     if isinstance(reply, Finished):
         yield reply
         return
     key = (reply.request_id, reply.index)
-    missed = 0 if key in counted else max(0, retained.number - heard)
+    missed = 0 if key in counted else max(0, retained.number - num_received)
     counted.add(key)
-    if retained.number >= heard:
+    if retained.number >= num_received:
         yield msgspec.structs.replace(reply, num_missed=missed) if missed else reply
 
 
 def _final_messages(awaited_request: Awaited) -> Iterator[SessionReply]:
     if not awaited_request.heard:
         yield Refused(request_id=awaited_request.request_id, reason=NEVER_RECEIVED)
-    for index, heard in enumerate(awaited_request.heard):
-        if heard != ENDED:
+    for index, num_received in enumerate(awaited_request.heard):
+        if num_received != ENDED:
             yield Finished(
                 request_id=awaited_request.request_id,
                 index=index,

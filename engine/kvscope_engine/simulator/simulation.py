@@ -100,12 +100,16 @@ class SimulationSetup:
         if self.layout is None or not self.layout.state_bytes:
             return replace(self, limits=limits.with_num_blocks(int(kv_bytes) // max(1, self.block_bytes)))
         for_prefixes = limits.max_num_seqs if state_checkpoints is None else state_checkpoints
-        wanted, longest = limits.max_num_seqs + for_prefixes, -(-limits.max_model_len // limits.block_size)
+        num_slots_wanted, longest = limits.max_num_seqs + for_prefixes, -(-limits.max_model_len // limits.block_size)
         if for_blocks:
             return replace(
-                self, limits=limits.with_num_blocks(int(kv_bytes) // max(1, self.block_bytes)), num_states=wanted + 1
+                self,
+                limits=limits.with_num_blocks(int(kv_bytes) // max(1, self.block_bytes)),
+                num_states=num_slots_wanted + 1,
             )
-        slots, blocks = slots_and_blocks(int(kv_bytes), self.block_bytes, self.layout.state_bytes, wanted, longest)
+        slots, blocks = slots_and_blocks(
+            int(kv_bytes), self.block_bytes, self.layout.state_bytes, num_slots_wanted, longest
+        )
         return replace(self, limits=limits.with_num_blocks(blocks), num_states=slots)
 
     @property

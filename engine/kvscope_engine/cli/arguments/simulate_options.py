@@ -279,13 +279,13 @@ def _as_recorded(preset: Preset, hello: Hello, cost: CostModel | None) -> Preset
 
 
 def _missing_in_recording(args: argparse.Namespace, hello: Hello, name: str, *, has_speeds: bool) -> str:
-    known = {
+    availability = {
         "weights and speeds": has_speeds,
         "bytes a token": recorded_token_bytes(hello.cache) or args.model or args.kv_bytes_per_token is not None,
         "size of the pool": recorded_slots(hello.cache) or args.kv_memory or args.num_gpu_blocks_override,
         "max length": hello.model.max_model_len or args.max_model_len,
     }
-    missing = ", ".join(item for item, is_known in known.items() if not is_known)
+    missing = ", ".join(item for item, is_known in availability.items() if not is_known)
     return f"not told by the recording, so {name}'s: {missing} (--model-preset, --costs)" if missing else ""
 
 
@@ -293,8 +293,8 @@ def chosen_limits(args: argparse.Namespace, preset: Preset, recording: Recording
     """Return the limits: from options, else recorded, else default. Raises BadInput for a value outside its range."""
     cache = CacheInfo(num_blocks=0, block_size=0) if recording is None else recording.info.hello.cache
 
-    def size(given: int | None, recorded: int, default: int) -> int:
-        return given if given is not None else recorded or default
+    def size(option: int | None, recorded: int, default: int) -> int:
+        return option if option is not None else recorded or default
 
     block_size = size(args.block_size, cache.block_size, 16)
     return SimulatedLimits(
@@ -319,8 +319,8 @@ def chosen_cost(args: argparse.Namespace, preset: Preset) -> CostModel:
 
 
 def chosen_paging(args: argparse.Namespace, preset: Preset, layout: KVLayout | None) -> Paging:
-    known = preset.num_layers if layout is None else max(1, layout.num_layers)
-    num_layers = known if args.num_layers is None else args.num_layers
+    default_layers = preset.num_layers if layout is None else max(1, layout.num_layers)
+    num_layers = default_layers if args.num_layers is None else args.num_layers
     return Paging(num_layers) if args.page_size is None else Paging(num_layers, args.page_size)
 
 
@@ -407,8 +407,8 @@ def _questions(args: argparse.Namespace, layout: KVLayout | None) -> list[str]:
     }
     for name, why in obstacles.items():
         if why and getattr(args, name) not in (None, False):
-            known = "" if layout is not None else ": give --model, or a recording that names its KV groups"
-            raise BadInput(f"--{name.replace('_', '-')} is not accepted, as {why}{known}")
+            hint = "" if layout is not None else ": give --model, or a recording that names its KV groups"
+            raise BadInput(f"--{name.replace('_', '-')} is not accepted, as {why}{hint}")
     return [NOT_FREED] * args.without_freeing + [EXPANDED] * args.mla_expanded
 
 

@@ -25,10 +25,10 @@ class PolicyComparison:
     def shadows(self) -> list[Shadow]:
         return [shadow for _, shadow in self._shadows if isinstance(shadow, Shadow)]
 
-    def update(self, now: Sequence[Running]) -> WhatIfAnswer:
-        """Return how each allocator places `now`: the running requests in order of number, each once."""
+    def update(self, running_requests: Sequence[Running]) -> WhatIfAnswer:
+        """Return how each allocator places these requests, given in order of number, each once."""
         for shadow in self.shadows:
-            shadow.update(now)
+            shadow.update(running_requests)
         return WhatIfAnswer(
             policies=[self._policy_use(candidate, shadow) for candidate, shadow in self._shadows],
             page_bytes=self._memory.page_bytes,

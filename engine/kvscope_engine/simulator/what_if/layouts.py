@@ -86,14 +86,14 @@ class GroupedMemory:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         _check(memory.groups)
-        known = [group for group in memory.groups if group.kind not in _NOT_COMPARED]
+        compared_groups = [group for group in memory.groups if group.kind not in _NOT_COMPARED]
         self._groups = (
-            [_published_group(group, memory) for group in known if group.kind != "state"]
-            if known
+            [_published_group(group, memory) for group in compared_groups if group.kind != "state"]
+            if compared_groups
             else [_single_group(memory)]
         )
-        self._states = [group for group in known if group.kind == "state"]
-        self._has_separate_pools = bool(known) and all(group.num_blocks for group in known)
+        self._states = [group for group in compared_groups if group.kind == "state"]
+        self._has_separate_pools = bool(compared_groups) and all(group.num_blocks for group in compared_groups)
 
     @property
     def has_windows(self) -> bool:
