@@ -152,7 +152,8 @@ def _serving_notes(plan: InferencePlan) -> tuple[str, ...]:
         windows = " and ".join(str(window) for window in sorted({group.rule.window for group in groups} - {0}))
         notes.append(
             f"a request of {length:,} tokens holds {gib(held_bytes)}: layers with a window of {windows} tokens let go"
-            f" of what is behind it; without freeing {gib(unfreed_bytes)}, {unfreed_bytes / held_bytes:.1f} times as much:"
+            f" of what is behind it; without freeing {gib(unfreed_bytes)},"
+            f" {unfreed_bytes / held_bytes:.1f} times as much:"
             f" {_comparison_text(plan, length, plan.num_requests_of(unfreed_bytes))}"
         )
     if question.tensor_parallel * question.pipeline_parallel > 1:
