@@ -35,7 +35,6 @@ BATCHES_PER_FRAME: Final = 10
 NUM_FRAMES: Final = 20
 NUM_FILL_BATCHES: Final = 10
 MIN_EVENTS_PER_S: Final = 100_000
-"""Minimum number of events per second, with one block per event."""
 
 
 class RequestHistory:

@@ -193,7 +193,6 @@ def eviction(folder: Path) -> None:
 
 
 def _captions(requests: Path) -> Iterator[tuple[float, str]]:
-    """Yield (start in seconds, caption) for the requests in an exported table."""
     with requests.open(encoding="utf-8", newline="") as file:
         for number, (row, (during, after)) in enumerate(zip(csv.DictReader(file), CAPTIONS, strict=True), 1):
             arrival_s = float(row["arrival_s"])

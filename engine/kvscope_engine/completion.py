@@ -29,8 +29,7 @@ class CompletionEngine(Protocol):
     @property
     def has_unfinished(self) -> bool: ...
 
-    def submit(self, submit: Submit) -> Accepted:
-        """Queue a request. Raises BadInput if it is not accepted."""
+    def submit(self, submit: Submit) -> Accepted: ...
 
     def abort(self, request_id: str) -> None: ...
 

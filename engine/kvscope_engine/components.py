@@ -170,7 +170,6 @@ class EngineComponents:
 
     @property
     def copied_seconds(self) -> float:
-        """Seconds spent copying blocks between the tiers since the start."""
         if self.mover is None:
             return 0.0
         stats = self.mover.stats
@@ -325,8 +324,6 @@ def build_components(
 
 @dataclass(frozen=True, slots=True)
 class _ReadyModel:
-    """A loaded and fused model, with its attention and matrix-multiplication kernels chosen."""
-
     loaded: LoadedModel
     fused: FusedCounts
     attention: LibraryChoice

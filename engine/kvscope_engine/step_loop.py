@@ -329,9 +329,7 @@ class StepOutcome:
     plan: StepPlan
     result: StepResult
     failed: tuple[Request, ...] = ()
-    """Requests that were scheduled but did not run."""
     reasons: tuple[str, ...] = ()
-    """Why each of the `failed` requests did not run."""
     fitting_tokens: int | None = None
     """Number of tokens per step that fit, if memory was short and smaller steps help; else None.
 
@@ -388,8 +386,6 @@ def run_with_retries(runner: StepRunner, plan: StepPlan, explain: Explain = lamb
 
 
 class _CompletedItem(NamedTuple):
-    """An item of a plan as it was finally run, with its tokens and log-probabilities."""
-
     item: Scheduled
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
@@ -404,8 +400,6 @@ def _tuple_or_empty(items: list[tuple[T, ...]]) -> tuple[tuple[T, ...], ...]:
 
 
 class _Attempts:
-    """Attempts to run one plan and its parts, with the errors that occurred."""
-
     def __init__(self, runner: StepRunner, explain: Explain) -> None:
         self._runner = runner
         self._explain = explain

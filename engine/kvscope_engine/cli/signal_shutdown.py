@@ -44,7 +44,6 @@ class Stopping:
         self._is_requested = False
 
     def set_recorder(self, recorder: EngineRecorder | None) -> None:
-        """Set the recorder, which is closed even if nothing else can be."""
         self._recorder = recorder
 
     def set_service(self, service: EngineService) -> None:

@@ -90,14 +90,12 @@ class TrainingPlan:
     question: TrainingQuestion
     weights: int
     gradients: int
-    """Bytes of all gradients when the optimizer's step starts."""
     optimizer: int
     activations: int
     """Bytes at the end of the forward pass: what the backward pass needs, and the loss."""
     worst: str
     """Moment with the most memory in use: "forward", "backward" or "optimizer"."""
     at_worst: Mapping[str, int]
-    """Bytes in use at that moment, by kind."""
     gathered: int
     """Bytes of weights that ZeRO stage 3 has gathered at that moment: twice the largest layer."""
     others: int = CONTEXT_BYTES

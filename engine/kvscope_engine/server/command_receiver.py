@@ -104,7 +104,6 @@ class CommandReceiver:
     # Called on the I/O thread.
 
     def receive(self, client: bytes, command: Command) -> None:
-        """Handle a command that its client is authorized to send."""
         self._has_sockets.wait()
         sockets = self._sockets
         assert sockets is not None, "set before the event"
@@ -408,7 +407,6 @@ class CommandQueue(Generic[_Task]):
             self._clients[client] = earlier
 
     def stop(self) -> None:
-        """End all current and future waiting."""
         self.is_stopped = True
         self._wakeups.put(None)
 

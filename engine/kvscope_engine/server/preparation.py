@@ -106,7 +106,6 @@ class Preparation:
         self._busy: set[Prepared] = set()
         self._compiling: dict[Prepared, _Client] = {}
         self._recent_compilers: OrderedDict[_Client, None] = OrderedDict()
-        """Clients whose grammars were compiled, least recent first."""
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._threads = [

@@ -26,10 +26,8 @@ class ServiceLimits:
     """Limits of what the engine's process stores for its clients. Bytes are measured by `command_bytes`."""
 
     client_commands: Bound = Bound(4_096, 32 * MIB)
-    """Queued commands of one client."""
     all_commands: Bound = Bound(16_384, 128 * MIB)
     client_prompts: Bound = Bound(2_048, 64 * MIB)
-    """Submissions of one client whose prompts are being tokenized."""
     all_prompts: Bound = Bound(8_192, 256 * MIB)
     client_requests: Bound = Bound(8_192, 256 * MIB)
     """Waiting and running completions of one client, including their prompts' tokens."""

@@ -251,7 +251,6 @@ class OpenRequest:
     """Number of tokens so far of each unfinished completion, by the completion's index."""
     num_bytes: int = 0
     count: int = 1
-    """Number of completions counted against the client's allowance."""
     arrival_ns: int = field(default_factory=time.monotonic_ns)
 
     def final_messages(self, reason: FinishReason, error: str) -> list[Finished]:
@@ -364,6 +363,5 @@ class OpenRequests:
 
 
 def _num_bytes(submit: Submit, num_prompt_tokens: int) -> int:
-    """Return the bytes counted for an open request: its prompt's tokens, its id and its sampling parameters."""
     other_bytes = sys.getsizeof(submit.request_id) + sampling_bytes(submit.sampling)
     return COMMAND_BYTES + NUMBER_BYTES * num_prompt_tokens + other_bytes

@@ -23,8 +23,6 @@ MIN_INTERVAL_FACTOR: Final = 4
 
 
 class SharedSnapshots:
-    """Answers snapshot queries to one engine through `reply`, immediately or in `tick`."""
-
     def __init__(
         self,
         engine: ServedEngine,

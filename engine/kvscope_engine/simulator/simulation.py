@@ -78,7 +78,6 @@ class SimulationSetup:
 
     @property
     def token_bytes(self) -> float:
-        """KV bytes per token, summed over all layers."""
         return self.cost.kv_bytes_per_token if self.block_layout is None else self.block_layout.token_bytes
 
     @property

@@ -43,7 +43,6 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     simulated_s: float
     memory: MemoryShares | None
     mean_batch: float | None
-    """Mean number of requests per step, over all steps."""
     mean_batch_under_load: float | None
     """Mean number of requests per step, over steps under load."""
     requests_per_s: float | None
@@ -55,7 +54,6 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     num_preemptions: int
     num_preempted_requests: int
     num_recomputed_tokens: int
-    """Tokens computed again after a preemption."""
     num_evicted_blocks: int
     prefix_hit_rate: float | None
     """Share of the prompts' tokens found in the prefix cache at the first admission, 0 to 1."""

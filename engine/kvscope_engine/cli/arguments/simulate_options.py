@@ -465,7 +465,6 @@ def recording_paths(args: argparse.Namespace, labels: Sequence[str]) -> list[Pat
 
 
 def chosen_allocators(args: argparse.Namespace) -> list[str]:
-    """Return the allocators without duplicates, in the given order."""
     names: list[str] = []
     for name in args.allocator or ["paged"]:
         names += ALLOCATORS if name == "all" else [name]

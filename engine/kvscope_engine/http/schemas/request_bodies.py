@@ -204,8 +204,6 @@ class FunctionCall(_Body, frozen=True, kw_only=True):
 
 
 class ToolCallBody(_Body, frozen=True, kw_only=True):
-    """A tool call of an earlier turn."""
-
     function: FunctionCall
     id: Text = None
     type: Literal["function"] = "function"

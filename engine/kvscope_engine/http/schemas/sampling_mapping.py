@@ -98,7 +98,6 @@ def wants_usage(body: SamplingBody) -> StreamUsage:
 
 
 def _check_neutral(body: SamplingBody, accepted: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raise ApiError for an unsupported value that would change the answer."""
     for name, values in accepted.items():
         value = getattr(body, name)
         if value is not None and value not in values:

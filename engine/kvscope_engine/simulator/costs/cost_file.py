@@ -19,8 +19,6 @@ MAX_COUNT: Final = 1 << 40
 
 
 class CostFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A cost model, with the model and the device on which it was measured."""
-
     kvscope_costs: int = FORMAT
     """Version of the file format."""
     model: str

@@ -72,8 +72,6 @@ class CostModel:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A model on a device, and the size of the KV cache that fits there."""
-
     cost: CostModel
     num_slots: int
     """KV slots (tokens) that fit in memory next to the weights."""

@@ -36,7 +36,6 @@ class PolicyComparison:
         )
 
     def _shadow(self, candidate: Candidate) -> Shadow | str:
-        """Return the shadow, or the reason why there is none."""
         try:
             return Shadow(candidate, max_model_len=self._memory.max_model_len or self._memory.num_slots)
         except BadInput as refusal:

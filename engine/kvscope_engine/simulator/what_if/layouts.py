@@ -111,7 +111,6 @@ class GroupedMemory:
 
     @property
     def num_layers(self) -> int:
-        """Number of layers that store keys and values."""
         return sum(kind.num_layers for kind in self._groups) or self._memory.num_layers
 
     @property
