@@ -31,27 +31,27 @@ def timed_session():
 
 @pytest.fixture
 def view(timed_session, qtbot):
-    made = TimelineView(timed_session)
-    qtbot.addWidget(made)
-    made.resize(GUTTER + 1_000, 520)
-    made.apply_theme(DARK)
-    made.show()
-    made.refresh()
-    return made
+    view = TimelineView(timed_session)
+    qtbot.addWidget(view)
+    view.resize(GUTTER + 1_000, 520)
+    view.apply_theme(DARK)
+    view.show()
+    view.refresh()
+    return view
 
 
-def point_at(view, at, lane=None, row=None):
+def point_at(view, at_s, lane=None, row=None):
     """Return the position of a time in a lane or in a row of requests."""
     layout = view.canvas.lane_layout
-    x = GUTTER + view.canvas.shown.span.share_at(START_NS + round(at * SECOND_NS)) * layout.chart_width
+    x = GUTTER + view.canvas.shown.span.share_at(START_NS + round(at_s * SECOND_NS)) * layout.chart_width
     if row is not None:
         return QPoint(round(x), layout.requests_top + row * ROW_HEIGHT + 5)
     top, height = next((top, height) for found, top, height in layout.boxes() if found.name == lane)
     return QPoint(round(x), top + height - 2)
 
 
-def color_at(view, at, **where):
-    return view.canvas.grab().toImage().pixelColor(point_at(view, at, **where)).name()
+def color_at(view, at_s, **where):
+    return view.canvas.grab().toImage().pixelColor(point_at(view, at_s, **where)).name()
 
 
 @pytest.mark.parametrize("theme", list(THEMES.values()), ids=list(THEMES))
@@ -139,25 +139,25 @@ def test_lane_and_row_under_the_pointer_are_described(view):
 
 
 def test_description_of_a_request_names_its_adapter(view, timed_session):
-    told = RequestInfo(number=1, request_id="r", arrival_ns=1, num_prompt_tokens=2, max_tokens=3, adapter="sql")
-    timed_session.mirror.requests.apply([told], RequestRows(), time_ns=1)
+    request_info = RequestInfo(number=1, request_id="r", arrival_ns=1, num_prompt_tokens=2, max_tokens=3, adapter="sql")
+    timed_session.mirror.requests.apply([request_info], RequestRows(), time_ns=1)
     assert "#1 (sql) preempted, swapped" in view.canvas.hit_test(point_at(view, 35, row=0)).text
     assert "#3 refused" in view.canvas.hit_test(point_at(view, 70, row=2)).text
 
 
-def turn_wheel(view, at, phases, *, keys=Qt.KeyboardModifier.NoModifier):
-    turn_wheel_at(view, point_at(view, at, lane="usage"), phases, keys=keys)
+def turn_wheel(view, at_s, steps, *, modifiers=Qt.KeyboardModifier.NoModifier):
+    turn_wheel_at(view, point_at(view, at_s, lane="usage"), steps, modifiers=modifiers)
 
 
-def turn_wheel_at(view, where, phases, *, keys=Qt.KeyboardModifier.NoModifier):
-    where = QPointF(where)
+def turn_wheel_at(view, position, steps, *, modifiers=Qt.KeyboardModifier.NoModifier):
+    position = QPointF(position)
     event = QWheelEvent(
-        where,
-        view.canvas.mapToGlobal(where),
+        position,
+        view.canvas.mapToGlobal(position),
         QPoint(),
-        QPoint(0, 120 * phases),
+        QPoint(0, 120 * steps),
         Qt.MouseButton.NoButton,
-        keys,
+        modifiers,
         Qt.ScrollPhase.NoScrollPhase,
         False,
     )
@@ -394,7 +394,7 @@ def test_wheel_over_names_and_ctrl_wheel_scroll_without_zooming(low_view):
     span = low_view.canvas.shown.span
     turn_wheel_at(low_view, QPoint(GUTTER // 2, 60), 1)
     assert low_view.rows.value() == -3
-    turn_wheel(low_view, 30, -1, keys=Qt.KeyboardModifier.ControlModifier)
+    turn_wheel(low_view, 30, -1, modifiers=Qt.KeyboardModifier.ControlModifier)
     assert low_view.rows.value() == 0
     assert low_view.canvas.shown.span == span
 

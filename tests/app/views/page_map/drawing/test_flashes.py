@@ -140,13 +140,13 @@ def test_flash_symbols_differ_and_lie_inside_the_cell():
 
 @pytest.fixture
 def view(engine, session, qtbot, themes):
-    made = PageMapView(session)
-    qtbot.addWidget(made)
-    made.apply_theme(THEMES["dark"])
-    made.resize(720, 520)
-    made.show()
-    made.refresh()
-    return made
+    view = PageMapView(session)
+    qtbot.addWidget(view)
+    view.apply_theme(THEMES["dark"])
+    view.resize(720, 520)
+    view.show()
+    view.refresh()
+    return view
 
 
 def test_moves_of_a_frame_flash_and_are_in_the_legend(engine, session, poll, view):
