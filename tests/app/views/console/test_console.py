@@ -478,7 +478,7 @@ def test_answer_finds_its_request_by_id_if_the_engine_reports_no_number(console,
 
 
 def set_adapters(console, *names):
-    """Return a function that sets the adapters reported by the engine; `None` as the only name: none reported."""
+    """Set the adapters that the engine reports. A single name `None` means that it reports none."""
     adapters = None if names == (None,) else tuple(LoadedAdapter(name=name, path=f"/adapters/{name}") for name in names)
     console.engine.source.status = replace_fields(console.engine.source.status, adapters=adapters)
     console.session.poll()

@@ -17,7 +17,7 @@ from timed_fakes import EPOCH, START_NS, FakeTimedSession, second, small_overvie
 
 from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.ui.theme import DARK, THEMES
-from kvscope_app.views.timeline.lane_colors import softened
+from kvscope_app.views.timeline.lane_colors import pale_pixel
 from kvscope_app.views.timeline.lane_layout import GUTTER, ROW_HEIGHT
 from kvscope_app.views.timeline.timeline_view import EMPTY_TEXT, TimelineView
 from kvscope_telemetry.messages.telemetry import RequestInfo, RequestRows
@@ -57,7 +57,7 @@ def color_at(view, at_s, **where):
 @pytest.mark.parametrize("theme", list(THEMES.values()), ids=list(THEMES))
 def test_each_lane_is_colored_where_its_events_happened(view, theme):
     view.apply_theme(theme)
-    bare = f"#{softened('raised', theme, 0.55) & 0xFFFFFF:06x}"
+    bare = f"#{pale_pixel('raised', theme, 0.55) & 0xFFFFFF:06x}"
     assert color_at(view, 55, lane="usage") == theme.block_active
     assert color_at(view, 65, lane="usage") == bare
     assert color_at(view, 65, lane="gaps") == theme.warn
@@ -90,7 +90,7 @@ def test_request_row_has_the_colors_of_its_phases(view):
     assert color_at(view, 60, row=0) == DARK.good
     assert color_at(view, 95, row=0) == DARK.base
     assert color_at(view, 99, row=1) == DARK.good
-    assert color_at(view, 8.5, row=0) == f"#{softened('warn', DARK, 0.35) & 0xFFFFFF:06x}"
+    assert color_at(view, 8.5, row=0) == f"#{pale_pixel('warn', DARK, 0.35) & 0xFFFFFF:06x}"
 
 
 def test_click_on_a_request_selects_it_and_seeks(view, timed_session, qtbot):
