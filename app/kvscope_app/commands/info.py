@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_app.commands.progress import ProgressBar
-from kvscope_app.option_values import add_goals
+from kvscope_app.option_values import add_goodput_option
 from kvscope_app.ui.number_text import seconds
 from kvscope_telemetry.plural import counted
 from kvscope_telemetry.printable import print_text, printable
@@ -40,7 +40,7 @@ def add_info_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argum
         help="a recording, complete or truncated; or the word sample or sample-hybrid",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object (units are in the names)")
-    add_goals(parser, "list finished requests that missed them, and what delayed each")
+    add_goodput_option(parser, "list finished requests that missed them, and what delayed each")
     parser.set_defaults(run=info)
     return parser
 

@@ -15,7 +15,7 @@ from kvscope_telemetry.messages.event_kinds import EVENT_KINDS, cause_text, kind
 from kvscope_telemetry.summaries.summary import TimedEvent
 
 TIME: Final = "Time"
-STEPPED: Final = {kind.name: kind.plural for kind in EVENT_KINDS if kind.is_stepped} | {"": "all events"}
+STEPPED_EVENT_KINDS: Final = {kind.name: kind.plural for kind in EVENT_KINDS if kind.is_stepped} | {"": "all events"}
 """Plural text of each kind of event that the event shortcuts can step through. The empty kind means all events."""
 
 
@@ -36,7 +36,7 @@ class EventJumps:
     def go(self, *, forward: bool) -> None:
         event = self._timeline.go_to_event([self.kind] if self.kind else None, forward=forward)
         if event is None:
-            self._report(f"No {STEPPED[self.kind]} {'after' if forward else 'before'} this moment")
+            self._report(f"No {STEPPED_EVENT_KINDS[self.kind]} {'after' if forward else 'before'} this moment")
         else:
             self._report(_describe(event))
 
@@ -131,7 +131,7 @@ def event_kind_actions(jumps: EventJumps, group: str) -> list[ActionSpec]:
             exclusive="event_kind",
             checked=partial(lambda kind: jumps.kind == kind, kind),
         )
-        for kind, plural in STEPPED.items()
+        for kind, plural in STEPPED_EVENT_KINDS.items()
     ]
 
 

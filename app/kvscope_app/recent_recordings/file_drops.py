@@ -53,7 +53,7 @@ def open_dropped(window: SessionWindow, data: QMimeData) -> None:
         )
 
 
-class DropSign(QFrame):
+class DropOverlay(QFrame):
     """Overlay on `window` that explains the effect of a drop; hidden until `offer`. Mouse events pass through to the
     window.
     """

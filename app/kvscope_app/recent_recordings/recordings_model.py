@@ -128,7 +128,7 @@ class RecordingsModel(TableModel):
         if role == Qt.ItemDataRole.DisplayRole:
             return COLUMNS[index.column()].text(recording)
         if role == Qt.ItemDataRole.ToolTipRole:
-            return plain_tip(tip_of(recording))
+            return plain_tip(recording_tip(recording))
         if role == Qt.ItemDataRole.TextAlignmentRole:
             return self.table_head.side(index.column())
         if role == Qt.ItemDataRole.ForegroundRole and recording.problem:
@@ -157,7 +157,7 @@ class RecordingsModel(TableModel):
         return _ROOT if row is None else self.index(row, column)
 
 
-def tip_of(recording: ListedRecording) -> str:
+def recording_tip(recording: ListedRecording) -> str:
     """Return the tooltip: the path, why the file cannot be read, and whether it contains texts."""
     lines = [recording.path]
     if recording.problem:

@@ -62,7 +62,7 @@ class MenuBarCorner(QWidget):
         session.timeline.paused_changed.connect(self._paused_changed)
         session.status_changed.connect(self.refresh)
 
-    def set_scroll_area(self, bar: QMenuBar) -> None:
+    def attach_to(self, bar: QMenuBar) -> None:
         """Place this widget at the end of `bar`, with less priority than its menus."""
         self._bar = bar
         bar.setCornerWidget(self, Qt.Corner.TopRightCorner)

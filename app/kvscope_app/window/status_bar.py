@@ -158,7 +158,7 @@ class StatusBar(QStatusBar):
         self._update_labels()
         self._show_labels_that_fit()
 
-    def show_linked(self, text: str) -> None:
+    def show_link_text(self, text: str) -> None:
         if self._labels["linked"].text() != text:
             self._set_text("linked", text)
             self._show_labels_that_fit()

@@ -1,4 +1,8 @@
-"""The actions of the main window and its menus."""
+"""The actions of the main window and its menus.
+
+Features return their actions, and this module lists them in menu order; see
+`docs/internals/decisions/0028-the-window-lists-its-features.md`.
+"""
 
 from __future__ import annotations
 

@@ -49,8 +49,6 @@ STOP_TIMEOUT_MS: Final = 5000
 
 
 class Chat(QObject):
-    """Controller of the conversations. Widgets show its state and call its methods."""
-
     listed = Signal()
     """Emitted when conversations were added or removed, or when their title or activity changed."""
     messages_changed = Signal(str)
@@ -67,7 +65,6 @@ class Chat(QObject):
     def __init__(self, session: Session, store: ConversationStore, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.follow_on_map = True
-        """Whether each new request is selected in all views."""
         self._session = session
         self._answers: dict[str, ChatAnswer] = {}
         self._epoch: int | None = None
@@ -272,7 +269,6 @@ class Chat(QObject):
                 self.answer_changed.emit(answer.conversation.key)
 
     def flush(self) -> None:
-        """Emit the signals for received text, then for ended answers."""
         for answer in list(self._answers.values()):
             key = answer.conversation.key
             has_new_text, answer.has_new_text = answer.has_new_text, False
@@ -308,7 +304,6 @@ class Chat(QObject):
         self.listed.emit()
 
     def _on_external_change(self) -> None:
-        """Publish a change of the list by another window. A new conversation replaces the last one."""
         if not self.conversations:
             self.conversations.append(new_conversation())
         self.listed.emit()

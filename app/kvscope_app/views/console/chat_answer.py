@@ -20,7 +20,6 @@ _ENDINGS: dict[str, Ending] = {"stop": "stop", "length": "length", "abort": "sto
 class AnswerPhase(Enum):
     SENT = auto()
     QUEUED = auto()
-    """Accepted, but no token yet."""
     WRITING = auto()
     STOPPING = auto()
     """Abort was sent, but the engine has not confirmed it."""
@@ -112,7 +111,6 @@ class ChatAnswer:
         self.phase = AnswerPhase.ENDED
 
     def _limit_reached(self) -> str:
-        """Return which limit ended the answer, as text: the option *Max tokens*, or the context."""
         if self._max_tokens is not None and self.message.stats.num_tokens >= self._max_tokens:
             return f"Max tokens is {count(self._max_tokens)}"
         return f"the context is full ({plural(self.message.stats.context_tokens, 'token')})"

@@ -59,7 +59,6 @@ class LoadView(View):
         self.pace, self.mix = _combo_box([p.value for p in Pace], "Load"), _combo_box([m.value for m in Mix], "Prompts")
         self.mix.setCurrentText(LoadSettings().mix.value)
         self.adapter = _combo_box([NO_ADAPTER], "LoRA adapter")
-        """Selector of the adapter, visible if the engine has adapters."""
         self._adapter_name = label("Adapter", "muted")
         self._adapters: tuple[str, ...] = ()
         concurrency = LoadSettings().concurrency
@@ -209,7 +208,6 @@ class LoadView(View):
         self.rate.setVisible(not is_concurrency)
 
     def _on_changed(self) -> None:
-        """Apply changed settings to a running load."""
         if self.generator.is_running:
             try:
                 self.generator.start(self.settings())

@@ -13,7 +13,6 @@ from kvscope_app.session.device_log import host_used_bytes, used_bytes
 from kvscope_telemetry.messages.devices import Devices, Gpu, Host
 
 MAX_NAMED: Final = 6
-"""Maximum number of processes with their own segment; the others share one."""
 
 
 @dataclass(frozen=True, slots=True)

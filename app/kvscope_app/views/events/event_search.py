@@ -37,7 +37,6 @@ class EventSearch:
         self.request: tuple[int, int] | None = None
         """(epoch, number) of the request to match; None: all requests."""
         self.span: TimeSpan | None = None
-        """Time range to match; None: all times."""
         self._words: tuple[str, ...] = ()
         self._verdicts = np.empty(0, np.uint8)
         self._first_serial = 0

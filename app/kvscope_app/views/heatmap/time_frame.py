@@ -62,7 +62,7 @@ class TimeFrame(QObject):
             self._set_mode(TimeFrameMode.FIT, self.scale)
 
     def show_only(self, span: TimeSpan) -> None:
-        """Show this range and stay there. Its end is rounded to whole columns."""
+        """Show this range, rounded to whole columns, and stay there."""
         width = self.scale.width
         min_column_ns = -(-span.length_ns // max(width - 1, 1))
         column_ns = min(max(min_column_ns, SHORTEST_NS // width), MAX_COLUMN_NS)

@@ -43,7 +43,6 @@ class MemoryAccount:
         return max(self.total_bytes or 0, known_bytes, 1)
 
     def share(self, part: MemoryPart) -> float | None:
-        """Return the part's share of the device, 0 to 1, or None if either size is unknown."""
         if part.num_bytes is None or not self.total_bytes:
             return None
         return part.num_bytes / self.total_bytes

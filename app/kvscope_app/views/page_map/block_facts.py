@@ -45,8 +45,6 @@ _EMPTY_LOWER_ROW: Final = "Empty, until a block is swapped out or moved down."
 
 @dataclass(frozen=True, slots=True)
 class BlockFacts:
-    """Facts about one block, as shown on its card and announced by screen readers."""
-
     block: int
     title: str
     """For example "Block 7" or "Host block 12"."""
@@ -173,7 +171,6 @@ def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...])
 
 
 def _state_tokens(num_tokens: int, limit: int) -> str:
-    """Return text on the tokens that a recurrent state covers. The ledger's count saturates at `limit`."""
     beyond = " or more" if num_tokens == limit == MAX_BLOCK_SIZE else ""
     return f"the first {plural(num_tokens, 'token')} of its text{beyond}"
 
@@ -240,7 +237,6 @@ def _share_digits(share: float) -> int:
 
 
 def _attention_source(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
-    """Return which request's attention was measured, and how many steps ago, as text."""
     measured_step = int(mirror.ledger.attention_step[block])
     age = max(0, mirror.step - measured_step)
     holder = f"request #{holders[0]}'s" if len(holders) == 1 else "a request's"

@@ -46,11 +46,8 @@ class ColorMode:
     colors: Callable[[Theme], Mapping[int, str]]
     """Function that returns the colour of each key that a block with content can have."""
     swatches: Callable[[Theme, ShownItems], Sequence[LegendSwatch]] = lambda theme, shown: ()
-    """Function that returns the discrete colours that the legend explains."""
     scale: Callable[[ShownItems], Scale | None] = lambda shown: None
-    """Function that returns the colour gradient that the legend explains, or None."""
     is_available: Callable[[Capabilities], bool] = lambda capabilities: True
-    """Whether an engine with the given capabilities reports what the mode needs."""
     needs: str = ""
     """Data that the mode needs from an engine, as text for the user; empty for the KV group mode, which needs several
     groups.
@@ -107,7 +104,6 @@ def hollow(color: str, theme: Theme) -> str:
 
 
 HAS_CONTENT: Final = np.isin(np.arange(256), (BlockState.FREE, BlockState.UNMAPPED), invert=True)
-"""Whether a block holds content, indexed by `BlockState`."""
 
 
 def _without_content(result: Keys, state: npt.NDArray[np.uint8]) -> Keys:
@@ -128,7 +124,7 @@ CACHED: Final = 7
 ACTIVE: Final = 8
 SHARED: Final = 9
 UNKNOWN: Final = 10
-"""Key of a block whose state or tier is of a later protocol version."""
+"""Key of a block in a state or tier that only a later protocol version defines."""
 _STATE_KEYS: Final = np.full((256, 256), UNKNOWN, np.uint8)
 """Keys, indexed by [tier, state]."""
 _STATE_KEYS[Tier.HBM, :4] = (FREE, ACTIVE, CACHED, UNMAPPED)
@@ -261,7 +257,6 @@ def _fill_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
 
 
 def _fill_stops(theme: Theme) -> tuple[str, ...]:
-    """Return the colours from a full block to an empty block in use."""
     return (mix(theme.block_active, theme.base, 0.45), theme.block_active, theme.block_cached, theme.bad)
 
 
@@ -295,7 +290,6 @@ def _sharing_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Key
 
 
 def _sharing_stops(theme: Theme) -> tuple[str, ...]:
-    """Return the colours from one holder to many."""
     many_holders = "#fff4c2" if theme.is_dark else "#4a0d3c"
     return (theme.block_active, theme.block_shared, many_holders)
 
@@ -328,7 +322,7 @@ OLDEST: Final = 3
 AGE_STEPS: Final = 120
 _MAX_AGE: Final = (1 << 16) - 1
 _AGE_DOUBLINGS: Final = 14.0
-"""Number of doublings of the age that the colours cover, each an equal step in colour."""
+"""Number of times that the age doubles over the range of colours. Each doubling is an equal step in colour."""
 _KEY_BY_AGE: Final = (
     OLDEST + np.clip(AGE_STEPS * (1 - np.log2(np.arange(_MAX_AGE + 1) + 1.0) / _AGE_DOUBLINGS), 0, AGE_STEPS)
 ).astype(np.uint8)
@@ -336,14 +330,13 @@ _KEY_BY_AGE: Final = (
 
 def _age_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
     last_used = ledger.last_used_step[rows]
-    now = np.uint32(step & 0xFFFFFFFF)
-    age = np.minimum(now - np.minimum(last_used, now), np.uint32(_MAX_AGE))
+    current_step = np.uint32(step & 0xFFFFFFFF)
+    age = np.minimum(current_step - np.minimum(last_used, current_step), np.uint32(_MAX_AGE))
     result: Keys = _KEY_BY_AGE[age]
     return _without_content(result, ledger.state[rows])
 
 
 def _age_stops(theme: Theme) -> tuple[str, ...]:
-    """Return the colours from long unused to used in this step."""
     if theme.is_dark:
         return ("#2b2f5e", "#6a3d9a", "#d2527f", "#ffb454", "#fff3b0")
     return ("#cfd6ea", "#a9a3d8", "#a9559f", "#a32a55", "#5c0f1f")
@@ -373,8 +366,8 @@ SKIPPED_BY_ALL: Final = 4
 COLDEST: Final = 5
 ATTENTION_STEPS: Final = 120
 ATTENTION_HALVINGS: Final = 13
-"""Number of halvings of the share that the colours cover, each an equal step in colour. Shares of about 0.01 % or less
-have the coldest colour.
+"""Number of times that the share halves over the range of colours. Each halving is an equal step in colour; shares of
+about 0.01 % or less have the coldest colour.
 """
 
 
@@ -392,7 +385,6 @@ def _attention_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> K
 
 
 def _attention_stops(theme: Theme) -> tuple[str, ...]:
-    """Return the colours from almost no attention to all of it."""
     if theme.is_dark:
         return ("#1c3f63", "#2f7fa3", "#c9b458", "#f2803a", "#fff1cf")
     return ("#cfe3f2", "#86b6d6", "#e0b04a", "#d2541b", "#5c0f0f")
@@ -496,7 +488,6 @@ def _eviction_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Ke
 
 
 def _eviction_stops(theme: Theme) -> tuple[str, ...]:
-    """Return the colours from the block evicted last to the one evicted next."""
     return (mix(theme.block_cached, theme.base, 0.6), theme.block_cached, theme.warn, theme.bad)
 
 
@@ -530,7 +521,6 @@ EVICTION: Final = ColorMode(
 )
 
 COLOR_MODES: Final = (STATE, OWNER, FILL, SHARING, AGE, ATTENTION, GROUP, EVICTION)
-"""All modes, in the order of menus and shortcuts."""
 MODE_NAMES: Final = tuple(mode.name for mode in COLOR_MODES)
 
 

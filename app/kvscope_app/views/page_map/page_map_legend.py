@@ -13,8 +13,8 @@ from kvscope_app.ui.theme import Theme
 from kvscope_app.views.page_map.color_modes import STATE, ColorMode
 from kvscope_app.views.page_map.drawing.flash_glyphs import glyph
 from kvscope_app.views.page_map.drawing.flash_kinds import MOVES, FlashKind
-from kvscope_app.views.page_map.drawing.ink import sign_color
 from kvscope_app.views.page_map.drawing.pin_marks import draw_corner
+from kvscope_app.views.page_map.drawing.pixel_tables import glyph_color
 from kvscope_app.views.page_map.legend_items import FLASH_MEANINGS, LegendSwatch, ShownItems
 from kvscope_app.views.page_map.swatch_legend import PlacedSwatch, SwatchLegend
 
@@ -91,7 +91,6 @@ class PageMapLegend(SwatchLegend):
 
     @property
     def more_label(self) -> str:
-        """Text that counts the entries that do not fit, or "" if all do."""
         num_hidden = len(self._placed()) - len(self.fitting) + self._num_more_owners
         return _more_text(num_hidden) if num_hidden else ""
 
@@ -122,7 +121,6 @@ class PageMapLegend(SwatchLegend):
 
     @property
     def _swatches_left(self) -> int:
-        """x coordinate of the first swatch, after the scale."""
         scale = self._mode.scale(self._shown)
         return self.scale_width(scale) if scale is not None else 0
 
@@ -138,9 +136,9 @@ class PageMapLegend(SwatchLegend):
 
     def _draw_glyph(self, painter: QPainter, box: QRectF, flash: FlashKind) -> None:
         mask = glyph(flash, 5)
-        ink = QColor(sign_color(flash, self.theme))
+        color = QColor(glyph_color(flash, self.theme))
         for y, x in zip(*(axis.tolist() for axis in mask.nonzero()), strict=True):
-            painter.fillRect(QRectF(box.x() + 3 + x, box.y() + 3 + y, 1, 1), ink)
+            painter.fillRect(QRectF(box.x() + 3 + x, box.y() + 3 + y, 1, 1), color)
 
     def _update_descriptions(self) -> None:
         swatches = self._mode.legend(self.theme, self._shown)
@@ -157,7 +155,6 @@ def _more_text(num_hidden: int) -> str:
 
 
 def _tooltip(swatches: list[LegendSwatch]) -> str:
-    """Return a tooltip for all swatches, including those that did not fit."""
     colors = ", ".join(s.label for s in swatches if s.flash is None and not s.is_pin)
     owners = [_OWNERS_LABEL.capitalize() + "."] if any(s.label.startswith("#") for s in swatches) else []
     pins = ["Corner mark: pinned, protected from eviction."] if any(s.is_pin for s in swatches) else []

@@ -46,11 +46,9 @@ class SwatchLegend(QWidget):
 
     @property
     def line_height(self) -> int:
-        """Height of a line of swatches, in pixels."""
         return self.fontMetrics().height() + 4
 
     def swatch_width(self, swatch: LegendSwatch) -> int:
-        """Return the width of a swatch and its label, in pixels."""
         return scaled(SWATCH_SIZE) + scaled(GAP) + self._text_width(swatch.label)
 
     def scale_width(self, scale: Scale) -> int:

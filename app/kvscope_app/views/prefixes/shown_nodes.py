@@ -45,7 +45,7 @@ class ShownNodes:
 def matches(tree: PrefixTree, node_filter: PrefixFilter, is_match: Mask | None = None) -> Mask:
     """Return which nodes pass `node_filter`, shape (nodes,). `is_match`: nodes that a search matches."""
     lower = tree.num_in_tier[:, BLOCK_TIERS.index(Tier.HOST) :].sum(axis=1)
-    passing: dict[PrefixFilter, Mask] = {
+    passes: dict[PrefixFilter, Mask] = {
         PrefixFilter.ALL: np.ones(len(tree), np.bool_),
         PrefixFilter.SHARED: tree.holders > 1,
         PrefixFilter.HELD: tree.holders > 0,
@@ -54,7 +54,7 @@ def matches(tree: PrefixTree, node_filter: PrefixFilter, is_match: Mask | None =
         PrefixFilter.LOWER: lower > 0,
         PrefixFilter.CUT: tree.is_cut,
     }
-    return passing[node_filter] if is_match is None else passing[node_filter] & is_match
+    return passes[node_filter] if is_match is None else passes[node_filter] & is_match
 
 
 def visible_nodes(

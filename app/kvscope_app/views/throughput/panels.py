@@ -316,7 +316,6 @@ def is_constant(window: HistoryWindow) -> bool:
 
 
 def values_at(key: str, drawn: DrawnPanel, x: float) -> dict[str, str]:
-    """Return the text of each curve's value closest to second `x`."""
     if not drawn.time_s.size:
         return {}
     index = nearest_index(drawn.time_s, x)

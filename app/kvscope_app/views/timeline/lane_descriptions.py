@@ -42,7 +42,6 @@ class LaneHit:
     batch: tuple[int, ...] = ()
     """Numbers of the requests in the step that was hit."""
     event: TimedEvent | None = None
-    """Event whose mark was hit."""
 
 
 def hit_lane(name: str, shown: ShownLanes, time_ns: int, reach_ns: int) -> LaneHit:
@@ -55,7 +54,7 @@ def hit_lane(name: str, shown: ShownLanes, time_ns: int, reach_ns: int) -> LaneH
     if name == STEPS:
         return _hit_step_lane(shown, time_ns, reach_ns, index if is_known else -1)
     if name == MARKS:
-        mark = shown.marks.near(time_ns, reach_ns)
+        mark = shown.marks.nearest(time_ns, reach_ns)
         return LaneHit(time_ns) if mark is None else LaneHit(mark.time_ns, mark_text(mark))
     if name == PAUSED:
         text = stop_text_at(overview, time_ns)

@@ -34,7 +34,7 @@ class WholeSeconds:
     until_ns: int
 
     @classmethod
-    def of(cls, span: TimeSpan) -> WholeSeconds:
+    def from_span(cls, span: TimeSpan) -> WholeSeconds:
         """Return the seconds of `span`, rounded at both ends; for a span within one second, that second."""
         first, last = ((at_ns + SECOND_NS // 2) // SECOND_NS for at_ns in (span.begin_ns, span.end_ns))
         if last <= first:
@@ -61,15 +61,11 @@ class DelayedRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRange:
-    """Figures of a range as text."""
-
     title: str
     rows: tuple[tuple[str, str], ...]
     """(name, value) pairs."""
     delayed: tuple[DelayedRequest, ...]
-    """Most delayed requests, longest delay first."""
     note: str
-    """Text on the whole seconds that the figures cover."""
 
     @property
     def text(self) -> str:
@@ -82,7 +78,7 @@ class MeasuredRange:
 
 def measure_range(overview: SessionOverview, lanes: RequestLanes, span: TimeSpan, until_ns: int) -> MeasuredRange:
     """Return the figures of `span`. Open request spans last until `until_ns`."""
-    whole_seconds = WholeSeconds.of(span)
+    whole_seconds = WholeSeconds.from_span(span)
     first_second, end_second = _second_text(whole_seconds.from_ns), _second_text(whole_seconds.until_ns + 1)
     rows = rows_in(overview, whole_seconds)
     figures = [

@@ -22,7 +22,6 @@ class FlashKind(IntEnum):
 
 
 MOVES: Final = (FlashKind.EVICTED, FlashKind.COPIED, FlashKind.SAVED, FlashKind.LOADED)
-"""Kinds of block moves that telemetry reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,6 @@ FIRST_MOVE_LEVEL: Final = 1 + STRENGTHS
 
 
 def top_level(kind: FlashKind) -> int:
-    """Return the level at which a flash of `kind` starts."""
     return STRENGTHS * (kind + 1)
 
 

@@ -30,7 +30,7 @@ class Flashes:
         self._batches: tuple[deque[tuple[int, Ids]], ...] = tuple(deque() for _ in LEVELS)
 
     @property
-    def active(self) -> bool:
+    def is_active(self) -> bool:
         return any(self._batches)
 
     def change(self, ids: Ids, now_ns: int) -> LitCells:
@@ -39,9 +39,9 @@ class Flashes:
         moving = level >= FIRST_MOVE_LEVEL
         if not moving.any():
             return [(self._light(ids, FlashKind.CHANGED, now_ns), ids)]
-        others = ids[~moving]
+        unmoved = ids[~moving]
         moved = [(int(lit), ids[level == lit]) for lit in np.unique(level[moving])]
-        return [(self._light(others, FlashKind.CHANGED, now_ns), others), *moved]
+        return [(self._light(unmoved, FlashKind.CHANGED, now_ns), unmoved), *moved]
 
     def move(self, kind: FlashKind, ids: Ids, now_ns: int) -> LitCells:
         """Flash `ids` (oldest first, possibly repeated) for the move `kind`. Returns the blocks that flash, with their
@@ -60,13 +60,13 @@ class Flashes:
             queue = self._batches[level]
             while queue and now_ns - queue[0][0] >= LEVELS[level].fade_ns:
                 lit_ns, ids = queue.popleft()
-                still = ids[(self._lit_ns[ids] == lit_ns) & (self._level[ids] == level)]
-                if still.size:
-                    below = level_below(level)
-                    self._level[still] = below
-                    result.append((below, still))
-                    if below:
-                        self._batches[below].append((lit_ns, still))
+                fading = ids[(self._lit_ns[ids] == lit_ns) & (self._level[ids] == level)]
+                if fading.size:
+                    next_level = level_below(level)
+                    self._level[fading] = next_level
+                    result.append((next_level, fading))
+                    if next_level:
+                        self._batches[next_level].append((lit_ns, fading))
         return result
 
     def clear(self) -> None:
