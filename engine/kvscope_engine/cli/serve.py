@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from kvscope_engine.engine import Engine
     from kvscope_telemetry.recordings.engine_recorder import EngineRecorder
 
-HTTP_VALUE_OPTIONS: Final = ("served_model_name", "tool_call_parser")
+HTTP_VALUE_OPTIONS: Final = ("served_model_name", "tool_call_parser", "allowed_origins")
 HTTP_FLAGS: Final = ("no_metrics", "metrics_open", "trust_forwarded")
 """Options that, like `HTTP_VALUE_OPTIONS`, are passed unchanged to the OpenAI API's process."""
 

@@ -61,6 +61,8 @@ class HttpSettings:
     """Format in which the model writes tool calls; empty: detected from its chat template."""
     limits: HttpLimits = HttpLimits()
     open_paths: frozenset[str] = frozenset()
+    allowed_origins: tuple[str, ...] = ()
+    """Origins of web pages that may use the API (CORS), or `*` for all; empty: none."""
 
 
 def api_keys(text: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 API_KEY_VARIABLE: Final = "KVSCOPE_API_KEY"
 MAX_API_KEY: Final = 4096
+ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9._\[\]:-]+")
 ABOUT: Final = (
     "Serve OpenAI's API for the engine at ENDPOINT, from a separate process: /v1/models, /v1/completions,"
     " /v1/chat/completions (streaming, usage, logprobs, tools, response_format), /tokenize, /detokenize, /health,"
@@ -94,6 +96,13 @@ def add_api_options(parser: argparse.ArgumentParser) -> None:
         help="behind a proxy: identify clients by the last address of X-Forwarded-For (default: by the "
         "connection's address, so everyone behind a proxy is one client)",
     )
+    parser.add_argument(
+        "--allowed-origins",
+        type=origins,
+        metavar="ORIGIN[,ORIGIN]",
+        help="web pages that may use the API from a browser (CORS), such as https://chat.example, or * for all "
+        "(default: none)",
+    )
     parser.add_argument("--served-model-name", metavar="NAME", help="model name for clients (default: as --model)")
     parser.add_argument(
         "--tool-call-parser",
@@ -109,6 +118,17 @@ def add_api_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="serve /metrics without the API key; it contains the model's name, load and latencies, but no prompts",
     )
+
+
+def origins(text: str) -> str:
+    """Return a list of origins, separated by commas, without spaces. Raises ArgumentTypeError for one that is none."""
+    found = [part.strip().rstrip("/") for part in text.split(",")]
+    for origin in found:
+        if origin != "*" and not ORIGIN.fullmatch(origin):
+            raise argparse.ArgumentTypeError(
+                f"{origin!r:.80} is not accepted: an origin such as https://chat.example or http://localhost:3000, or *"
+            )
+    return ",".join(found)
 
 
 def api_key(args: argparse.Namespace) -> str:
@@ -147,6 +167,7 @@ def run(args: argparse.Namespace) -> int:
             drain_s=float(args.drain_seconds),
         ),
         open_paths=frozenset((PATH,) if args.metrics_open else ()),
+        allowed_origins=tuple(args.allowed_origins.split(",")) if args.allowed_origins else (),
     )
     is_child = args.listen_fd is not None
     with (

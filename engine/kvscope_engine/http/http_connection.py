@@ -37,6 +37,8 @@ FREE_CHUNKS: Final = 2048
 MIN_CHUNK_BYTES: Final = 256
 CONNECTION_KEY: Final = "kvscope.connection"
 DONE: Final = b"data: [DONE]\n\n"
+COMMENT: Final = b": waiting\n\n"
+"""Comment of a stream, which clients ignore. It keeps proxies and clients from closing a silent connection."""
 TEXT_PLACEHOLDER: Final = "\0the text\0"
 STOPPING: Final = "the server is stopping"
 STREAM_HEADERS: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -274,12 +276,16 @@ async def _disconnected(request: Request) -> None:
 class EventStream(Response):
     """Response that streams `events`. An error is sent as the last event; `close` is always called at the end."""
 
+    comment_s = 10.0
+    """A comment is sent if no event was sent for so many seconds, at most twice as many."""
+
     def __init__(self, request: Request, events: Events, close: Callable[[], None]) -> None:
         super().__init__(headers=STREAM_HEADERS, media_type="text/event-stream")
         del self.headers["content-length"]
         self._request = request
         self._events = events
         self._close = close
+        self._num_written = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -299,12 +305,26 @@ class EventStream(Response):
 
     async def _pump(self, send: Send, write: Callable[[bytes], Awaitable[None]]) -> None:
         last = DONE
+        comments = asyncio.ensure_future(self._send_comments(write))
         try:
             async for data in self._events:
                 await write(data)
+                self._num_written += 1
         except ApiError as error:
             last = encoded([error.body])
+        finally:
+            comments.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await comments
         await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _send_comments(self, write: Callable[[bytes], Awaitable[None]]) -> None:
+        """Write a comment after each `comment_s` in which no event was written."""
+        while True:
+            num_written = self._num_written
+            await asyncio.sleep(self.comment_s)
+            if num_written == self._num_written:
+                await write(COMMENT)
 
 
 def _asgi_writer(send: Send) -> Callable[[bytes], Awaitable[None]]:

@@ -19,6 +19,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -27,7 +28,7 @@ from kvscope_engine.http.adapter_endpoints import load_adapter, unload_adapter
 from kvscope_engine.http.api_state import Api, HttpLimits, HttpSettings, api_keys
 from kvscope_engine.http.completions import chat, completions
 from kvscope_engine.http.http_connection import MAX_HEAD_BYTES, bounded
-from kvscope_engine.http.info_endpoints import detokenize, health, model, models, tokenize, version
+from kvscope_engine.http.info_endpoints import detokenize, health, model, models, root, tokenize, version
 from kvscope_engine.http.listen_address import is_loopback
 from kvscope_engine.http.middleware import AccessMiddleware
 from kvscope_engine.http.openapi import openapi
@@ -126,6 +127,7 @@ def make_app(settings: HttpSettings, mounts: Sequence[BaseRoute] = ()) -> Starle
             api.tokenizer_threads.close()
 
     routes = [
+        Route("/", root, methods=["GET"]),
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/models", models, methods=["GET"]),
@@ -142,13 +144,14 @@ def make_app(settings: HttpSettings, mounts: Sequence[BaseRoute] = ()) -> Starle
     app = Starlette(
         routes=routes,
         middleware=[
+            *cors(settings),
             Middleware(
                 AccessMiddleware,
                 api_key=settings.api_key,
                 limits=settings.limits,
                 open_paths=settings.open_paths,
                 trust_forwarded=settings.trust_forwarded,
-            )
+            ),
         ],
         exception_handlers={ApiError: _error_answer, HTTPException: _http_error, Exception: _internal_error},
         lifespan=lifespan,
@@ -156,6 +159,18 @@ def make_app(settings: HttpSettings, mounts: Sequence[BaseRoute] = ()) -> Starle
     app.router.redirect_slashes = False
     app.state.api = api
     return app
+
+
+def cors(settings: HttpSettings) -> list[Middleware]:
+    """Return the middleware that lets web pages of `allowed_origins` use the API; empty without any.
+
+    It answers preflight requests itself, which browsers send without an API key.
+    """
+    if not settings.allowed_origins:
+        return []
+    return [
+        Middleware(CORSMiddleware, allow_origins=settings.allowed_origins, allow_methods=["*"], allow_headers=["*"])
+    ]
 
 
 async def _error_answer(request: Request, error: Exception) -> Response:

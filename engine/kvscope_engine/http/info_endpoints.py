@@ -15,7 +15,7 @@ from kvscope_engine.http.middleware import owner_of, read_body, slot_of
 from kvscope_engine.http.request_prompts import chat_ids, text_ids
 from kvscope_engine.http.schemas.api_errors import ApiError
 from kvscope_engine.http.schemas.request_bodies import DetokenizeBody, TokenizeBody
-from kvscope_engine.http.schemas.responses import Detokenized, Health, Model, ModelList, Tokenized, Version
+from kvscope_engine.http.schemas.responses import Detokenized, Health, Model, ModelList, Root, Tokenized, Version
 from kvscope_engine.tokenization.tokenizer import Tokenizer
 from kvscope_telemetry.messages.commands import LoadedAdapter, Status
 from kvscope_telemetry.program_version import program_version
@@ -34,6 +34,11 @@ PAUSED_S: Final = 60.0
 
 def json_response(answer: msgspec.Struct) -> Response:
     return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+async def root(request: Request) -> Response:
+    """Handle `GET /`."""
+    return json_response(Root())
 
 
 async def models(request: Request) -> Response:

@@ -14,13 +14,14 @@ from starlette.requests import ClientDisconnect, Request
 from kvscope_engine.http.api_state import HttpLimits, api_keys
 from kvscope_engine.http.client_limits import ClientLimiter, RequestSlot, client_name, too_large
 from kvscope_engine.http.http_connection import MAX_HEAD_BYTES
+from kvscope_engine.http.lenient_body import lenient_body
 from kvscope_engine.http.schemas.api_errors import ApiError, ClientDisconnected, error_response
 from kvscope_engine.http.tokenizer_threads import WorkOwner
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-OPEN_PATHS: Final = frozenset(("/health", "/version", "/openapi.json"))
+OPEN_PATHS: Final = frozenset(("/", "/health", "/version", "/openapi.json"))
 """Paths that need no API key."""
 SLOT: Final = "kvscope.slot"
 _Body = TypeVar("_Body")
@@ -53,6 +54,7 @@ class AccessMiddleware:
             return
         slot: RequestSlot | None = None
         try:
+            scope["path"] = scope["path"].rstrip("/") or "/"  # some clients add a slash to the base URL
             _check_size(scope)
             headers = Headers(scope=scope)
             key = self._check(scope["path"], headers)
@@ -130,7 +132,10 @@ async def _read_all(request: Request, slot: RequestSlot, chunk_s: float) -> byte
 
 def _decoded(data: bytes, kind: type[_Body]) -> _Body:
     try:
-        return msgspec.json.decode(data, type=kind)
+        try:
+            return msgspec.json.decode(data, type=kind)
+        except msgspec.ValidationError:
+            return lenient_body(data, kind)
     except UnicodeDecodeError as error:
         raise ApiError(400, f"the body is not UTF-8: {error.reason}") from None
     except RecursionError:

@@ -26,6 +26,7 @@ from kvscope_engine.http.schemas.responses import (
     Health,
     Model,
     ModelList,
+    Root,
     Tokenized,
     Version,
 )
@@ -41,6 +42,7 @@ POST_ENDPOINTS: Final[dict[str, tuple[type, type, str]]] = {
     "/detokenize": (DetokenizeBody, Detokenized, "Text of tokens"),
 }
 GET_ENDPOINTS: Final[dict[str, tuple[type, str]]] = {
+    "/": (Root, "Whether a server answers"),
     "/v1/models": (ModelList, "The model that is served, and its LoRA adapters"),
     "/v1/models/{name}": (Model, "The model, or adapter, of this name"),
     "/health": (Health, "Whether the engine serves"),

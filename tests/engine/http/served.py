@@ -45,6 +45,7 @@ class Served:
         keys: KeyRing | None = None,
         key: Path | None = None,
         trust_forwarded: bool = False,
+        allowed_origins: tuple[str, ...] = (),
         **options: Any,
     ) -> None:
         """With `keys` the engine is on TCP and admits only those; the API uses `key`."""
@@ -64,6 +65,7 @@ class Served:
             api_key=api_key,
             limits=limits or HttpLimits(),
             trust_forwarded=trust_forwarded,
+            allowed_origins=allowed_origins,
         )
         self.server = HttpServer(settings, self.listener)
         self.api = self.server.app.state.api

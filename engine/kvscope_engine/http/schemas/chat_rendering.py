@@ -30,13 +30,25 @@ def conversation_text(
     add_generation_prompt: bool = True,
 ) -> str:
     """Render the conversation. Raises BadInput if the model has no chat template or the template fails."""
-    return _rendered(
-        tokenizer, [template_message(message) for message in messages], tools, extra or {}, add_generation_prompt
-    )
+
+    def rendered(*, raw_arguments: bool) -> str:
+        given = [template_message(message, raw_arguments=raw_arguments) for message in messages]
+        return _rendered(tokenizer, given, tools, extra or {}, add_generation_prompt)
+
+    if all(_is_object(call.function.arguments) for message in messages for call in message.tool_calls or ()):
+        return rendered(raw_arguments=True)
+    try:
+        return rendered(raw_arguments=True)
+    except BadInput:  # many templates list the arguments' names, and fail if they are text
+        return rendered(raw_arguments=False)
 
 
-def template_message(message: MessageBody) -> dict[str, Any]:
-    """Return one message in the form that templates expect: content as text, and arguments of calls as objects."""
+def template_message(message: MessageBody, *, raw_arguments: bool = True) -> dict[str, Any]:
+    """Return one message in the form that templates expect: content as text, and arguments of calls as objects.
+
+    Arguments that are no JSON object (cut, or written by another server) stay text, or become `{"arguments": TEXT}`
+    unless `raw_arguments`.
+    """
     rendered: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
         "content": message_text(message),
@@ -46,13 +58,18 @@ def template_message(message: MessageBody) -> dict[str, Any]:
             {
                 "type": "function",
                 "id": call.id or "",
-                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
+                "function": {
+                    "name": call.function.name,
+                    "arguments": _arguments(call.function.arguments, raw_arguments),
+                },
             }
             for call in message.tool_calls
         ]
-    for name in ("name", "tool_call_id", "reasoning_content"):
+    for name in ("name", "tool_call_id"):
         if value := getattr(message, name):
             rendered[name] = value
+    if reasoning := message.reasoning_content or message.reasoning:
+        rendered["reasoning_content"] = reasoning
     return rendered
 
 
@@ -62,7 +79,7 @@ def message_text(message: MessageBody) -> str:
         if getattr(message, name) is not None:
             raise ApiError(400, f"{name} of a message is not accepted: content and tool_calls are", param="messages")
     if message.content is None:
-        if message.role != "assistant":
+        if message.role not in ("assistant", "tool"):
             raise ApiError(400, f"a message of role {message.role!r} has no content", param="messages")
         return message.refusal or ""
     if isinstance(message.content, str):
@@ -77,16 +94,18 @@ def _part_text(part: ContentPart) -> str:
     return text
 
 
-def _arguments(text: str) -> Any:
+def _arguments(text: str, raw: bool) -> Any:
+    if _is_object(text):
+        return msgspec.json.decode(text or "{}")
+    return text if raw else {"arguments": text}
+
+
+def _is_object(text: str) -> bool:
+    """Whether `text` is a JSON object, or empty."""
     try:
-        arguments = msgspec.json.decode(text or "{}")
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise ApiError(
-            400, f"arguments={text!r:.60} of a tool call are not accepted: a JSON object", param="messages"
-        ) from error
-    if not isinstance(arguments, dict):
-        raise ApiError(400, f"arguments={text!r:.60} of a tool call are not accepted: a JSON object", param="messages")
-    return arguments
+        return isinstance(msgspec.json.decode(text or "{}"), dict)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return False
 
 
 def _rendered(

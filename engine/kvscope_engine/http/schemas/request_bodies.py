@@ -1,7 +1,8 @@
 """Request bodies as msgspec structs, used for decoding and for `/openapi.json`.
 
-They define only types; `SamplingParams` checks ranges. Unknown fields are refused by name. `IgnoredFields` are accepted
-without effect; those in `NEUTRAL` are accepted only with certain values. docs/reference/openai-api.md lists both.
+They define only types; `SamplingParams` checks ranges. `IgnoredFields` are accepted without effect. Fields in
+`NEUTRAL`, `COMPLETION_NEUTRAL` and `CHAT_NEUTRAL` are accepted only with values that change nothing. `lenient_body.py`
+ignores and logs fields that no struct has. docs/reference/openai-api.md lists all.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class ResponseFormat(_Body, frozen=True, kw_only=True):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema: dict[str, Any] | None = None
+    """Schema of a `json_object`, as in llama.cpp."""
 
 
 class StructuredOutputs(_Body, frozen=True, kw_only=True):
@@ -77,6 +80,9 @@ class IgnoredFields(_Body, frozen=True, kw_only=True):
     """Option of beam search, as is `early_stopping`. Beam search itself is refused."""
     early_stopping: bool | str | None = None
     guided_decoding_backend: Text = None
+    cache_prompt: bool | None = None
+    """Option of llama.cpp. The prefix cache is always used, unless the engine was started without it."""
+    id_slot: Int | None = None
 
 
 class NeutralFields(IgnoredFields, frozen=True, kw_only=True):
@@ -103,6 +109,14 @@ class NeutralFields(IgnoredFields, frozen=True, kw_only=True):
     kv_transfer_params: Any = None
     vllm_xargs: Any = None
     prompt_embeds: Any = None
+    typical_p: Any = None
+    """Option of llama.cpp, as are the following."""
+    mirostat: Any = None
+    dry_multiplier: Any = None
+    xtc_probability: Any = None
+    n_probs: Any = None
+    grammar: Any = None
+    json_schema: Any = None
 
 
 NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
@@ -124,6 +138,13 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "kv_transfer_params": (),
     "vllm_xargs": ({},),
     "prompt_embeds": (),
+    "typical_p": (1,),
+    "mirostat": (0,),
+    "dry_multiplier": (0,),
+    "xtc_probability": (0,),
+    "n_probs": (0,),
+    "grammar": ("",),
+    "json_schema": (),
 }
 """Values, by field, that have no effect on completions and chats. Null is always accepted in addition."""
 COMPLETION_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {"add_special_tokens": (True,)}
@@ -137,6 +158,11 @@ CHAT_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "documents": ([],),
     "mm_processor_kwargs": ({},),
     "media_io_kwargs": ({},),
+    "functions": (),
+    "function_call": (),
+    "web_search_options": (),
+    "moderation": (),
+    "audio": (),
 }
 
 
@@ -200,7 +226,7 @@ class FunctionCall(_Body, frozen=True, kw_only=True):
 
     name: str
     arguments: str = "{}"
-    """A JSON object as text."""
+    """A JSON object as text. Other text, such as arguments that were cut, is passed to the chat template as it is."""
 
 
 class ToolCallBody(_Body, frozen=True, kw_only=True):
@@ -217,6 +243,8 @@ class MessageBody(_Body, frozen=True, kw_only=True):
     tool_calls: list[ToolCallBody] | None = None
     tool_call_id: Text = None
     refusal: Text = None
+    reasoning: Text = None
+    """Reasoning of an earlier turn, as is `reasoning_content`."""
     reasoning_content: Text = None
     annotations: list[Any] | None = None
     audio: Any = None
@@ -260,6 +288,11 @@ class ChatBody(SamplingBody, frozen=True, kw_only=True):
     documents: Any = None
     mm_processor_kwargs: Any = None
     media_io_kwargs: Any = None
+    functions: Any = None
+    function_call: Any = None
+    web_search_options: Any = None
+    moderation: Any = None
+    audio: Any = None
 
 
 class LoadAdapterBody(_Body, frozen=True, kw_only=True):

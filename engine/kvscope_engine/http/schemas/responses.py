@@ -178,6 +178,13 @@ class Health(msgspec.Struct, frozen=True):
     status: str
 
 
+class Root(msgspec.Struct, frozen=True):
+    """Response of `/`, which clients request to find out whether a server answers."""
+
+    name: str = "kvscope"
+    openapi: str = "/openapi.json"
+
+
 class Version(msgspec.Struct, frozen=True):
     """Response of `/version`."""
 

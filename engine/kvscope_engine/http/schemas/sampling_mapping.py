@@ -28,6 +28,8 @@ DEFAULT_MAX_TOKENS: Final = 16
 """Default `max_tokens` of `/v1/completions`, as in OpenAI's API. The default of a chat is all that the model's limit
 leaves.
 """
+UNLIMITED: Final = -1
+"""`max_tokens` of clients that want all tokens that the model's limit leaves, as in llama.cpp."""
 SAME_NAME_FIELDS: Final = (
     "temperature",
     "top_p",
@@ -55,7 +57,7 @@ def completion_sampling(body: CompletionBody) -> SamplingParams:
         raise ApiError(400, f"best_of={body.best_of} is not accepted: all n completions are returned", param="best_of")
     _check_neutral(body, COMPLETION_NEUTRAL)
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    return _sampling(body, max_tokens, body.logprobs)
+    return _sampling(body, max_tokens, body.logprobs, "logprobs")
 
 
 def chat_sampling(body: ChatBody) -> SamplingParams:
@@ -65,7 +67,7 @@ def chat_sampling(body: ChatBody) -> SamplingParams:
         raise ApiError(400, "top_logprobs is not accepted without logprobs=true", param="top_logprobs")
     _check_neutral(body, CHAT_NEUTRAL)
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    return _sampling(body, max_tokens, (body.top_logprobs or 0) if body.logprobs else None)
+    return _sampling(body, max_tokens, (body.top_logprobs or 0) if body.logprobs else None, "top_logprobs")
 
 
 def submission(request_id: str, body: SamplingBody, sampling: SamplingParams, *, raw: bool, **prompt: Any) -> Submit:
@@ -105,14 +107,17 @@ def _check_neutral(body: SamplingBody, accepted: Mapping[str, tuple[Any, ...]]) 
             raise ApiError(400, f"{name}={value!r:.60} is not accepted: {accepted_text}", param=name)
 
 
-def _sampling(body: SamplingBody, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+def _sampling(body: SamplingBody, max_tokens: int | None, logprobs: int | None, logprobs_field: str) -> SamplingParams:
+    """`logprobs_field` is the name of the body's field with the number of logprobs, for errors."""
     _check_neutral(body, NEUTRAL)
-    fields: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": logprobs}
+    fields: dict[str, Any] = {"max_tokens": None if max_tokens == UNLIMITED else max_tokens, "logprobs": logprobs}
     for name in SAME_NAME_FIELDS:
         value = getattr(body, name)
         if value is not None and value != []:
             _require_field(SamplingParams, name)
             fields[name] = value
+    if fields.get("top_p") == 0:  # only the most probable token is left
+        fields |= {"top_p": 1.0, "temperature": 0.0}
     if body.stop is not None:
         fields["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
     if body.logit_bias:
@@ -125,7 +130,10 @@ def _sampling(body: SamplingBody, max_tokens: int | None, logprobs: int | None) 
     try:
         return msgspec.convert(fields, SamplingParams, str_keys=False)
     except (BadInput, msgspec.ValidationError) as error:
-        raise ApiError(400, str(error), param=str(error).partition("=")[0].partition(" ")[0]) from error
+        message = str(error)
+        if message.startswith("logprobs="):
+            message = logprobs_field + message.removeprefix("logprobs")
+        raise ApiError(400, message, param=message.partition("=")[0].partition(" ")[0]) from error
 
 
 def _require_field(kind: type[msgspec.Struct], name: str) -> None:
@@ -161,7 +169,8 @@ def _response_format(body: SamplingBody) -> list[tuple[str, str]]:
     if response_format is None or response_format.type == "text":
         return []
     if response_format.type == "json_object":
-        return [("json_object", "")]
+        schema = response_format.schema
+        return [("json_object", "")] if schema is None else [("json_schema", _json(schema))]
     if response_format.json_schema is None:
         raise ApiError(400, "response_format of type json_schema has no json_schema", param="response_format")
     return [("json_schema", _json(response_format.json_schema.schema))]

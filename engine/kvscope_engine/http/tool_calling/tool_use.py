@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,6 +24,8 @@ from kvscope_telemetry.messages.structured import Structured
 REASONING_MARKS: Final = frozenset((*REASONING, *REASONING.values()))
 PROMPT_END_TOKENS: Final = 16
 """Number of tokens at the end of a prompt that are searched for a mark that begins reasoning."""
+TOOLS_VARIABLE: Final = re.compile(r"\btools\b")
+"""Name by which chat templates read the tools."""
 CHOICES: Final = "none, auto, required or a function by its name"
 
 
@@ -84,6 +87,8 @@ def tool_use(body: ChatBody, tokenizer: Tokenizer | None, parser: str) -> ToolUs
     if body.tool_choice == "none" or not body.tools:
         return ToolUse(())
     functions = [tool.function for tool in body.tools]
+    if tokenizer is not None and tokenizer.chat_template and not TOOLS_VARIABLE.search(tokenizer.chat_template):
+        raise ApiError(400, "tools are not accepted: the model's chat template does not show them to it", param="tools")
     tool_format = format_of(tokenizer.chat_template if tokenizer is not None else None, parser)
     forced = _forced(body, functions)
     is_one = body.parallel_tool_calls is False or isinstance(body.tool_choice, dict)
