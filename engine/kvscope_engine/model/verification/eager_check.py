@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from kvscope_engine.model.hf_config import position_limit
 from kvscope_engine.model.kv_cache.kv_storage import KVStorage, LayerShape
 from kvscope_engine.model.kv_cache.state_storage import StateStorage
-from kvscope_engine.model.layers.attention.given_positions import given_positions
+from kvscope_engine.model.layers.attention.given_positions import position_cache
 from kvscope_engine.model.layers.attention.paged_attention import ATTENTION_NAME, AttentionContext, AttentionOptions
 from kvscope_engine.model.layers.recurrent.recurrent_layers import StateStep, recurrent_layers
 from kvscope_engine.model.tensor_agreement import Difference, difference
@@ -214,7 +214,7 @@ def _eager_trace(module: nn.Module, sequences: Sequence[CheckSequence], location
         with torch.inference_mode(), tap.attached(module, locations):
             tap.rows = [first.rows]
             _keep_logits(tap, module(input_ids=first.ids[None], use_cache=False).logits)
-            for batch in [others] if given_positions(module) is None else [[sequence] for sequence in others]:
+            for batch in [others] if position_cache(module) is None else [[sequence] for sequence in others]:
                 tap.rows = [sequence.rows for sequence in batch]
                 ids = pad_sequence([sequence.ids for sequence in batch], batch_first=True)
                 steps = torch.arange(ids.shape[1], device=ids.device)

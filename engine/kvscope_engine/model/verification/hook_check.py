@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kvscope_engine.model.hf_config import num_query_heads, position_limit
 from kvscope_engine.model.kv_cache.kv_storage import LayerShape
 from kvscope_engine.model.layers.attention.first_position import count_from_first
-from kvscope_engine.model.layers.attention.given_positions import given_positions, install_position_cache
+from kvscope_engine.model.layers.attention.given_positions import install_position_cache, position_cache
 from kvscope_engine.model.layers.attention.mla.latent_modules import store_expanded, store_latents
 from kvscope_engine.model.layers.attention.paged_attention import (
     ATTENTION_NAME,
@@ -308,7 +308,7 @@ def _record_helped(module: nn.Module) -> _RecordingContext:
     except _NotPassedOnError:
         pass_keywords_on(module)
     except _CountsTokensError:
-        if given_positions(module) is not None:
+        if position_cache(module) is not None:
             raise
         install_position_cache(module)
     return _record(module)
@@ -376,7 +376,7 @@ class _CountingWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._num_counts = 0
         self._before: dict[int, tuple[int, int]] = {}
-        self._given = given_positions(model)
+        self._given = position_cache(model)
         self._handles = [part.register_forward_pre_hook(self._enter) for part in model.modules()]
 
     def check(self, attention: nn.Module) -> None:
@@ -404,7 +404,7 @@ class _CountingWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def _counts(self) -> tuple[int, int]:
-        return self._num_counts, 0 if self._given is None else self._given.num_asked
+        return self._num_counts, 0 if self._given is None else self._given.num_queries
 
 
 def _refuse_unknown(module: nn.Module, mask: Any, kwargs: dict[str, Any]) -> None:
