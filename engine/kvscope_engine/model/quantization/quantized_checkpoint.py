@@ -85,8 +85,8 @@ def _attach_stored(module: Any, weights: list[ScaledWeight], tensors: dict[str, 
     if not num_unordered:
         return ""
     return (
-        f"{num_unordered} of {num_quantized} quantized layers have their inputs in the order of activations (desc_act): no"
-        " product here reads that, so their weights are widened"
+        f"{num_unordered} of {num_quantized} quantized layers have their inputs in the order of activations (desc_act):"
+        " no product here reads that, so their weights are widened"
     )
 
 

@@ -195,13 +195,11 @@ def _fault(paged: Trace, whole: Trace, compares_all_tokens: bool, rows: list[int
     ):
         for layer in sorted(actual.keys() & expected.keys()):
             selected = slice(None) if rows is None else rows
-            layer_difference = difference(actual[layer][selected], expected[layer][selected])
+            gap = difference(actual[layer][selected], expected[layer][selected])
             is_strict = compares_all_tokens and (actual is paged.attended or not paged.attended)
-            measured = layer_difference.worst_row if is_strict else layer_difference.upper_quartile
+            measured = gap.worst_row if is_strict else gap.upper_quartile
             if not (
-                layer_difference.is_number
-                and measured <= bound
-                and layer_difference.overall <= (bound if is_strict else MAX_OVERALL_DIFFERENCE)
+                gap.is_number and measured <= bound and gap.overall <= (bound if is_strict else MAX_OVERALL_DIFFERENCE)
             ):
-                return f"{subject} {layer}: {layer_difference.overall:.3g} of its size, {layer_difference.worst_row:.3g} of a token's"
+                return f"{subject} {layer}: {gap.overall:.3g} of its size, {gap.worst_row:.3g} of a token's"
     return ""
