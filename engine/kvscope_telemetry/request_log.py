@@ -1,7 +1,8 @@
 """All requests of a session as numpy columns: arrival, latencies, end, and the reason for each delay.
 
-Fed with telemetry in order, live or from a recording. Keeps finished requests and those of earlier engine starts.
-Latencies follow `latencies`, so they equal those of the exports. Thread-safe. Knows no Qt and no files.
+Must be fed with telemetry in order, live or from a recording. Keeps finished requests and those of earlier engine
+starts. Latencies are those of `latencies`, so they equal those of the exports. Thread-safe. Must not depend on Qt or
+files.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ IntArray = npt.NDArray[np.int64]
 MAX_REQUESTS: Final = 250_000
 """Maximum number of requests. Above it, the oldest engine starts and then the oldest requests are dropped."""
 _UNSEEN: Final = -2
-"""Marks a moment before telemetry was received, so that a later observation is not taken for the first."""
+"""Marks a moment that passed before telemetry was received. A later observation is then not taken for the first one."""
 _UNKNOWN: Final = -1
 _COLUMNS: Final = (
     *("number", "arrival_ns", "num_prompt_tokens", "max_tokens", "client"),
@@ -52,8 +53,6 @@ _Read = TypeVar("_Read")
 
 
 class Ending(IntEnum):
-    """How a request ended, according to its last event."""
-
     UNKNOWN = 0
     """The request has not ended, or its end was not reported."""
     FINISHED = 1
@@ -66,7 +65,9 @@ ENDINGS: Final = {"finished": Ending.FINISHED, "aborted": Ending.ABORTED, "refus
 
 @dataclass(frozen=True, slots=True)
 class RequestColumns:
-    """Copied columns of requests, oldest first, each of shape (n,). Durations of unfinished requests last until now."""
+    """Copied columns of requests, oldest first, each of shape (n,). Durations of unfinished requests last until the
+    newest telemetry.
+    """
 
     request_ids: list[str]
     adapters: list[str]
@@ -79,18 +80,18 @@ class RequestColumns:
     arrival_ns: IntArray
     """Arrival on the timeline's wall clock."""
     end_ns: IntArray
-    """End on the timeline's wall clock; now for an unfinished request, the arrival if the end was not observed."""
+    """End on the timeline's wall clock: the newest time for an unfinished request, the arrival if the end was not
+    observed.
+    """
     state: IntArray
-    """A `RequestState`."""
     has_ended: npt.NDArray[np.bool_]
     ending: IntArray
-    """An `Ending`."""
     num_prompt_tokens: IntArray
     num_computed_tokens: IntArray
     num_cached_tokens: IntArray
     num_output_tokens: IntArray
     num_output_now: IntArray
-    """Output tokens at the moment shown."""
+    """Number of output tokens at the time that is displayed."""
     max_tokens: IntArray
     num_blocks: IntArray
     num_preemptions: IntArray
@@ -136,7 +137,6 @@ class RequestWallTimes:
 class RequestLog:
     def __init__(self, max_requests: int = MAX_REQUESTS) -> None:
         self.version = 0
-        """Incremented by each change."""
         self._max_requests = max_requests
         self._starts: list[_EngineStart] = []
         self._num_starts = 0
@@ -204,7 +204,6 @@ class RequestLog:
         return None if key is None else self._lookup(key, _EngineStart.row_columns, None)
 
     def key_of(self, epoch: int, number: int) -> int | None:
-        """Return the key of a request; None if it is unknown."""
         with self._lock:
             start = next((each for each in reversed(self._starts) if each.epoch == epoch), None)
             is_known = start is not None and start.row_of(number) is not None
@@ -498,7 +497,6 @@ class RequestLogReader:
         return False
 
     def flush(self) -> None:
-        """Add the collected frames to the log."""
         frames, self._frames = self._frames, []
         if not frames:
             return

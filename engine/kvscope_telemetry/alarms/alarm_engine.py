@@ -1,8 +1,8 @@
 """Evaluates alarm rules over the seconds of a session overview, in order.
 
-Owns the state of each rule: since when its condition holds, and the alarm that it fired. An alarm fires once the rule's
-expression has held for `Rule.seconds`, and is resolved once the expression has clearly not held for `CALM_S`, so that a
-value that fluctuates around a threshold gives one alarm. The rules do not change during the life of an engine. Reads no
+Owns the state of each rule: since when its condition has held, and the alarm that it fired. An alarm fires once the
+rule's expression has held for `Rule.seconds`. It is resolved once the expression has clearly not held for `CALM_S`, so
+that a value that fluctuates around a threshold gives one alarm. The rules of an `AlarmEngine` never change. Reads no
 clock: the result is the same live and offline.
 """
 
@@ -25,9 +25,7 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 CALM_S: Final = 10.0
 """Seconds for which the condition must clearly not hold until an alarm is resolved."""
 SLACK: Final = 0.05
-"""Relative distance from its thresholds that a value must keep to count as clearly not holding: fluctuation around a
-threshold is one alarm.
-"""
+"""Relative distance that a value must keep from its threshold to count as clearly not holding."""
 _LARGEST_GAP_NS: Final = 2 * SECOND_NS
 """Largest gap between seconds over which a condition counts as held without interruption. Missing seconds are
 unknown.
@@ -43,11 +41,11 @@ class Alarm:
     begin_ns: int
     """Start of the first second in which the condition held."""
     rang_ns: int
-    """End of the second with which the condition had held for `Rule.seconds`: the time at which the alarm fired."""
+    """Time at which the alarm fired: end of the first second by which the condition had held for `Rule.seconds`."""
     worst: float
-    """Worst value so far of the side of the first comparison that names a figure (`Expression.value`)."""
+    """Worst value so far, as defined by `Expression.value`."""
     value: float = math.nan
-    """Latest value, defined like `worst`."""
+    """Latest value, as defined by `Expression.value`."""
     until_ns: int = 0
     """Time at which the alarm was resolved; 0 while it is active."""
 
@@ -57,9 +55,7 @@ class Alarm:
 
 
 class AlarmEngine:
-    """Evaluates the rules on the seconds passed to `read`. Rules that are off or invalid are ignored and cost
-    nothing.
-    """
+    """Evaluates rules on the seconds passed to `read`. Rules that are off or invalid are ignored."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self._rules = [rule for rule in rules if rule.is_on and not complaint(rule)]
@@ -69,12 +65,10 @@ class AlarmEngine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is no valid rule that is on."""
         return not self._rules
 
     @property
     def active(self) -> list[Alarm]:
-        """Active alarms: those that fired and are not resolved."""
         return [watch.alarm for watch in self._watches if watch.alarm is not None]
 
     def read(self, overview: SessionOverview, first: int, last: int) -> list[Alarm]:
@@ -114,8 +108,6 @@ class AlarmEngine:
 
 
 class _RuleState:
-    """State of one rule during one engine start."""
-
     def __init__(self, rule: Rule) -> None:
         self.alarm: Alarm | None = None
         self._rule, self._expression = rule, expression_of(rule.expression)
@@ -126,8 +118,7 @@ class _RuleState:
     def columns(self, overview: SessionOverview, rows: slice) -> list[tuple[float, float, float]]:
         """Return for each second (whether the condition holds, whether it holds with slack, its value).
 
-        The last two are evaluated only where needed: while an alarm is active or if the condition holds in one of the
-        seconds.
+        If no alarm is active and the condition holds in no second, the last two are not evaluated: 0.0 and NaN.
         """
         expression = self._expression
         is_true = expression.evaluate(overview, rows)

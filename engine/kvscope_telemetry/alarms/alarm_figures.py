@@ -36,8 +36,8 @@ FloatArray = npt.NDArray[np.float64]
 Read = Callable[[SessionOverview, slice], FloatArray]
 """Reads the values of the given rows of an overview, shape (n,)."""
 _TOLD_BY_USAGE: Final = {"active_blocks"}
-"""Columns that can be derived from KV usage alone, and are therefore available from engines that report usage but not
-the number of free blocks.
+"""Columns that can be derived from KV usage alone. They are known for engines that report usage but not the number of
+free blocks.
 """
 _USUAL_FOR_NS: Final = 600 * SECOND_NS
 _TIMES_USUAL: Final = 4.0
@@ -65,15 +65,14 @@ class SecondFigure:
     """Whether the figure has a meaning while the engine is paused; otherwise it is unknown then."""
 
     def is_available(self, capabilities: Capabilities) -> bool:
-        """Whether an engine with these capabilities reports the figure."""
         return (unknown_fields(capabilities) - _TOLD_BY_USAGE).isdisjoint(self.columns)
 
 
 def forecast_at(overview: SessionOverview, time_ns: int) -> float | None:
     """Return the seconds until free and cached blocks run out, forecast from the seconds that ended by `time_ns`.
 
-    Returns None if there is no forecast: no second that ended within the last 5 s, a pause within the window, or no
-    clear fall.
+    Returns None without a forecast: the newest such second ended more than 5 s before, the engine was stopped within
+    the window, or the number of blocks does not clearly fall.
     """
     last = overview.index_at(time_ns + 1 - SECOND_NS) + 1
     if not last or time_ns - int(overview.time_ns[last - 1]) > 5_000_000_000:

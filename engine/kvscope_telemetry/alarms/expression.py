@@ -63,7 +63,8 @@ class Expression:
         are harder to pass. If a latency percentile is known only as a histogram bucket, the condition is evaluated for
         both edges of the bucket and is unknown where the results differ.
 
-        Returns: shape (n,): 1 where the condition holds, 0 where it does not, NaN where this is unknown.
+        Returns:
+            Shape (n,): 1 where the condition holds, 0 where it does not, NaN where this is unknown.
         """
         context = _EvaluationContext(overview, rows, slack)
         high = _condition(self._root, context)
@@ -72,8 +73,8 @@ class Expression:
         return np.where(high == _condition(self._root, replace(context, is_low=True)), high, np.nan)
 
     def value(self, overview: SessionOverview, rows: slice) -> FloatArray:
-        """Return the value that the first comparison holds against its threshold, shape (n,); NaN where it is unknown.
-        Where the upper edge of a histogram bucket is infinite, the lower edge is returned.
+        """Return the value that the first comparison with a figure compares with its threshold, shape (n,); NaN where
+        it is unknown. Where the upper edge of a histogram bucket is infinite, the lower edge is returned.
         """
         context = _EvaluationContext(overview, rows)
         value = _number(self._measured, context)
@@ -89,7 +90,7 @@ class Expression:
 
 @lru_cache(maxsize=256)
 def expression_of(text: str) -> Expression:
-    """Return the parsed expression of `text`, cached because all windows evaluate the same rules. Raises BadInput."""
+    """Return the parsed expression of `text`. Cached, because all windows evaluate the same rules. Raises BadInput."""
     return Expression(text)
 
 

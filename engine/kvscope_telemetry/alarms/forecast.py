@@ -1,6 +1,6 @@
 """Forecast of when free and cached blocks run out: a robust slope over the last seconds, and no forecast from noise.
 
-Cached blocks count as free because they are evicted when a request needs them. Works on plain arrays only.
+Cached blocks count as free because they are evicted when a request needs them. Must not depend on anything but numpy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ WINDOW_S: Final = 15
 """Maximum number of most recent samples (one per second) that the slope is fitted to."""
 LEAST_S: Final = 8
 LONGEST_S: Final = 600.0
-"""Longest forecast in seconds; None is returned beyond it."""
 _LEAST_SHARE: Final = 0.02
 """Minimum fall within the window, as a share of the pool; smaller changes are ignored."""
 _CLEARER_THAN_NOISE: Final = 3.0
@@ -27,14 +26,15 @@ _LARGEST_GAP_S: Final = 2.5
 
 
 def seconds_left(time_s: FloatArray, free_blocks: FloatArray, num_blocks: float) -> float | None:
-    """Return the seconds until no block is available, or None if the number does not fall, or not clearly.
+    """Return the seconds until no block is available, or None if their number does not clearly fall, or only after more
+    than `LONGEST_S`.
 
     The slope is the median of the slopes between all pairs of samples (Theil 1950, Sen 1968), so that a request that
     starts or finishes is an outlier and does not change the trend.
 
     Args:
         time_s: Ascending times of the samples in seconds, shape (n,).
-        room: Free and cached blocks at these times, shape (n,).
+        free_blocks: Number of free and cached blocks at these times, shape (n,).
         num_blocks: Total number of blocks in the pool.
     """
     time_s, free_blocks = time_s[-WINDOW_S:], free_blocks[-WINDOW_S:]

@@ -1,7 +1,7 @@
 """Alarm rules: a name, an expression, and for how long it must hold.
 
-Owns the default rules (of the same kind as users' rules), the validation of rules, and their one-line text format.
-Evaluation is in `alarm_engine`, the expression language in `expression`.
+Owns the default rules, the validation of rules, and their one-line text format. Evaluation is in `alarm_engine`, the
+expression language in `expression`.
 """
 
 from __future__ import annotations

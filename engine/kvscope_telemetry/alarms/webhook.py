@@ -70,7 +70,7 @@ class Webhook:
     def __init__(self, url: str) -> None:
         self.url = checked_url(url)
         self.failure = ""
-        """Message why the last post failed or was dropped; empty after a success."""
+        """Why the last post failed or was dropped; empty after a success."""
         self._posts: queue.Queue[bytes | None] = queue.Queue(MAX_QUEUED + 1)
         self._closing = threading.Event()
         self._opener = urllib.request.build_opener(_NoRedirects)

@@ -18,9 +18,8 @@ from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 MAX_TEXT_BYTES: Final = 1 << 20
-"""Maximum size of one encoded text in bytes."""
 MAX_KEPT_BYTES: Final = 96 << 20
-"""Approximate limit of the texts held in memory, in bytes. Beyond it, the oldest texts of each block are dropped."""
+"""Approximate memory limit of the texts, in bytes. Above it, the oldest texts of each block are dropped."""
 _OVERHEAD_BYTES: Final = 400
 
 
@@ -66,7 +65,7 @@ class RecordedText(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     @property
     def content(self) -> BlockContent:
-        """The text in the form of an engine's reply to `GetBlockText`."""
+        """The text as a `BlockContent`, like an engine's reply to `GetBlockText`."""
         return BlockContent(
             block=self.block,
             number=self.number,
@@ -97,7 +96,6 @@ def encode_text(text: RecordedText) -> bytes:
 
 
 def decode_text(data: bytes) -> RecordedText:
-    """Decode a recorded text. Raises ProtocolError if it is too large or invalid."""
     if len(data) > MAX_TEXT_BYTES:
         raise ProtocolError(f"the text of a block of {len(data)} bytes: at most {MAX_TEXT_BYTES} are accepted")
     try:
@@ -140,7 +138,7 @@ class TextIndex:
         return newest_ns
 
     def find(self, asked: BlockTextLookup, at_ns: int) -> BlockContent | None:
-        """Return what the block held at `at_ns`, or None if it is not known.
+        """Return the content of a block at `at_ns`, or None if it is not known.
 
         A block with a hash is found by the hash alone, because moving to another tier does not change its content. For
         a block that was still being filled, the result is the nearest text with at least `asked.filled` tokens,
@@ -175,7 +173,6 @@ class TextIndex:
         return sorted(once, key=lambda text: text.time_ns)[:limit]
 
     def _thin_out(self) -> None:
-        """Drop the older half of each block's texts."""
         for texts in self._by_block.values():
             gone = texts[: (len(texts) + 1) // 2]
             del texts[: len(gone)]

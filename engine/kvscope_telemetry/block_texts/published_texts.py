@@ -21,7 +21,7 @@ from kvscope_telemetry.messages.telemetry import Frame, Snapshot
 
 ASK_EVERY_S: Final = 0.1
 MAX_ASKED: Final = 64
-"""Maximum number of blocks per request, so that a step is delayed by a few milliseconds at most."""
+"""Maximum number of blocks per request, so that a step is delayed by a few milliseconds only."""
 
 
 class PublishedTexts:
@@ -36,7 +36,6 @@ class PublishedTexts:
         self._next_s = 0.0
 
     def add_message(self, message: Frame | Snapshot) -> None:
-        """Apply a published message to the ledger copy, and mark the changed rows."""
         rows = message.blocks
         ids = np.frombuffer(rows.ids, "<u4") if isinstance(message, Frame) else None
         where = slice(None) if ids is None else ids

@@ -1,8 +1,8 @@
 """Decides which block texts must be requested for a recording, and which replies can be trusted.
 
-Keeps track of the recorded text of each block and of pending requests. A reply describes the moment at which it was
-made: it is accepted only once the ledger shows that the block has not changed since the request. Independent of who
-replies and who writes. Not thread-safe.
+Owns the record of which text of each block was recorded, and the pending requests. A reply describes the moment at
+which it was created: it is accepted only once the ledger shows that the block has not changed since the request. Must
+not depend on the engine or the writer. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from kvscope_telemetry.ledger import STATE_TIERS, BlockState, Ledger
 from kvscope_telemetry.messages.commands import BlockContent
 
 PARTIAL_EVERY: Final = 4
-"""Blocks that are not full are requested in every n-th turn only, because they will soon contain more tokens."""
+"""Partly filled blocks are requested only by every n-th call of `due`, because they will soon contain more tokens."""
 _HOLDING: Final = np.array([BlockState.ACTIVE, BlockState.CACHED], np.uint8)
 
 IdArray = npt.NDArray[np.uint32]
 
 
 class TextCollector:
-    """Usage: report changed ledger rows with `changed`, request the blocks that `due` returns, pass the replies to
-    `add_contents`, and write what `confirmed` returns.
+    """Selects blocks whose texts are missing, and checks the replies.
+
+    Report changed ledger rows with `changed`, request the blocks that `due` returns, pass the replies to
+    `add_contents`, and write the texts that `confirmed` returns.
     """
 
     def __init__(self) -> None:
@@ -44,7 +46,6 @@ class TextCollector:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a request has not been answered yet."""
         return bool(self._asked)
 
     def changed(self, ids: IdArray | None) -> None:

@@ -1,7 +1,7 @@
 """Extracts the figures of one device and one process from a sample of the whole machine, for clients that show one
 device.
 
-Unknown values are -1, never 0. Knows neither the engine nor torch.
+Unknown values are -1, never 0. Must not depend on the engine or torch.
 """
 
 from __future__ import annotations

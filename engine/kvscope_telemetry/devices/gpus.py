@@ -1,4 +1,4 @@
-"""Samples every GPU that NVML knows, including those that responded before and no longer do.
+"""Samples every GPU that NVML reports, including those that responded before and no longer do.
 
 Owns NVML's initialization and the handles. Nothing raises: a driver that is missing, fails or returns, and a GPU that
 falls off the bus, are reported in the sample.

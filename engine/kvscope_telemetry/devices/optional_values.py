@@ -9,7 +9,7 @@ _Value = TypeVar("_Value")
 
 
 def known(ask: Callable[[], _Value | None]) -> _Value | None:
-    """Return what `ask` returns, or None if it raises. Drivers fail in ways that no list of exceptions covers."""
+    """Return the result of `ask`, or None if it raises. Drivers fail in ways that no list of exceptions covers."""
     try:
         return ask()
     except Exception:
@@ -17,12 +17,12 @@ def known(ask: Callable[[], _Value | None]) -> _Value | None:
 
 
 def counted(ask: Callable[[], int | None]) -> int | None:
-    """Return a non-negative integer below 2**63, else None."""
+    """Return the result of `ask` as an integer; None if it raises, is None, or is not in 0 to 2**63 - 1."""
     value = known(lambda: int(said) if (said := ask()) is not None else None)
     return value if value is not None and 0 <= value < 1 << 63 else None
 
 
 def measured(ask: Callable[[], float | None]) -> float | None:
-    """Return a finite non-negative number, else None."""
+    """Return the result of `ask` as a float; None if it raises, is None, or is not finite and non-negative."""
     value = known(lambda: float(said) if (said := ask()) is not None else None)
     return value if value is not None and 0 <= value < float("inf") else None

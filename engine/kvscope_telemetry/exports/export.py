@@ -47,9 +47,11 @@ class ExportTarget:
 
     @classmethod
     def of(cls, path: Path, kind: str | None = None, form: str | None = None) -> ExportTarget:
-        """Determine format and table from the file name, such as `requests.csv` or `last-events.parquet`.
+        """Return the target for a file name such as `requests.csv` or `last-events.parquet`.
 
-        `form`, the name of a format, overrides the extension. The default table is metrics.
+        Args:
+            kind: Table to write. Default: the table that the file name contains, or else metrics.
+            form: Name of a format, which overrides the file name's extension.
         """
         suffix = path.suffix.lower() if form is None else _BY_NAME[form].suffixes[0]
         if suffix not in SUFFIXES:
@@ -78,7 +80,9 @@ def export(
     """Write the export of a range, with the recording's bookmarks and additional `bookmarks`. A report also lists the
     requests that missed `goals`.
 
-    Raises BadInput and KvscopeError with a one-line message; the file is removed then.
+    Raises:
+        BadInput: The range is empty, or the path is not usable.
+        KvscopeError: The disk is full. The file is removed.
     """
     span = span_of(recording, from_s, until_s)
     marks = bookmarks_in(recording, span, bookmarks)

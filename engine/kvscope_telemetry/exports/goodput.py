@@ -20,15 +20,12 @@ class MissedRequest:
     history: RequestHistory
     took_s: dict[str, float]
     missed: tuple[str, ...]
-    """Text about each missed goal."""
     chain: tuple[str, ...]
     """Delays of the request, oldest first (`request_delays`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class GoodputReport:
-    """How the requests that finished in the range met their goals."""
-
     goals: Goals
     judged: GoalResults
     num_finished: int
@@ -63,8 +60,8 @@ def evaluate_goals(
     goals: Goals,
     count: int,
 ) -> GoodputReport:
-    """Judge the requests that finished within `span`, without aborted and refused ones. The delays of the worst
-    `count` are explained.
+    """Judge the requests that finished within `span`, without aborted and refused ones. Only the worst `count` that
+    missed a goal are listed, each with its delays.
     """
     finished = [
         history

@@ -35,7 +35,6 @@ class Format:
         return bool(self.module)
 
     def writer(self) -> Callable[[Table, BinaryIO], None]:
-        """Import and return the function that writes a table."""
         found: Callable[[Table, BinaryIO], None] = _imported(self.module, self.function)
         return found
 

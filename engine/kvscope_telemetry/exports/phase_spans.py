@@ -1,7 +1,8 @@
-"""Extracts the phases of requests from telemetry: waiting, prefill, decode, and preempted, with the request that
-caused it.
+"""Extracts the phases of requests from telemetry: waiting, prefill, decode, and preempted, with the request that caused
+it.
 
-Owns how phases follow from events and, for engines that report few events, from the states in frames. Knows no files.
+Decides how phases follow from events and, for engines that report few events, from the states in frames. Must not
+depend on files.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ class PhaseSpan:
     start_ns: int
     end_ns: int | None = None
     cause: str = ""
-    """Why the phase started, as text."""
     other: int = 0
     """Number of the request that caused a preemption, or 0."""
 
@@ -74,7 +74,6 @@ class RequestHistory:
         return bool(self.end)
 
     def preempted_ns(self, until_ns: int) -> int:
-        """Return the total time spent preempted, as of `until_ns`."""
         return sum(self.length_ns(phase, until_ns) for phase in self.phases if phase.kind in PREEMPTED_PHASES)
 
     def length_ns(self, phase: PhaseSpan, until_ns: int) -> int:
@@ -82,7 +81,6 @@ class RequestHistory:
         return self.moments.running.running_ns(*self._on_engine(phase, until_ns))
 
     def stopped_ns(self, phase: PhaseSpan, until_ns: int) -> int:
-        """Return how long the engine was stopped during a phase."""
         return self.moments.running.stopped_ns(*self._on_engine(phase, until_ns))
 
     def stopped_text(self, phases: Iterable[PhaseSpan], until_ns: int) -> str:
@@ -94,7 +92,6 @@ class RequestHistory:
         return self.stopped_ns(PhaseSpan(RequestPhase.QUEUED, self.arrival_ns, self.end_ns), until_ns)
 
     def _on_engine(self, phase: PhaseSpan, until_ns: int) -> tuple[int, int]:
-        """Return start and end of a phase on the engine's clock."""
         offset_ns = self.arrival_ns - self.moments.arrival_ns
         return phase.start_ns - offset_ns, (until_ns if phase.end_ns is None else phase.end_ns) - offset_ns
 
@@ -120,7 +117,7 @@ class RequestHistoryReader:
     """Collects request histories. Call `add_message` with every message in order; `histories` has all requests in the
     order they were announced.
 
-    `before` has events from before the first message, which complete the histories of requests that already exist.
+    `before` has events from before the first message. They complete the histories of requests that had already arrived.
     """
 
     def __init__(self, before: EventIndex | None = None) -> None:
@@ -130,7 +127,6 @@ class RequestHistoryReader:
         self._offset_ns = 0
         self._open: dict[int, RequestHistory] = {}
         self._running = RunningTime()
-        """Stops of the current engine start."""
 
     def add_message(self, message: TelemetryMessage, log_time_ns: int) -> None:
         """Process the next message, recorded at `log_time_ns`."""
@@ -259,7 +255,7 @@ def read_request_histories(
 
 
 def within(histories: Iterable[RequestHistory], from_ns: int, until_ns: int) -> list[RequestHistory]:
-    """Return the requests that existed at some time of the range."""
+    """Return the requests that existed at any time from `from_ns` to `until_ns`."""
     return [
         history
         for history in histories

@@ -22,8 +22,6 @@ _MAX_READINGS: Final = 600
 
 
 class ExternalMember:
-    """Fleet member that owns and closes `source`."""
-
     def __init__(self, entry: FleetEntry, source: WatchedSource) -> None:
         self._entry, self._source = entry, source
         self._rates = Rates()

@@ -33,8 +33,7 @@ class FleetMember(Protocol):
     def poll(self) -> None:
         """Process the pending messages. Never blocks."""
 
-    def row(self) -> FleetRow:
-        """Return the current figures."""
+    def row(self) -> FleetRow: ...
 
     def close(self) -> None: ...
 
@@ -73,7 +72,6 @@ class Fleet:
         self.rows: tuple[FleetRow, ...] = ()
         """Newest figures of each engine, in the order of the list. Readable from any thread."""
         self.failure = ""
-        """Why reading has stopped; empty while it runs."""
         self._opener = opener
         self._wanted: tuple[FleetEntry, ...] = ()
         self._members: dict[FleetEntry, FleetMember] = {}

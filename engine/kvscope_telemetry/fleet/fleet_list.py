@@ -32,7 +32,7 @@ class FleetEntry:
 class FleetList:
     entries: tuple[FleetEntry, ...] = ()
     trouble: str = ""
-    """Lines that were left out and why, as one line of text; empty if nothing was."""
+    """Lines that were left out and the reasons, as one line of text; empty if none was."""
 
 
 def parse_list(text: str, api_key: str = "") -> FleetList:

@@ -1,5 +1,4 @@
-"""Reads a list of addresses repeatedly, and keeps the last valid version if reading fails. Owns the thread that
-reads."""
+"""Reads a list of addresses repeatedly, and keeps the last valid version if reading fails. Owns the reading thread."""
 
 from __future__ import annotations
 
@@ -15,9 +14,11 @@ from kvscope_telemetry.fleet.list_texts import ListText
 
 @dataclass(frozen=True, slots=True)
 class Listed:
+    """State of a list after an attempt to read it."""
+
     entries: tuple[FleetEntry, ...] = ()
     trouble: str = ""
-    """Description of the errors in the list, in one line; empty if nothing is."""
+    """Errors in the list, or of the last attempt, as one line of text; empty if there were none."""
     is_old: bool = False
     """Whether the last attempt to read failed, so that the entries are those of an earlier one."""
     read_ns: int = 0
@@ -26,9 +27,9 @@ class Listed:
 
 
 class ListReader:
-    """Reads `text` immediately and then every `every_s` seconds.
+    """Reads `text` immediately and then every `every_s` seconds on its own thread.
 
-    `changed` is called on the reading thread with the entries whenever they differ.
+    `changed` is called on that thread with the entries whenever they differ from the previous ones.
     """
 
     def __init__(

@@ -21,7 +21,6 @@ from kvscope_telemetry.errors import BadInput
 
 MAX_LIST_BYTES: Final = 1 << 20
 COMMAND_S: Final = 30.0
-"""Seconds after which a running command is killed."""
 _POLL_INTERVAL_S: Final = 0.1
 _KEPT_ERROR_BYTES: Final = 2_000
 _PIECE_BYTES: Final = 1 << 16
@@ -33,8 +32,7 @@ class ListText(Protocol):
     @property
     def name(self) -> str: ...
 
-    def read(self, stopped: threading.Event) -> str:
-        """Return the whole text. Raises BadInput if that fails."""
+    def read(self, stopped: threading.Event) -> str: ...
 
 
 class FileText:
@@ -99,7 +97,6 @@ class CommandText:
         return _decoded(output, f"what {self._label[0]!r} printed")
 
     def _output(self, process: subprocess.Popen[bytes], stopped: threading.Event) -> tuple[bytes, bytes]:
-        """Return the standard output, and the beginning of the standard error."""
         assert process.stdout is not None
         assert process.stderr is not None
         kept = {process.stdout: bytearray(), process.stderr: bytearray()}

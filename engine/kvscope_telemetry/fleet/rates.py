@@ -1,4 +1,6 @@
-"""Rates and latencies of one engine over the last minute. Knows no engine and reads no clock: callers pass times."""
+"""Rates and latencies of one engine over the last minute. Must not depend on an engine; reads no clock: callers pass
+times.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class _Totals(NamedTuple):
 
 
 class Rates:
-    """Figures of one engine over the last minute. Call `begin` when it restarts, because its totals do, too."""
+    """Figures of one engine over the last minute. Call `begin` when the engine restarts, because its totals start
+    again.
+    """
 
     def __init__(self) -> None:
         self._totals: deque[_Totals] = deque()
@@ -38,7 +42,6 @@ class Rates:
         self._newest = None
 
     def count(self, counters: Counters, now_ns: int) -> None:
-        """Add the current totals."""
         self._newest = _Totals(now_ns, counters.prompt_tokens, counters.cached_tokens, counters.preemptions)
         if not self._totals or now_ns - self._totals[-1].time_ns >= _EVERY_NS:
             self._totals.append(self._newest)
@@ -58,7 +61,6 @@ class Rates:
         return HIT_RATE.of({name: max(0, newest[name] - oldest[name]) for name in HIT_RATE.names()})
 
     def preemptions_per_s(self) -> float | None:
-        """Return preemptions per second; None until the totals span `MIN_SPAN_NS`."""
         if self._newest is None or not self._totals:
             return None
         span_ns = self._newest.time_ns - self._totals[0].time_ns

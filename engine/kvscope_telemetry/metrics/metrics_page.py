@@ -106,7 +106,7 @@ class MetricsPage:
 #
 # `EngineWatch` owns the source, the mirror and the tally, and the locks between these threads and those that scrape.
 class TallySink:
-    """Receives everything that the source accepts, in order, and keeps the tally of the newest epoch."""
+    """Receives every message that the source accepts, in order, and keeps the tally of the newest epoch."""
 
     failure = ""
 
@@ -139,11 +139,9 @@ class TallySink:
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """State at the time of a scrape."""
-
     status: SourceStatus
     pool: PoolFigures | None
-    """None while the engine is away or before its first snapshot."""
+    """Figures of the pool; None while the engine is away or before its first snapshot."""
 
     @property
     def is_up(self) -> bool:
@@ -173,7 +171,6 @@ class EngineWatch:
             return Scrape(status, pool_figures(mirror) if is_known else None)
 
     def close(self) -> None:
-        """End both threads. Idempotent."""
         self._closing.set()
         self._thread.join()
         self._source.close()

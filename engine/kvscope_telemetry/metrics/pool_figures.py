@@ -33,7 +33,6 @@ class PoolFigures:
 
     epoch: int
     tiers: tuple[TierFigures, ...]
-    """Figures by tier; the pool (HBM) is first."""
     slots: PoolUse
     num_pinned: int
     groups: tuple[tuple[int, int], ...] = ()

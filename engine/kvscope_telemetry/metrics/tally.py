@@ -61,7 +61,6 @@ class Tally:
         self.counters = Counters()
         self.num_steps = 0
         self.step_ns = dict.fromkeys(("schedule", "run", "commit", "record"), 0)
-        """Total time of each part of the steps."""
         self.ends = ByCause(FINISH_REASONS)
         self.preemptions = ByCause(PREEMPTION_CAUSES)
         self.histograms = Histograms(snapshot.hello.model.max_model_len)
@@ -148,7 +147,9 @@ class _RequestHistory:
 
 @dataclass(slots=True)
 class Lives:
-    """Histories of unfinished requests. Must be fed every snapshot and frame of one epoch, in order."""
+    """Arrival, start and first token of unfinished requests. Must be fed every snapshot and frame of one epoch, in
+    order.
+    """
 
     histograms: Histograms
     _there: dict[int, _RequestHistory] = field(default_factory=dict)
@@ -183,7 +184,7 @@ class Lives:
         return _RequestHistory(info, Moments(info.arrival_ns, running=self._running))
 
     def _finish(self, event: Event) -> None:
-        """Count a request that ended by itself: its last token was generated in the step of its end."""
+        """Count a request that ended by itself, whose last token was generated in the step of its end."""
         history = self._there.pop(event.number, None)
         if history is None:
             return

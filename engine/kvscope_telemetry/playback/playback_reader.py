@@ -2,7 +2,7 @@
 
 `PlaybackReader` owns the position in the file. `UpdateBuilder` converts messages to updates: frames and snapshots that
 continue the current state, and the samples and memory of that engine. It drops messages that only a live client needs.
-Used by one thread; knows neither clock nor speed.
+Used by one thread; must not depend on the playback clock or the speed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ SPAN_NS: Final = 1_000_000_000
 after the end of the previous update.
 """
 BEAT_NS: Final = 500_000_000
-"""Interval of the heartbeats that are generated while nothing is recorded."""
 
 
 class PlaybackReader:
@@ -60,8 +59,8 @@ class PlaybackReader:
     def jump(
         self, to_ns: int, *, past_ns: int = 0, is_wanted: Callable[[], bool] = lambda: True
     ) -> list[TimedUpdate] | None:
-        """Return the state at `to_ns` since the start: a snapshot, then the updates of the `past_ns` before it in
-        short spans.
+        """Return the updates that restore the state at `to_ns` since the start: a snapshot, then the updates of the
+        `past_ns` before it in short spans.
 
         Before the first snapshot in the recording, the state at that snapshot is returned, which is later than
         requested. Returns None as soon as `is_wanted()` is False, and an empty list if the recording has no state.
@@ -149,7 +148,7 @@ class PlaybackReader:
         return has_changed
 
     def lose(self) -> None:
-        """Report that the consumer could not apply an update: skip until the next snapshot."""
+        """Skip messages until the next snapshot, because the consumer could not apply an update."""
         self._spans.continuity.mark_lost()
 
     def _read(self, until_ns: int, is_wanted: Callable[[], bool]) -> bool:
@@ -186,7 +185,6 @@ class PlaybackReader:
         self._place = (at_ns, self._place[1] + 1 if at_ns == self._place[0] else 1)
 
     def _read_on(self) -> None:
-        """Continue after the last message read."""
         at_ns, count = self._place
         self._messages = self._recording.messages(at_ns / 1e9, keyframes=True)
         for _ in range(count):
@@ -243,9 +241,8 @@ class UpdateBuilder:
         self._devices: list[Devices] = []
         self._memory: MemoryBreakdown | None = None
         self._until_ns = 0
-        """Time of the newest message added."""
         self._handed_out_ns = 0
-        """End time of the updates built so far."""
+        """End time of the newest update built."""
         self._offset_ns = 0
         """Recorded time minus the engine's clock."""
         self._is_short = False
@@ -294,7 +291,7 @@ class UpdateBuilder:
         self._snapshot = self._memory = None
 
     def pass_time(self, until_ns: int) -> None:
-        """Report that no message was recorded until `until_ns`. Generates heartbeats if the recording has none."""
+        """Advance to `until_ns` without a message. Generates heartbeats if the recording has none."""
         if not self._is_short or until_ns - max(self._until_ns, self._handed_out_ns) < BEAT_NS:
             return
         self.close()
@@ -302,7 +299,6 @@ class UpdateBuilder:
             self._beat(self._handed_out_ns + BEAT_NS)
 
     def drain_spans(self) -> list[TimedUpdate]:
-        """Return and clear the spans built since the last call."""
         self.close()
         done, self._done = self._done, []
         return done

@@ -23,7 +23,7 @@ from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.source import SourceState, SourceStatus, Update
 
 MAX_TICK_NS: Final = 100_000_000
-"""Maximum time that one clock tick advances. After a longer delay, playback slows down instead of skipping."""
+"""Longest time that one clock tick advances. After a longer delay, playback is late instead of skipping."""
 MIN_SPEED, MAX_SPEED = 0.01, 1000.0
 TICK_S: Final = 0.008
 GROW_S: Final = 0.25
@@ -210,13 +210,13 @@ class PlaybackSource:
             self._changed.notify_all()
 
     def resync(self) -> None:
-        """Report that an update could not be applied: no more updates follow until a snapshot."""
+        """Deliver no more updates until a snapshot, because an update could not be applied."""
         with self._changed:
             self._is_refused = True
 
     def poll_update(self) -> Update | None:
-        """Return the next update, or None if there is none yet. Each covers a short time span, so call
-        it until None.
+        """Return the next update, or None if there is none yet. Each update covers a short time, so call this method
+        until it returns None.
         """
         with self._changed:
             if not self._spans:
@@ -231,7 +231,6 @@ class PlaybackSource:
             return self._changed.wait_for(predicate, timeout_s)
 
     def close(self) -> None:
-        """Stop the thread. Idempotent."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -275,7 +274,6 @@ class PlaybackSource:
                 self._changed.notify_all()
 
     def _wait_for_work(self) -> bool:
-        """Wait until the thread has work. Returns False when the source is closing."""
         with self._changed:
             if self._requested is None and not self._num_steps and not self._is_closing:
                 pause_s = GROW_S if self._clock.waits_at_end else None
@@ -361,7 +359,7 @@ class PlaybackClock:
         self.duration_ns = duration_ns
         self.is_playing = False
         self.waits_at_end = False
-        """Whether the clock keeps playing at the end, because the recording may grow."""
+        """Whether the clock stays in play mode at the end, because the recording may grow."""
         self.speed = 1.0
         self._clock = clock
         self._last_ns = clock()

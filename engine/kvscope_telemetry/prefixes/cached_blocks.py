@@ -1,7 +1,7 @@
 """Input of a prefix tree: cached blocks, each with its hash and the hash of the block before it.
 
-Blocks may come from a ledger. A source that knows hashes but no physical rows fills the same columns with rows that it
-numbers itself, so that later code does not depend on where blocks come from.
+Blocks are read from a ledger. A source that reports hashes but no physical rows fills the same columns and numbers the
+rows itself, so that the tree does not depend on the source of the blocks.
 """
 
 from __future__ import annotations
@@ -43,16 +43,12 @@ class CachedBlocks:
 
 
 class LedgerCopy:
-    """Copy of a ledger's columns, to build a tree on another thread.
-
-    The ledger's thread only copies memory. Buffers are reused by the next copy.
-    """
+    """Copy of a ledger's columns, to build a tree on another thread. Buffers are reused by the next copy."""
 
     def __init__(self) -> None:
         self._columns: dict[str, npt.NDArray[np.generic]] = {}
 
     def fits(self, ledger: Ledger) -> bool:
-        """Whether the buffers have the ledger's size."""
         return len(self._columns.get("hash", ())) == ledger.num_blocks
 
     def reserve(self, num_blocks: int) -> None:
@@ -66,7 +62,6 @@ class LedgerCopy:
         self._columns = columns
 
     def copy_from(self, ledger: Ledger) -> None:
-        """Copy the columns that a tree needs."""
         if not self.fits(ledger):
             self.reserve(ledger.num_blocks)
         for name, column in self._columns.items():
@@ -97,7 +92,6 @@ def group_of_tree(cache: CacheInfo) -> int | None:
 
 
 def blocks_of(ledger: Ledger) -> CachedBlocks:
-    """Return the rows of `ledger` that hold a prefix now."""
     copied = LedgerCopy()
     copied.copy_from(ledger)
     return copied.blocks()

@@ -1,6 +1,6 @@
 """Prefix tree: texts with a common beginning share a branch, and blocks without a branching point form one node.
 
-Owns the nodes as columns. A tree is built from the cached blocks of one moment and never changes. Views remember
+Owns the nodes as columns. A tree is built from the cached blocks of one moment and never changes. Views identify
 expanded nodes by key, which is the same in successive trees as long as the node begins with the same block.
 """
 
@@ -30,7 +30,6 @@ class PrefixTree:
     """Hash of the node's first block, even if that is missing."""
     parent: Ints
     level: Ints
-    """Number of ancestors."""
     is_cut: npt.NDArray[np.bool_]
     """Whether the node's first block and all before it are missing, while blocks after them are cached."""
     num_blocks: Ints
@@ -42,21 +41,20 @@ class PrefixTree:
     num_in_tier: Ints
     """Number of rows in each tier, shape (nodes, 4), in the order of `BLOCK_TIERS`."""
     hits: Ints
-    """Maximum number of hits of a block; for a node without blocks, of its descendants'."""
+    """Largest number of prefix hits of a block in the node; for a node without blocks, of a block in its descendants.
+    """
     last_used_step: Ints
     holders: Ints
-    """Maximum number of block tables that hold one block."""
+    """Largest number of block tables that contain one block of the node."""
     owner: Ints
     """Request that wrote the first cached block, or `NO_OWNER` if no block is cached."""
     rows: Ints
     """Rows of all nodes in the order of their texts. A block in several tiers has several rows, the highest tier
     first."""
     row_hash: npt.NDArray[np.uint64]
-    """Hash of each of `rows`."""
     first_row: Ints
     """Start of each node's rows in `rows`, shape (nodes + 1,)."""
     children: Ints
-    """All nodes, grouped by parent."""
     first_child: Ints
     """Start of each node's children in `children`, shape (nodes + 2,); the first entry is for `ROOT`."""
 
@@ -86,7 +84,7 @@ class PrefixTree:
         return list(highest.items())[:at_most]
 
     def nodes_of(self, rows: npt.NDArray[np.integer]) -> Ints:
-        """Return the nodes that contain any of `rows`, without duplicates."""
+        """Return the nodes that contain any of `rows`, each once."""
         found = np.flatnonzero(np.isin(self.rows, rows))
         return np.unique(np.searchsorted(self.first_row, found, "right") - 1)
 
@@ -100,7 +98,7 @@ class PrefixTree:
         return int(found[0]) if found.size else None
 
     def path_to(self, node: int) -> list[int]:
-        """Return the path to the node: its ancestors from the top, then the node."""
+        """Return the ancestors of `node` from the top, then `node`."""
         path = [node]
         while (above := int(self.parent[path[-1]])) != ROOT:
             path.append(above)
@@ -180,7 +178,6 @@ class _Descendants:
         return total
 
     def most(self, values: Ints) -> Ints:
-        """Return the maximum of `values` over each node and its descendants."""
         total = values.copy()
         for nodes in reversed(self._levels):
             np.maximum.at(total, self._parent[nodes], total[nodes])
@@ -188,8 +185,6 @@ class _Descendants:
 
 
 class _OwnTotals:
-    """Aggregates the entries of each node."""
-
     def __init__(self, blocks: CachedBlocks, entries: Ints, first: Ints) -> None:
         self._blocks = blocks
         self._entries = entries
@@ -228,7 +223,7 @@ class MergedNodes:
     parent: Ints
     """Index of the preceding block; -1 for the first of a text and for missing blocks."""
     num_there: int
-    """Number of cached prefixes, which come first; the rest are missing."""
+    """Number of cached prefixes. They come first in all columns; the missing ones follow."""
     entries: Ints
     """Indices into `CachedBlocks`, grouped by prefix."""
     first_entry: Ints
@@ -240,7 +235,6 @@ class Chains:
     """Assigns each block to a chain. A chain begins where a text begins, or where a block has several successors."""
 
     heads: Ints
-    """First block of each chain, shape (chains,)."""
     chain: Ints
     """Chain of each block, shape (blocks,)."""
     place: Ints
@@ -289,8 +283,9 @@ def levels(parent: Ints) -> Ints:
 
 
 def _climb(up: Ints, is_end: npt.NDArray[np.bool_]) -> tuple[Ints, Ints]:
-    """Follow `up` from each node to an end. Returns the end and the number of steps; each round doubles the
-    distance."""
+    """Follow `up` from each node to an end. Returns the end of each node and the number of steps to it, shape of `up`
+    each.
+    """
     place = (~is_end).astype(np.int64)
     left = np.flatnonzero(~is_end[up])
     for _ in range(len(up).bit_length() + 1):

@@ -1,7 +1,7 @@
-"""Reads the history of one block from a time range of a recording, and concatenates histories of several ranges.
+"""Reads the history of one block from a time range of a recording, and concatenates the histories of several ranges.
 
 Frames that do not contain the block are not unpacked, so that minutes of a fast engine are scanned in less than a
-second. Holds no file open.
+second. No file stays open between calls.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ _LATE_NS: Final = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class BlockHistoryPart:
-    """History of a block from `begin_ns` to `end_ns` (wall clock)."""
-
     begin_ns: int
     end_ns: int
     rows: Rows = field(default_factory=lambda: np.zeros(0, LIFE))
@@ -118,7 +116,7 @@ class GrowingBlockHistory:
 
 
 def joined(older: BlockHistoryPart, newer: BlockHistoryPart) -> BlockHistoryPart:
-    """Concatenate two parts. The gap between them, if any, is marked as unknown."""
+    """Concatenate two parts. A gap between them is marked as unknown by a row of `ChangeKind.LOST`."""
     if not older.rows.size or not newer.rows.size:
         rows = older.rows if older.rows.size else newer.rows
         moments = older.block_moments if older.moments else newer.block_moments
@@ -151,7 +149,7 @@ def _resumed_after(seq: int, message: TelemetryMessage) -> TelemetryMessage:
 
 
 def _is_until(message: TelemetryMessage, last: tuple[int, int] | None) -> bool:
-    """Whether `message` is frame `last` or an earlier frame of its epoch."""
+    """Whether `message` is the frame `last` (epoch, sequence number) or an earlier frame of its epoch."""
     return isinstance(message, Frame) and last is not None and message.epoch == last[0] and message.seq <= last[1]
 
 

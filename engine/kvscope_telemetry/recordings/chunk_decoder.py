@@ -1,8 +1,8 @@
 """Decodes the chunks of a recording file into messages.
 
 Owns the caches between reads (the chunk decoded last; keyframes and delta checkpoints for seeking) and the record of
-damaged messages, each of which is skipped and counted once. Does not know the list of chunks, nor seconds; the caller
-passes in the open file.
+damaged messages, each of which is skipped and counted once. Must not depend on the list of chunks or on seconds of the
+recording; the caller passes in the open file.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from kvscope_telemetry.recordings.survey import Survey
 MAX_KEPT_BYTES: Final = 128 << 20
 """Memory limit of the cached keyframes and delta checkpoints. Seeks to nearby times read the same ones."""
 ROW_BYTES: Final = 36
+"""Approximate bytes in memory per row of a block or request."""
 INFO_BYTES: Final = 250
-"""Approximate bytes in memory per request. `ROW_BYTES` is the same per row of a block or request."""
+"""Approximate additional bytes in memory per announced request."""
 JOINED_CHECKPOINTS: Final = 16
-"""Number of delta checkpoints that are read and merged together."""
+"""Number of delta checkpoints that are merged into one when they are read."""
 MAX_BAD_MESSAGES: Final = 100_000
-"""Maximum number of unreadable messages that are remembered and counted."""
 PUBLISHED: Final = (FRAMES, HELLOS, SNAPSHOTS, MESSAGES)
 """Kinds of messages that the engine published. The writer derives the other kinds from them."""
 
@@ -44,7 +44,7 @@ _Item = TypeVar("_Item")
 
 
 class ChunkDecoder:
-    """Decodes the chunks of one recording file, which `found` lists."""
+    """Decodes the chunks of one recording file, which `survey` lists."""
 
     def __init__(self, found: Survey) -> None:
         self.unknowns = Unknowns()
@@ -85,7 +85,6 @@ class ChunkDecoder:
         return [timed for kind, timed in messages if kind in kinds]
 
     def _messages_of_small_chunk(self, file: BinaryIO, chunk: Chunk, kinds: Collection[int]) -> list[TimedMessage]:
-        """Return the messages of a chunk without frames."""
         if chunk.damage or not chunk.counts.keys() & self.channels(kinds):
             return []
         is_state = chunk.counts in ({self._found.channels[SNAPSHOTS]: 1}, {self._found.channels[KEYFRAMES]: 1})
@@ -104,7 +103,6 @@ class ChunkDecoder:
         return kept
 
     def _keep_state(self, chunk: Chunk, log_time_ns: int, state: TelemetryMessage) -> None:
-        """Cache a state, and evict the least recently used ones above the memory limit."""
         before = self._kept.pop(chunk.offset, None)
         self._num_kept_bytes += _kept_bytes(state) - (0 if before is None else _kept_bytes(before[1]))
         self._kept[chunk.offset] = log_time_ns, state
@@ -114,7 +112,7 @@ class ChunkDecoder:
     def _read(
         self, file: BinaryIO, chunk: Chunk, kinds: Collection[int], about: int | None = None
     ) -> list[tuple[int, TimedMessage]]:
-        """Decode a chunk's messages of `kinds`, each with its kind."""
+        """Return (kind, message) for the chunk's messages of `kinds`, in recorded order."""
         kind_of = {self._found.channels[kind]: kind for kind in kinds}
         read = [(index, raw, kind_of[raw.channel]) for index, raw in self._raw(file, chunk, kind_of)]
         others = [each for each in read if each[2] != FRAMES]
@@ -167,8 +165,8 @@ class ChunkDecoder:
     def _accepted(
         self, chunk: Chunk, index: int, log_time_ns: int, message: TelemetryMessage
     ) -> TelemetryMessage | None:
-        """Return the message with unknown values replaced, or None if a check fails; the message is then counted as
-        bad.
+        """Return `message` with unknown values replaced. A message that fails a check is counted as bad, and None is
+        returned.
         """
         try:
             self._check_time(chunk, log_time_ns)
@@ -270,7 +268,7 @@ class ChunkDecoder:
         return raw.data
 
     def _raw(self, file: BinaryIO, chunk: Chunk, channels: Collection[int]) -> Iterator[tuple[int, RawMessage]]:
-        """Yield the messages of these channels with their index in the chunk."""
+        """Yield (index in the chunk, message) for the messages of `channels`; none if the chunk is damaged."""
         if chunk.damage or not chunk.counts.keys() & channels:
             return
         try:
@@ -318,7 +316,6 @@ def _joined_on(index: StatePosition, parts: Sequence[Columns]) -> DeltaCheckpoin
 
 
 def _kept_bytes(state: TelemetryMessage) -> int:
-    """Approximate size of a keyframe or delta checkpoint in memory."""
     assert isinstance(state, Snapshot | DeltaCheckpoint), "others are not kept"
     infos = state.requests_info if isinstance(state, Snapshot) else state.new_requests
     num_bytes = ROW_BYTES * len(state.blocks.state) + len(state.blocks.parent)  # one byte per row

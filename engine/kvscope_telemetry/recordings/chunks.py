@@ -3,7 +3,7 @@
 Chunks are found by walking over the records. The index at the end of the file is not used, so a truncated file is read
 like a complete one, and a wrong index has no effect. After an invalid record the walk continues at the next valid
 chunk, so that one wrong length costs one chunk. An unreadable chunk is decompressed only once: the reason is stored
-with it. This module knows bytes, records and channels, but no message types. Format: mcap.dev/spec.
+with it. Handles bytes, records and channels; must not depend on message types. Format: mcap.dev/spec.
 
 The reader of the `mcap` package is not used, even for undamaged files, because damage is only known after reading. That
 reader cannot read a file without its end, continue after a damaged record, name and count what was skipped, refuse a
@@ -53,10 +53,9 @@ class DamagedChunk(Exception):
 
 @dataclass(slots=True)
 class Chunk:
-    """Location of a chunk in the file, and the metadata known about it."""
+    """Location of a chunk in the file, and its metadata as far as it is known."""
 
     offset: int
-    """Byte offset of the chunk's data in the file."""
     stored_bytes: int
     inflated_bytes: int
     crc: int
@@ -70,7 +69,6 @@ class Chunk:
     indexed_ns: tuple[int, int] | None = None
     """First and last log time according to the index records."""
     num_frames: int | None = None
-    """Number of frames, or None while unknown."""
     frames_ns: tuple[int, int] | None = None
     """Log times of the first and last frame, or None while unknown."""
     damage: str = ""
@@ -79,13 +77,12 @@ class Chunk:
     """Whether `counts` holds the actual numbers of messages."""
 
     def extend_index(self, first_ns: int, last_ns: int) -> None:
-        """Extend `indexed_ns` by the times of one more index record."""
         before = self.indexed_ns or (first_ns, last_ns)
         self.indexed_ns = min(before[0], first_ns), max(before[1], last_ns)
 
     @property
     def where(self) -> str:
-        """The chunk's offset and damage, as text."""
+        """The chunk's offset and damage as text for the user."""
         return f"in its chunk at byte {self.offset}, {self.damage}"
 
     @property
@@ -103,7 +100,7 @@ class Chunk:
 
 
 class RawMessage(msgspec.Struct, frozen=True, gc=False):
-    """A message of a chunk, not decoded."""
+    """A message of a chunk before decoding."""
 
     channel: int
     log_time_ns: int
@@ -225,7 +222,7 @@ class ChunkList:
     used: set[int] = field(default_factory=set)
     is_complete: bool = False
     limit: str = ""
-    """Why only a part of the file was scanned; "" if all of it was."""
+    """Reason why only a part of the file was scanned; "" if all of it was."""
     damages: list[str] = field(default_factory=list)
     """One text for each byte range that was skipped as invalid, with its position."""
 

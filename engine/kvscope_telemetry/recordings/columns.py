@@ -3,7 +3,7 @@
 Each number of the structs is a column over all messages, delta-encoded, with the bytes of all its numbers grouped by
 significance (byte shuffle). All columns together are one zstd frame. docs/recording-format.md specifies the encoding
 for other languages. At 200 steps/s with 32 requests, frames take 1.9 MB per minute, compared with 3.9 MB in msgpack and
-zstd. This module knows no files, and only assumes that messages are structs.
+zstd. Must not depend on files or on particular messages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ Level 11 would take half the time and produce 3 % more bytes.
 """
 LARGE_LEVEL: Final = 3
 LARGE_BYTES: Final = 4 << 20
-"""Size above which `LARGE_LEVEL` is used: keyframes of very many blocks, where most bytes are random hashes."""
+"""Size above which `LARGE_LEVEL` is used: in keyframes of very many blocks, most bytes are random hashes, which no
+level compresses.
+"""
 MAX_RECORDS: Final = 1 << 16
 MAX_PACKED_BYTES: Final = 256 << 20
 """Maximum size of the columns of one message. Larger messages are refused before decompression, and before absent
@@ -70,7 +72,6 @@ _DECODER: Final = msgspec.msgpack.Decoder(_Stored)
 
 @contextmanager
 def readable(what: str) -> Iterator[None]:
-    """Convert errors raised while decoding `what` to ProtocolError."""
     try:
         yield
     except (msgspec.DecodeError, ValueError, OverflowError, IndexError, RecursionError, TypeError) as error:
@@ -83,7 +84,7 @@ def pack(records: Sequence[msgspec.Struct], extra: Mapping[str, Sequence[int]] |
 
     Args:
         records: At least one message; all have the same struct type.
-        beside: Additional columns: name -> one number per record.
+        extra: Additional columns: name -> one number per record.
 
     Raises:
         ValueError: Columns of one record have inconsistent lengths.
@@ -230,9 +231,7 @@ class Columns:
         return [self.number(name)] if self.num_records == 1 else self.numbers(name).tolist()
 
     def packed(self, name: str, dtype: np.dtype[Any]) -> tuple[Numbers, Ints]:
-        """Return the numbers of a packed field that has no row structure, concatenated over all messages, and the
-        count per message.
-        """
+        """Return the numbers of a packed field without rows, concatenated over all messages, and the count per message."""
         counts = self.counts(name)
         return self._column(name, dtype, counts), counts
 
@@ -246,7 +245,6 @@ class Columns:
         return self._column(name, U4, counts if name in self._columns else np.zeros_like(counts)), counts
 
     def objects(self, kind: type[msgspec.Struct], name: str) -> Sequence[Any]:
-        """Return the value of a non-numeric field for each message."""
         return self._objects(name, next(field for field in _fields(kind) if field.name == name))
 
     def records(self, kind: type[_Record], picks: Sequence[int] | None = None) -> list[_Record]:
@@ -325,7 +323,6 @@ class Columns:
         return unpacked, counts
 
     def _row_numbers(self, name: str, packing: Packing, counts: Ints, order: Numbers | None) -> Numbers:
-        """Return a column of a struct of rows in message order."""
         numbers = self._hash_numbers(name, counts) if packing.is_hash else self._column(name, packing.dtype, counts)
         if order is not None:
             in_order = np.empty_like(numbers)
@@ -418,7 +415,7 @@ def _unshuffled(data: bytes, dtype: np.dtype[Any]) -> Numbers:
 
 
 class ColumnsInRow(Columns):
-    """Several single-record messages of columns, presented as one with that many records.
+    """Decodes several single-record messages of columns as one message with that many records.
 
     Unpacking many small messages together is faster. The rows of each message must be sorted by key.
     """
@@ -478,7 +475,7 @@ def _fields(kind: type[msgspec.Struct]) -> tuple[_Field, ...]:
 
 @cache
 def _rows_of(kind: type[msgspec.Struct]) -> Mapping[str, Packing]:
-    """Return the fields that have one number per row."""
+    """Return the packing of the fields that have one number per row."""
     return {f.name: f.packing for f in _fields(kind) if f.packing is not None and f.packing.is_row}
 
 
@@ -510,7 +507,6 @@ def claimed_bytes(data: bytes) -> int:
 
 
 def _inflated(data: bytes) -> bytes:
-    """Decompress a message of columns, never to more than it claims."""
     claimed = claimed_bytes(data)
     try:
         return zstandard.ZstdDecompressor().decompress(data, max_output_size=claimed)
@@ -537,7 +533,6 @@ def _check_counts(own: Ints, counts: Ints) -> None:
 
 
 def _repeated(numbers: Sequence[int] | Ints, counts: Ints, dtype: np.dtype[Any]) -> Numbers:
-    """Repeat each message's number for each of its rows."""
     return np.repeat(np.array(numbers, _I8), counts).astype(dtype)
 
 

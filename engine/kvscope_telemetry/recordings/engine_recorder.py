@@ -1,7 +1,7 @@
 """Records what the engine publishes to a file: completely, even where the publisher dropped messages.
 
-Owns the writer, and whether the file contains a state that frames can continue from; after a gap it requests a snapshot
-from the engine's thread. The publishing thread never waits for it. Knows neither sockets nor steps.
+Owns the writer, and whether the file contains a state that frames can continue from. After a gap it requests a
+snapshot.
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ class EngineRecorder:
         self._started_s = 0.0
 
     def record(self, message: TelemetryMessage, data: bytes) -> None:
-        """Record a published `message`, encoded as `data`."""
         if self._has_reported:
             return
         while self._given:  # the snapshot precedes every frame published after it
@@ -65,11 +64,10 @@ class EngineRecorder:
 
     @property
     def wants_texts(self) -> tuple[int, ...]:
-        """Blocks whose contents should be passed to `add_texts` when no step runs; empty if none are due."""
+        """Blocks to pass to `add_texts` when no step runs; empty if none are due."""
         return () if self.texts is None or self._has_reported else self.texts.due()
 
     def add_texts(self, contents: Iterable[BlockContent]) -> None:
-        """Add the current contents of blocks."""
         if self.texts is not None:
             self.texts.add_contents(contents)
 
@@ -79,11 +77,10 @@ class EngineRecorder:
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether `add_snapshot` should be called when no step runs."""
         return self._sequence.is_lost and not self._given and not self._has_reported and time.monotonic() >= self._ask_s
 
     def add_snapshot(self, snapshot: Snapshot) -> None:
-        """Pass in the complete state after the newest frame."""
+        """Queue the complete state after the newest frame. It is written before the next published message."""
         self._given.append(snapshot)
 
     def close(self) -> None:

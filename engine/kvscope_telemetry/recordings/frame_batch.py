@@ -20,7 +20,6 @@ from kvscope_telemetry.recordings.columns import Columns, Ints, Numbers, pack
 TimedFrame = tuple[int, Frame]
 """Log time in ns, and a frame or a delta checkpoint that replaces several frames."""
 _OFFSET: Final = "log_time_offset_ns"
-"""Column of log time minus `time_ns`."""
 _BEFORE: Final = "messages_before"
 """Column of the number of messages of the same chunk, not counting frames, that precede the frame."""
 
@@ -42,7 +41,6 @@ class FrameBatch:
         self.log_times: Ints = self._columns.numbers("time_ns") + self._columns.numbers(_OFFSET)
 
     def frames(self, picks: Sequence[int] | None = None) -> list[TimedFrame]:
-        """Return all frames, or those at the indices `picks`."""
         times = self.log_times if picks is None else self.log_times[picks]
         return list(zip(times.tolist(), self._columns.records(Frame, picks), strict=True))
 

@@ -89,7 +89,7 @@ class Keyframes:
         return state
 
     def checkpoint(self) -> DeltaCheckpoint | None:
-        """Return the changes since the last checkpoint, due or not; None if there are none or the state is unknown."""
+        """Return the changes since the last checkpoint, due or not; None if nothing changed or the state is unknown."""
         if not self._frames or self._is_lost:
             return None
         self._follower.apply_pending()
@@ -106,7 +106,6 @@ class Keyframes:
         return is_time and self._num_rows >= KEYFRAME_SHARE * self._follower.mirror.num_rows - SMALL_ROWS
 
     def _restart(self, seq: int, log_time_ns: int) -> None:
-        """Restart intervals: the recording contains the state after frame `seq`."""
         self._keyframe_ns, self._num_rows = log_time_ns, 0
         self._begin_checkpoint(seq, log_time_ns)
 
@@ -140,7 +139,7 @@ def snapshot_of(mirror: Mirror) -> Snapshot:
 
 
 def bare_snapshot_of(mirror: Mirror) -> Snapshot:
-    """Return `snapshot_of(mirror)` without its blocks."""
+    """Return the same as `snapshot_of`, but without blocks."""
     assert mirror.hello is not None, "a mirror without a hello has no state"
     requests = mirror.requests
     rows = np.flatnonzero(requests.state != RequestState.FINISHED)

@@ -1,7 +1,7 @@
 """Writes the MCAP file of a recording with the `mcap` package, under a temporary name until it is complete.
 
-Owns the file, its name, its channels and the contents of its chunks. Used by one thread. Knows neither queue nor
-mirror.
+Owns the file, its name, its channels and the contents of its chunks. Used by one thread. Must not depend on the queue
+or the mirror.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ EARLY_END: Final = (
     + _NO_CRC
     + MAGIC
 )
-"""End of an MCAP file without an index, for a full disk. After any chunk it completes the file; readers then scan it
-from the beginning. Format: mcap.dev/spec, "Data End" and "Footer" with no summary section.
+"""End of an MCAP file without an index, for a full disk. It completes the file after any chunk; readers then scan the
+file.
 """
 
 
@@ -84,26 +84,23 @@ class RecordingFile(Protocol):
         complete state.
         """
 
-    def start_segment(self) -> None:
-        """Complete the current file and start the next."""
+    def start_segment(self) -> None: ...
 
     @property
     def has_unwritten(self) -> bool:
-        """Whether added messages have not been written to the operating system yet."""
+        """Whether added messages have not been passed to the operating system yet."""
 
     def add_message(
         self, message: TelemetryMessage, log_time_ns: int, num_bytes: int, data: bytes | None = None
     ) -> None:
         """Append a message of about `num_bytes`. `data` is its original encoding, if available."""
 
-    def add_state(self, log_time_ns: int, state: Snapshot | DeltaCheckpoint) -> None:
-        """Append a keyframe or a delta checkpoint."""
+    def add_state(self, log_time_ns: int, state: Snapshot | DeltaCheckpoint) -> None: ...
 
     def add_together(self, entries: Sequence[Entry]) -> None:
-        """Append messages in separate chunks."""
+        """Append `entries` as a chunk of their own."""
 
-    def flush(self) -> None:
-        """Write all messages to the operating system."""
+    def flush(self) -> None: ...
 
     def finish(self) -> None: ...
 
@@ -144,7 +141,7 @@ class McapFile:
         self._has_state = False
         self._writer.start(PROFILE, LIBRARY)
         self.num_bytes = 0
-        """Current file size, without the chunk in progress."""
+        """File size without the chunk in progress."""
         self._head_bytes = self._stream.tell()  # before the first chunk
         self._whole_bytes: deque[int] = deque(maxlen=_PLACES)  # file sizes after recent chunks, newest last
         self._register_channels()
@@ -201,7 +198,7 @@ class McapFile:
             self._write(entries)
 
     def flush(self) -> None:
-        """End the chunk in progress and write everything to the operating system."""
+        """End the chunk in progress and pass everything to the operating system."""
         frames, before, messages, times = self._frames, self._messages_before, self._messages, self._frame_times
         self._frames, self._messages_before, self._messages, self._frame_times = [], [], [], []
         self._gathered_bytes = 0
@@ -225,7 +222,6 @@ class McapFile:
         self._has_state = True
 
     def _write(self, entries: Sequence[Entry], frame_times: Sequence[int] = ()) -> None:
-        """Write a chunk and, if it has frames, the metadata record about them."""
         for channel, log_time_ns, data in entries:
             self._writer.add_message(channel, log_time=log_time_ns, publish_time=log_time_ns, data=data)
         self._writer.flush()
@@ -296,7 +292,6 @@ def check_path(path: Path) -> None:
 
 
 def _in_order(frames: Sequence[TimedFrame], before: Sequence[int], messages: Sequence[Entry]) -> list[Entry]:
-    """Return frames and messages as separate entries in their original order."""
     entries = list(messages)
     for (log_time_ns, frame), place in zip(reversed(frames), reversed(before), strict=True):
         entries.insert(place, (MESSAGES, log_time_ns, encode(frame)))

@@ -1,7 +1,7 @@
 """Manages ring recordings left behind by crashed sessions, until the user keeps or discards them or they exceed a
 limit.
 
-Owns the limits on their total size and age. Knows neither the writers nor the callers.
+Owns the limits on their total size and age. Must not depend on the code that writes rings or shows them.
 """
 
 from __future__ import annotations
@@ -18,17 +18,15 @@ from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.ring_folder import delete_ring, hold, segments_in
 
 EMPTY_BYTES: Final = 512
-"""Size below which a ring is empty: less than a file with a single hello."""
+"""Size below which a ring counts as empty: less than a file with a single hello."""
 MAX_LEFT_BYTES: Final = 2 << 30
-"""Limit on the total size of all left rings. The newest is kept even if it alone is larger."""
+"""Limit on the total size of all orphaned rings. The newest is kept even if it alone is larger."""
 MAX_LEFT_S: Final = 7 * 24 * 3600.0
-"""Age limit after a ring's end. The newest ring may be older (`remove_orphaned_rings`)."""
+"""Age limit, measured from a ring's end. The newest ring may be older (`remove_orphaned_rings`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrphanedRing:
-    """A ring recording without a writer."""
-
     folder: Path
     model: str
     start_ns: int
@@ -42,7 +40,7 @@ class OrphanedRing:
         return self.start_ns + round(self.seconds * 1e9)
 
     def discard(self) -> None:
-        """Delete the ring. Raises BadInput if another process holds it."""
+        """Delete the ring. Raises BadInput if another process has locked it."""
         lock = hold(self.folder, make=True)
         try:
             delete_ring(self.folder)
@@ -52,10 +50,7 @@ class OrphanedRing:
 
 @dataclass(frozen=True, slots=True)
 class RemovedRings:
-    """Result of `remove_orphaned_rings`: retained and discarded rings."""
-
     kept: list[OrphanedRing]
-    """Retained rings that are readable, newest first."""
     discarded: list[OrphanedRing]
 
 
@@ -86,7 +81,7 @@ def remove_orphaned_rings(
 
 
 def find_orphaned_rings(parent: Path | str) -> list[OrphanedRing]:
-    """Return the rings in `parent` whose owner is dead, newest first, including unreadable ones.
+    """Return the rings in `parent` without a running writer, newest first, including unreadable ones.
 
     Deletes folders in which nothing was recorded.
     """

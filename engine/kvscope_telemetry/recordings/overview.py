@@ -1,7 +1,7 @@
 """Builds the overview of a whole recording: reads the stored summaries, and computes those that the file lacks.
 
-Owns the decision which seconds are missing. Missing summaries are computed by the same code as in a live session. Holds
-no file open.
+Decides which seconds are missing. Their summaries are computed by the same code as in a live session. No file stays
+open between calls.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ keeps the overview in a more compact form.
 
 @dataclass(slots=True)
 class OverviewPart:
-    """Consecutive summaries and the events of the same time."""
-
     summaries: list[Summary] = field(default_factory=list)
     events: list[TimedEvent] = field(default_factory=list)
 
@@ -59,7 +57,7 @@ class OverviewPart:
 
 
 def written_parts(recording: Recording) -> Iterator[OverviewPart]:
-    """Yield the summaries and events stored in the file. Fast."""
+    """Yield the summaries and events stored in the file."""
     part = OverviewPart()
     for item in recording.overview_items():
         if isinstance(item, Summary):
@@ -122,8 +120,8 @@ def computed_parts(
 
 
 def _resume_from(recording: Recording, at_ns: int, follower: Follower, summarizer: Summarizer) -> float:
-    """Restore both to the state before `at_ns`, if known. Returns the time in seconds from which messages must be fed
-    to them.
+    """Restore `follower` and `summarizer` to the state before `at_ns`, if it is known. Returns the time in seconds from
+    which messages must be fed to them.
     """
     newest_s = None
     if at_ns > recording.start_ns:
@@ -138,7 +136,6 @@ def _resume_from(recording: Recording, at_ns: int, follower: Follower, summarize
 
 
 def read_overview(recording: Recording, watch: ProgressCallback | None = None) -> SessionOverview:
-    """Return the complete overview, computed where the file lacks it."""
     overview = SessionOverview()
     for part in written_parts(recording):
         part.into(overview)

@@ -2,8 +2,8 @@
 
 A recording is a list of segments, each a file that can be opened on its own. A file opened by the user is a recording
 of one segment. Recent history is a folder of segments (`ring_folder`): the last one grows, and the first ones are
-deleted during the session. `Recording` owns the list of segments and the origin of its seconds. `Segment` owns one file
-and uses wall-clock times only. Damaged data is skipped and counted once. `read_budget` limits the cost of opening.
+deleted during the session. `Recording` owns the list of segments and the time of second 0. `Segment` owns one file and
+uses wall-clock times only. Damaged data is skipped and counted once. `read_budget` limits the cost of opening.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _DEVICES_NS: Final = 10_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class RecordingInfo:
-    """Contents of a recording as of its last `grow`."""
+    """Contents of a recording when it was opened or last grew."""
 
     hello: Hello
     """Hello of the first engine start."""
@@ -277,7 +277,6 @@ class Recording:
         return None
 
     def _newest_first(self, kinds: Collection[int], seconds: float) -> Iterator[TimedMessage]:
-        """Yield messages of `kinds` not after `seconds`, newest first."""
         return self._backwards(seconds, lambda segment, until_ns: segment.newest_first(kinds, until_ns))
 
     def _from(self, from_ns: int, until_ns: int) -> Iterator[tuple[Segment, bool]]:
@@ -386,7 +385,7 @@ class Recording:
 class Segment:
     """One file of a recording, addressed by wall-clock time: its chunks by content, and their messages.
 
-    Holds no file open between calls and, apart from the cache for seeking, at most one chunk in memory.
+    Keeps no file open between calls and, apart from the cache for seeking, at most one chunk in memory.
     """
 
     def __init__(self, path: Path, watch: ProgressCallback | None = None) -> None:
@@ -404,7 +403,6 @@ class Segment:
         its chunk.
         """
         self.text_chunks: list[Chunk] = []
-        """Chunks of block texts, in the order they were written."""
         self.end_ns = self.num_frames = 0
         self._is_written = self._file.is_written()  # before scanning: a writer that releases it has written everything
         self._scan(watch)
@@ -440,8 +438,8 @@ class Segment:
         return self._file.is_deleted
 
     def grow(self) -> bool:
-        """Read what was written since the last call. Returns whether there was anything. Raises BadInput if the file
-        is gone.
+        """Read what was written since the last call. Returns whether that added anything. Raises BadInput if the file
+        was deleted.
         """
         if not self.may_grow:
             return False
@@ -533,7 +531,6 @@ class Segment:
                     return
 
     def overview_items(self, from_ns: int) -> Iterator[Summary | TimedEvent]:
-        """Yield summaries and events in the order they were written, from chunks that end at or after `from_ns`."""
         decoders: dict[int, Callable[[bytes], Iterable[Summary | TimedEvent]]] = {
             SUMMARIES: lambda data: (decode_summary(data),),
             EVENTS: decode_event_list,
@@ -549,7 +546,6 @@ class Segment:
                 yield from self._decoder.items(file, chunk, {BOOKMARKS: lambda data: (decode_bookmark(data),)})
 
     def texts(self, from_ns: int) -> Iterator[RecordedText]:
-        """Yield block texts in the order they were written, from chunks that end at or after `from_ns`."""
         with self._file.open() as file:
             for chunk in list(self.text_chunks):
                 if chunk.end_ns >= from_ns:
@@ -560,7 +556,6 @@ class Segment:
         return not (self._found.is_complete or self._found.limit or self._is_written)
 
     def _scan(self, watch: ProgressCallback | None) -> bool:
-        """Scan the new part of the file. Returns whether it has more messages."""
         new = survey(self._file, self._surveyor, watch)
         messages, checkpoints, texts = (
             self._decoder.channels(kinds) for kinds in ((*PUBLISHED, KEYFRAMES), (CHECKPOINTS,), (TEXTS,))
@@ -668,7 +663,7 @@ def _state_after(messages: Iterator[TelemetryMessage]) -> Mirror:
 
 
 def _without_head(segment: Segment, timed: Iterator[TimedMessage]) -> Iterator[TimedMessage]:
-    """Skip the hello at the start of a segment: the engine did not publish it again."""
+    """Skip the hello at the start of a segment: the writer repeated it there, and the engine did not publish it again."""
     first = next(timed, None)
     if first is not None and not (isinstance(first[1], Hello) and first[0] == segment.start_ns):
         yield first
@@ -683,7 +678,6 @@ def _has_grown(segment: Segment) -> bool:
 
 
 def _merge(chunks: list[Chunk], new: list[Chunk]) -> None:
-    """Append `new` to `chunks`. Both are sorted by time, and so is the result."""
     is_in_order = not (chunks and new) or chunks[-1].start_ns <= new[0].start_ns
     chunks += new
     if not is_in_order:

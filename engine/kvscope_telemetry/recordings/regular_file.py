@@ -1,7 +1,7 @@
 """Opens files named by the user without blocking on pipes or devices, and follows a recording when its writer renames
 it.
 
-Knows no file format.
+Must not depend on a file format.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from kvscope_telemetry.whole_file import kind_of
 _BLOCK_BYTES: Final = 512
 """Unit of `st_blocks`, on every file system."""
 _HOLD_TRIES: Final = 900
-"""Attempts to get the lock. A reader holds it for microseconds, or far longer on a busy machine. Without the lock,
-readers take the file for a truncated one and do not continue reading it.
+"""Maximum number of attempts to lock a file for writing. A reader that checks for a writer keeps the lock for
+microseconds, or far longer on a busy machine. Without the lock, readers take the file for a truncated one and do not
+follow it.
 """
 _ASKING_S: Final = 0.001
 
@@ -63,7 +64,7 @@ def hold_for_writing(file: BinaryIO) -> None:
 
 
 class FollowedFile:
-    """A file at `path`, or at the name without `.part` once its writer has completed it. Holds no file open."""
+    """A file at `path`, or at the name without `.part` once its writer has completed it. Not open between calls."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -72,7 +73,6 @@ class FollowedFile:
 
     @property
     def is_deleted(self) -> bool:
-        """Whether the file exists under neither name."""
         return not any(name.exists() for name in self._names)
 
     def open(self) -> BinaryIO:
@@ -90,7 +90,7 @@ class FollowedFile:
         return file
 
     def is_written(self) -> bool:
-        """Whether a writer holds the file (`hold_for_writing`)."""
+        """Whether a writer has locked the file (`hold_for_writing`)."""
         try:
             with self.open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -101,11 +101,10 @@ class FollowedFile:
         return False
 
     def note_size(self, file: BinaryIO) -> None:
-        """Remember the current size and identity of `file` for `has_grown`."""
+        """Store the current size and identity of `file` for later calls of `has_grown` and `open`."""
         self._identity, self._num_bytes = _identity(file), os.fstat(file.fileno()).st_size
 
     def has_grown(self) -> bool:
-        """Whether the file is larger than at the last `note_size`."""
         with self.open() as file:
             return os.fstat(file.fileno()).st_size > self._num_bytes
 

@@ -1,7 +1,4 @@
-"""Lists the requests of a recording: arrival time, length, and the prefix that each prompt shares with others.
-
-Owns how these are derived from frames.
-"""
+"""Lists the requests of a recording: arrival time, length, and the prefix that each prompt shares with others."""
 
 from __future__ import annotations
 
@@ -32,7 +29,6 @@ class RecordedRequest:
     max_tokens: int
     priority: int
     is_finished: bool
-    """Whether the request finished within the recording."""
     prefix_hashes: tuple[int, ...] = ()
     """Hashes of the prompt's full blocks, from its start. Within an epoch, equal hashes mean equal text up to that
     block. 0 if a hash is unknown because another block held the same text. Empty without prefix caching, and for a
@@ -125,7 +121,6 @@ class _RequestReader:
             self._change(number, num_output_tokens=count, is_finished=True)
 
     def _end_epoch(self) -> None:
-        """Set the output tokens of unfinished requests from the mirror."""
         self._follower.apply_pending()
         requests = self._follower.mirror.requests
         for (epoch, number), found in list(self._found.items()):

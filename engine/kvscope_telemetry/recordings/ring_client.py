@@ -53,7 +53,7 @@ _PIPE_BYTES: Final = 1 << 20
 
 
 class _Flush(Mark):
-    """A mark with the result of the flush."""
+    """Flush marker with the result of the flush."""
 
     is_flushed = False
 
@@ -83,7 +83,6 @@ class RingClient:
 
     @property
     def pid(self) -> int:
-        """Process id of the writer, or 0 if there is none."""
         return 0 if self._process is None else self._process.pid
 
     @property
@@ -128,8 +127,8 @@ class RingClient:
         return self._bounds
 
     def drain_overview(self) -> list[Summary | TimedEvent]:
-        """Return and clear the items received since the last call: of each status message the summaries, then the
-        events.
+        """Return and clear the summaries and events received since the last call. Items of one status message are
+        adjacent, summaries first.
         """
         return [self._overview.popleft() for _ in range(len(self._overview))]
 
@@ -139,7 +138,7 @@ class RingClient:
         self._queue.put_mark(Mark())  # wakes the sender, which sends the new limits
 
     def write(self, message: TelemetryMessage, data: bytes | None = None, *, wait: bool = False) -> bool:
-        """Record a message, like `Ring.write`: never raises, and never blocks without `wait`. Returns whether it was
+        """Record a message, like `Ring.write`: never raises, and blocks only if `wait` is set. Returns whether it was
         accepted.
         """
         if self.failure:
@@ -247,12 +246,11 @@ class RingClient:
             add_bookmark.set()
 
     def _end(self, reason: str) -> None:
-        """Refuse further messages, with `reason` as the failure."""
+        """Refuse further messages, and set `reason` as the failure; "" for none."""
         self._ended = reason and f"ring folder {self.folder} takes no more: {reason}"
         self._wake_waiters()
 
     def _wake_waiters(self) -> None:
-        """Close the queue and wake all waiters."""
         self._queue.close(discard=True)
         for number in list(self._marks):
             add_bookmark = self._marks.pop(number, None)

@@ -1,6 +1,6 @@
 """Packets, each a head and a body, that a session and the process that writes its ring exchange through pipes.
 
-Owns their layout. Both ends have the same version and trust each other. Knows neither the process nor the ring.
+Owns their layout. Both ends have the same version and trust each other. Must not depend on the process or the ring.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from kvscope_telemetry.block_texts.block_texts import RecordedText
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
 
 _HEAD: Final = struct.Struct("<BQ")
-"""Packet kind, and number of bytes in the body."""
 
 
 class PacketKind(IntEnum):
@@ -27,9 +26,8 @@ class PacketKind(IntEnum):
     BOOKMARK = 2
     TEXTS = 3
     LIMITS = 4
-    """`RingLimits` that apply from then on."""
     MARK = 5
-    """`int`: number of a mark. The process reports it once everything before it is readable."""
+    """`int`: number of a flush marker. The process reports it once everything before it is readable."""
     END = 6
     """`bool`: whether the written files are kept."""
     STATUS = 7
@@ -53,7 +51,6 @@ class RingStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     """Status of the ring, with the summaries and events since the last status."""
 
     is_held: bool = False
-    """Whether the ring holds the lock of its folder."""
     failure: str = ""
     num_bytes: int = 0
     origin_ns: int | None = None
@@ -63,9 +60,9 @@ class RingStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     summaries: list[Summary] = []
     events: list[TimedEvent] = []
     mark: int = 0
-    """Number of the mark that was reached, or 0."""
+    """Number of the flush marker that was reached; 0 for none."""
     is_flushed: bool = False
-    """Whether everything before the mark was written."""
+    """Whether everything before the flush marker was written."""
     pause: str = ""
 
 
@@ -96,8 +93,6 @@ def decode_texts(body: bytes) -> tuple[RecordedText, ...]:
 
 
 class PacketReader:
-    """Splits a byte stream into packets."""
-
     def __init__(self) -> None:
         self._read = bytearray()
 

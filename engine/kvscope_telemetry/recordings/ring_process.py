@@ -36,11 +36,11 @@ NICENESS: Final = 10
 READ_BYTES: Final = 1 << 20
 STATUS_INTERVAL_S: Final = 0.25
 FLUSH_S: Final = 120.0
-"""Timeout of a flush, much longer than that of the session which requested it."""
+"""Timeout of a flush, much longer than that of the session that requested it."""
 
 
 class RingServer:
-    """Receives packets from `source` and sends status packets to `out` (file descriptors)."""
+    """Receives packets from the file descriptor `source` and sends status packets to the file descriptor `out`."""
 
     def __init__(self, source: int, out: int) -> None:
         self._source, self._out = source, out
@@ -51,7 +51,6 @@ class RingServer:
         self._reported_s = 0.0
 
     def run(self) -> None:
-        """Serve until the input ends or an END packet arrives."""
         keep = True
         while True:
             if select.select([self._source], [], [], STATUS_INTERVAL_S)[0]:
@@ -67,7 +66,7 @@ class RingServer:
         self._send_status()
 
     def _process_all(self, data: bytes) -> list[bool]:
-        """Process packets. Returns the body of an END packet if one arrived."""
+        """Process packets. Returns the bodies of END packets: one value, or none if the stream continues."""
         for kind, body in self._packets.feed(data):
             if kind is PacketKind.END:
                 return [msgspec.msgpack.decode(body, type=bool)]
@@ -98,7 +97,6 @@ class RingServer:
             self._send_status(msgspec.msgpack.decode(body, type=int), is_flushed=is_flushed)
 
     def _send_status(self, mark: int = 0, *, is_flushed: bool = False) -> None:
-        """Send the ring's status if it has changed."""
         ring = self._ring
         if ring is None:
             return

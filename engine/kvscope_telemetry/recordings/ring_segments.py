@@ -1,8 +1,8 @@
 """Sequence of files of a ring: starts the next segment when due, and deletes the oldest ones.
 
 Owns the limits, the size on disk, and the reaction to write errors: the segment ends, and after a pause the next one is
-tried. Used by the writing thread; other threads may set the limits and read the sizes. Knows neither queue nor mirror:
-the caller starts each new file with the complete state.
+tried. Used by the writing thread; other threads may set the limits and read the sizes. Must not depend on the queue or
+the mirror: the caller starts each new file with the complete state.
 """
 
 from __future__ import annotations
@@ -71,7 +71,6 @@ class RingSegments:
         self.start_ns: int | None = None
         """Wall-clock start of the oldest retained segment."""
         self.end_ns: int | None = None
-        """Wall-clock time of the newest message."""
         self.num_bytes = 0
         self.pause = ""
         """Why nothing is recorded at present; "" while it works."""
@@ -110,7 +109,6 @@ class RingSegments:
         return self._file.num_bytes >= max(self.bounds.max_bytes // MIN_SEGMENTS, 2 * self._head_bytes)
 
     def start_segment(self) -> None:
-        """Complete the current segment, or end the pause."""
         if self._is_paused:
             self._is_paused = False
             self._resumed_s = time.monotonic()

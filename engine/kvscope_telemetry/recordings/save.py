@@ -3,9 +3,7 @@ uses it.
 
 Messages are recorded again without damaged ones. Keyframes, delta checkpoints and summaries are created again, so the
 new file is complete in itself. A part starts with the state at that time, and includes the bookmarks and texts of its
-time range.
-
-Owns the cleanup of the file if saving fails. Knows neither rings nor the callers.
+time range. If saving fails, the new file is deleted. Must not depend on rings.
 """
 
 from __future__ import annotations
@@ -31,8 +29,8 @@ from kvscope_telemetry.summaries.bookmark import Bookmark, in_order, newest_revi
 
 _PROGRESS_EVERY: Final = 256
 _MAX_QUEUED_BYTES: Final = 4 << 20
-"""Queue limit. Reading is faster than writing, so a longer queue would only take memory, several times this many
-bytes.
+"""Queue limit. Reading is faster than writing, so a longer queue would take several times as many bytes of memory
+without saving time.
 """
 _TEXTS_TOGETHER: Final = 256
 _TEXTS_LATE_NS: Final = 5_000_000_000
@@ -136,14 +134,13 @@ def _write_state(recorded: Recording, writer: RecordingWriter, from_s: float, fr
 
 
 def _bookmarks_of(recorded: Recording, from_ns: int, until_ns: int) -> list[Bookmark]:
-    """Return the current revision of each bookmark in this time range."""
     stand = in_order(newest_revisions(recorded.bookmarks()).values())
     return [each for each in stand if from_ns <= max(each.time_ns, each.until_ns) and each.time_ns <= until_ns]
 
 
 def _texts_of(recorded: Recording, from_ns: int, until_ns: int) -> Iterator[RecordedText]:
-    """Yield the texts of this time range, preceded by the newest earlier text of each block, which may still hold it.
-    Earlier texts of requests are left out.
+    """Yield the texts of this time range, preceded by the newest earlier text of each block, because the block may
+    still contain it. Earlier texts of requests are left out.
     """
     older = (text for text in recorded.texts() if text.time_ns < from_ns and text.request is None) if from_ns else ()
     before = {text.block: text for text in older}

@@ -1,7 +1,7 @@
 """Finds the chunks of a recording that is being opened, their time ranges, and the engines that were recorded.
 
-Owns the handling of damaged, hostile or oversized files: as much as can be trusted within the read budget is opened,
-and what is skipped is reported. Holds no file open.
+Decides how damaged, hostile or oversized files are handled: as much as can be trusted within the read budget is opened,
+and what is skipped is reported. No file stays open between calls.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ from kvscope_telemetry.recordings.regular_file import FollowedFile, stored_bytes
 
 @dataclass(slots=True)
 class Survey:
-    """Chunks, engines and damage found in a file."""
-
     chunks: list[Chunk] = field(default_factory=list)
     """Chunks with messages, sorted by time."""
     channels: dict[int, int] = field(default_factory=dict)
@@ -43,14 +41,14 @@ class Survey:
     hellos: list[Hello] = field(default_factory=list)
     is_complete: bool = False
     limit: str = ""
-    """Why only a part of the file was scanned; "" if all of it was."""
+    """Reason why only a part of the file was scanned; "" if all of it was."""
     max_inflated: int = 0
     """Limit on the total size that messages of columns may claim."""
     damages: list[str] = field(default_factory=list)
     """One text for each skipped chunk or byte range, with its position and the reason."""
 
     def add(self, new: list[Chunk]) -> None:
-        """Merge `new`, which is sorted, into `chunks`."""
+        """Merge `new` into `chunks`. Both are sorted by start time."""
         in_order = not (self.chunks and new) or self.chunks[-1].start_ns <= new[0].start_ns
         self.chunks += new
         if not in_order:
@@ -137,7 +135,6 @@ class Surveyor:
         return sorted(believed, key=lambda chunk: chunk.start_ns)
 
     def _is_uncounted(self, chunk: Chunk) -> bool:
-        """Whether the chunk has frames but no valid record of their number."""
         return chunk.num_frames is None and self.found.channels[FRAMES] in chunk.counts
 
     def _finish(self, chunk: Chunk) -> None:

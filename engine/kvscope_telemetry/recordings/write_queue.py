@@ -18,8 +18,8 @@ from kvscope_telemetry.summaries.bookmark import Bookmark
 
 MAX_QUEUED_BYTES: Final = 64 << 20
 GATHER_S: Final = 0.25
-"""How long a message waits for others. At hundreds of messages per second, waking the writer costs
-more than writing.
+"""How long a message waits for further messages, in seconds. At hundreds of messages per second, waking the writer
+costs more than writing.
 """
 _MUCH_BYTES: Final = 1 << 20
 
@@ -28,8 +28,6 @@ Texts = tuple[RecordedText, ...]
 
 
 class Queued(msgspec.Struct, frozen=True, gc=False):
-    """A queued message, with its original encoding if available."""
-
     message: TelemetryMessage | Texts
     """The message or texts; `()` if only `data` is given."""
     data: bytes | None
@@ -45,7 +43,7 @@ Mark = threading.Event
 
 
 class RecordingQueue:
-    """FIFO queue of messages. Any thread may put, one thread takes. `close` refuses further messages."""
+    """Bounded FIFO queue. Any thread may append; one thread drains. `close` refuses further messages."""
 
     def __init__(self, max_bytes: int = MAX_QUEUED_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -56,7 +54,7 @@ class RecordingQueue:
         self._is_urgent = False
         """Whether a caller waits, or many bytes are queued."""
         self._is_idle = False
-        """Whether the taking thread waits for the queue to become non-empty."""
+        """Whether the draining thread waits for the queue to become non-empty."""
         self.num_refused = 0
         """Number of messages that `put` refused, and of queued ones that `close` discarded."""
 

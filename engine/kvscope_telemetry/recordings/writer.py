@@ -1,10 +1,9 @@
 """Writes a recording in a thread of its own, fed by a bounded queue.
 
-Owns the thread and the queue, the fate of each message and its wall-clock time, and the timing of derived data:
-keyframes and delta checkpoints where they belong; summaries and events of several seconds together in separate chunks,
-so that a file's whole overview can be read without its frames. The recording caller never blocks and never fails:
-messages that do not fit into the queue are dropped and counted, and a full disk ends the recording and keeps what was
-written.
+Owns the thread and the queue. Decides the wall-clock time of each message and when derived data is written: keyframes
+and delta checkpoints between the messages; summaries and events of several seconds together in separate chunks, so that
+a file's whole overview can be read without its frames. The recording caller never blocks and never fails: messages that
+do not fit into the queue are dropped and counted, and a full disk ends the recording and keeps what was written.
 """
 
 from __future__ import annotations
@@ -44,15 +43,14 @@ from kvscope_telemetry.summaries.summary import encode as encode_json
 
 MAX_PENDING_OVERVIEW: Final = 100_000
 FLUSH_S: Final = 0.85
-"""Longest time that a message waits in the queue and in a partial chunk: including the time for writing, less than a
-second is lost in a crash.
+"""Longest time in seconds that a message waits in the queue and in a partial chunk. Including the time for writing, a
+crash then loses less than a second.
 """
 GLANCE_EVERY_NS: Final = 10_000_000_000
+"""Summaries and events are written together after this much recorded time, or after `MAX_GLANCE_BYTES`."""
 MAX_GLANCE_BYTES: Final = 1 << 20
-"""Summaries and events are written after this many bytes, or `GLANCE_EVERY_NS`."""
 
 MAX_LISTED: Final = 1_000
-"""Maximum number of events per message."""
 
 
 class RecordingWriter:
@@ -88,7 +86,7 @@ class RecordingWriter:
         self.failure = ""
         """Why the recording ended early; "" while it works."""
         self.left = ""
-        """After a failure, a text for the user on what was saved."""
+        """After a failure, a text for the user about what was saved."""
         self._marks: list[Mark] = []  # marks among the items being written
         self._thread = threading.Thread(target=self._run, name="recording", daemon=True)
         self._thread.start()
@@ -315,7 +313,7 @@ class _Annotations:
         self._num_waiting_bytes = 0
         self._since_ns = self._newest_ns = 0
         self.new: list[Summary | TimedEvent] = []
-        """Summaries and events since the caller last cleared the list."""
+        """Summaries and events that the caller has not collected yet."""
 
     def add_message(self, message: TelemetryMessage, log_time_ns: int) -> list[Snapshot | DeltaCheckpoint]:
         """Process a written message. Returns the delta checkpoint and keyframe that belong after it, if any."""
@@ -344,7 +342,6 @@ class _Annotations:
         return due
 
     def restate(self, log_time_ns: int) -> Snapshot | None:
-        """Return the state with which a new file continues, or None if it is unknown."""
         state = self._keyframes.keyframe(log_time_ns)
         if state is not None:
             self._summarizer.restate()
@@ -383,7 +380,7 @@ def _together(events: list[tuple[int, bytes]]) -> list[Entry]:
 
 
 class LogClock:
-    """Log times in ns: the wall clock of an epoch's hello, advanced by the engine's monotonic clock.
+    """Computes log times in ns: the wall clock of an epoch's hello, advanced by the engine's monotonic clock.
 
     Log times never decrease, neither within an epoch nor at the start of an epoch whose wall clock was set back. No two
     frames have the same log time, even if a heartbeat with a later time preceded both, so that a reader can seek to

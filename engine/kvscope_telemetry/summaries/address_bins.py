@@ -1,6 +1,4 @@
-"""Aggregates the ledger's rows into at most 1,024 address bins, and finds runs of free blocks. Depends on columns
-only.
-"""
+"""Aggregates the ledger's rows into at most 1,024 address bins, and finds runs of free blocks."""
 
 from __future__ import annotations
 
@@ -24,7 +22,6 @@ def bin_edges(num_rows: int) -> IntArray:
 
 
 def bin_rows(ledger: Ledger, block_size: int) -> AddressBins:
-    """Aggregate `ledger` into bins. Costs one pass over each of four columns."""
     edges = bin_edges(ledger.num_blocks)
     if len(edges) < 2:
         return AddressBins()

@@ -1,7 +1,7 @@
 """History of one block: each change of its ledger row, with the time and the request that took the block.
 
-Owns how rows are extracted from messages, and the limit on their number (the newest are kept). Between two rows, the
-block has the values of the first. Knows no files and no user texts.
+Decides how rows are extracted from messages, and owns the limit on their number (the newest are kept). Between two
+rows, the block has the values of the first. Must not depend on files or create texts for the user.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class ChangeKind(IntEnum):
     """How the values of a history row are known."""
 
     CHANGED = 0
-    """A frame reported them."""
+    """A frame reported the values."""
     KNOWN = 1
-    """A snapshot or mirror had them; earlier values are unknown."""
+    """A snapshot or mirror contained the values; earlier ones are unknown."""
     LOST = 2
     """The values are unknown from here on: frames are missing, or the block was not watched."""
 
@@ -59,7 +59,7 @@ Rows = npt.NDArray[np.void]
 
 
 class BlockChanges:
-    """Collects the history of `block` from `feed` and `add_update`; at most `max_rows` rows."""
+    """Collects the history of `block` from messages (`feed`) or updates (`add_update`); at most `max_rows` rows."""
 
     def __init__(self, block: int, max_rows: int = MAX_ROWS) -> None:
         self.block = block
@@ -79,7 +79,7 @@ class BlockChanges:
 
     @property
     def is_lost(self) -> bool:
-        """Whether a snapshot is needed before further messages can be used."""
+        """Whether messages are ignored until the next snapshot, because frames are missing."""
         return self._continuity.is_lost
 
     @property
@@ -109,7 +109,6 @@ class BlockChanges:
             self._size, self.num_forgotten = 1, 0
 
     def add_known(self, ledger: Ledger, time_ns: int, epoch: int, step: int) -> None:
-        """Add the block's row in `ledger` as known at that time."""
         if self.block >= ledger.num_blocks:
             self.lose(time_ns)
             return
@@ -117,7 +116,6 @@ class BlockChanges:
         self._add(time_ns, epoch, step, values, how=ChangeKind.KNOWN)
 
     def lose(self, time_ns: int) -> None:
-        """Mark the block's values as unknown from `time_ns` on."""
         if self._size:
             self._add(time_ns, int(self._data["epoch"][self._size - 1]), 0, _NOTHING, how=ChangeKind.LOST)
 
@@ -187,7 +185,7 @@ _LAST_USED: Final = LASTING.index("last_used_step")
 
 
 def _find(ids: bytes, needle: bytes) -> int | None:
-    """Return the last index of a u32 in packed ones, or None."""
+    """Return the index of the last occurrence of `needle` (a packed u32) in the packed `ids`, or None."""
     at = ids.rfind(needle)
     while at % 4 and at > 0:
         at = ids.rfind(needle, 0, at + 3)

@@ -1,6 +1,6 @@
 """Derives what happened to a block from its successive rows: allocated, filled, shared, released, evicted and so on.
 
-Owns the meaning of each change of a row. Creates no user texts.
+Decides the meaning of each change of a row. Creates no texts for the user.
 """
 
 from __future__ import annotations
@@ -76,7 +76,6 @@ class BlockMoments:
     moments: tuple[BlockMoment, ...] = ()
     times_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     kinds: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
-    """Indices into `KINDS`."""
 
     def after(self, count: int) -> BlockMoments:
         return BlockMoments(self.moments[count:], self.times_ns[count:], self.kinds[count:])

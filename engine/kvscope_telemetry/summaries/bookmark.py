@@ -70,7 +70,6 @@ def encode_bookmark(bookmark: Bookmark) -> bytes:
 
 
 def decode_bookmark(data: bytes) -> Bookmark:
-    """Parse JSON. Raises ProtocolError if it is no valid bookmark."""
     if len(data) > MAX_BOOKMARK_BYTES:
         raise ProtocolError(f"a bookmark of {len(data)} bytes: at most {MAX_BOOKMARK_BYTES} are accepted")
     try:
@@ -86,7 +85,6 @@ def encode_bookmarks(bookmarks: Iterable[Bookmark]) -> str:
 
 
 def decode_bookmarks(text: str) -> list[Bookmark]:
-    """Parse a JSON array. Raises ProtocolError if it has an invalid bookmark."""
     try:
         return _many.decode(text)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:

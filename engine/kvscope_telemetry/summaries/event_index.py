@@ -1,6 +1,6 @@
 """The events of a session sorted by time, with columns for searching.
 
-Owns the limit on their number: the newest are kept. Knows no user texts and no files.
+Owns the limit on their number: the newest are kept. Must not depend on files or create texts for the user.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ class EventIndex:
 
     @property
     def time_ns(self) -> npt.NDArray[np.int64]:
-        """Time of each event, ascending, shape (n,)."""
         return self._rows[_TIME, : len(self)]
 
     @property

@@ -1,7 +1,7 @@
 """Adds up latency histograms, and finds the bounds of a percentile.
 
-Knows no engine and no clock. The bounds are those of the reporting engine: a histogram with other bounds restarts the
-sum.
+The bounds are those of the reporting engine: a histogram with other bounds restarts the sum. Must not depend on an
+engine or a clock.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ UNKNOWN_RANGE = PercentileBounds(math.nan, math.nan)
 
 @dataclass(slots=True)
 class Buckets:
-    """Summed counts between bounds."""
-
     bounds_ns: IntArray
     counts: IntArray
 

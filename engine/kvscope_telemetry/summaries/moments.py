@@ -1,7 +1,7 @@
 """Detects when requests first ran and got their first token, on their engine's clock, packed as in summaries.
 
-After a seek, these moments describe what happened before the new position. Owns how they are detected. For a request
-that ran before telemetry was received, nothing is detected or guessed.
+After a seek, these moments describe what happened before the new position. For a request that ran before telemetry was
+received, nothing is detected or guessed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ class FirstTokens:
         return found if frame.first_token_ns else []
 
     def _answering(self, rows: RequestRows) -> list[int]:
-        """Return the numbers of requests that had no token and have one now."""
         if self._without.isdisjoint(memoryview(rows.number).cast("I")):  # the common case
             return []
         numbers = np.frombuffer(rows.number, "<u4")[np.frombuffer(rows.num_output_tokens, "<u4") > 0]
@@ -61,7 +60,6 @@ class MomentRecorder:
         self._first_tokens = FirstTokens()
 
     def drain(self) -> bytes:
-        """Return and clear the packed moments since the last call."""
         noted, self._noted = self._noted, []
         return np.array(noted, PHASE).tobytes()
 
@@ -77,6 +75,5 @@ class MomentRecorder:
 
 
 def _outputs(rows: RequestRows) -> list[tuple[int, int]]:
-    """Return each request's number and its number of generated tokens."""
     numbers, outputs = np.frombuffer(rows.number, "<u4").tolist(), np.frombuffer(rows.num_output_tokens, "<u4")
     return list(zip(numbers, outputs.tolist(), strict=False))

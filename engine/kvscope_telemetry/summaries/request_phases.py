@@ -1,8 +1,8 @@
 """Detects phases of requests that no event reports: a request arrived and waits, or its prefill is done and decoding
 starts.
 
-Owns their detection in telemetry, their packing in a summary, and the limit on their number in a session (the newest
-are kept). Knows no files.
+Owns their packing in a summary and the limit on their number in a session (the newest are kept). Must not depend on
+files.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PhaseRecorder:
     def __init__(self) -> None:
         self._noted: list[tuple[int, int, RequestPhase]] = []
         self._there: set[int] = set()
-        """Requests of this epoch that have been announced and not ended."""
+        """Requests of this epoch that have been announced and have not ended."""
         self._decoding: set[int] = set()
         self._prefilled_ns: dict[int, int] = {}
         """Time of each request's newest prefill chunk."""
@@ -45,7 +45,6 @@ class PhaseRecorder:
         self._there, self._decoding, self._prefilled_ns, self._last_batch = set(), set(), {}, b""
 
     def drain(self) -> bytes:
-        """Return and clear the packed phases since the last call."""
         noted, self._noted = self._noted, []
         return packed_phases(noted)
 
@@ -153,7 +152,7 @@ class PhaseLog:
             self._drop(self._size - self._max_phases * 7 // 8)
 
     def forget_before(self, time_ns: int) -> None:
-        """Drop phases before `time_ns`, up to the first one that is not."""
+        """Drop the phases before the first one whose time is not earlier than `time_ns`."""
         late = np.flatnonzero(self.rows["time_ns"] >= time_ns)
         self._drop(int(late[0]) if late.size else self._size)
 

@@ -3,7 +3,7 @@
 The report, `kvscope info`, comparisons, fleets, tables, `/metrics` and the window's charts use them, so that a figure
 of the same range is the same number everywhere. To add a figure, add an entry to `FIGURES`. A `Figure` is measured over
 a range. A `Share` is the same formula over any data that has the names of `messages.telemetry.Counters`: differences of
-counters, one second, or the bins of a chart. Knows no files and no windows.
+counters, one second, or the bins of a chart. Must not depend on files or windows.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Share:
 
 
 PROMPTS: Final = ("prompt_tokens", "cached_tokens")
-"""Sum to the prompt tokens of requests that ran for the first time. `prompt_tokens` counts the computed ones, without
-cached ones.
+"""Columns that add up to the prompt tokens of requests that ran for the first time: `prompt_tokens` counts the computed
+ones, without cached ones.
 """
 HIT_RATE: Final = Share(("cached_tokens",), PROMPTS)
 USAGE: Final = Share(("active",), ("pool",))
@@ -87,7 +87,6 @@ def ends_of(overview: SessionOverview, rows: slice, span: Range) -> IntArray:
 
 
 def pool_of(overview: SessionOverview, rows: slice = _ALL) -> FloatArray:
-    """Return the number of blocks in the pool, shape (n,); NaN where it is unknown."""
     parts = [overview.column(f"{name}_blocks")[rows] for name in ("active", "cached", "free")]
     num_blocks = overview.column("pool_blocks")[rows]
     return np.where(np.isfinite(num_blocks), num_blocks, parts[0] + parts[1] + parts[2])
@@ -196,9 +195,8 @@ class Card:
     place: int
     """Position in the header, from 1."""
     beside: str = ""
-    """Secondary text; `{key}` is replaced by another figure."""
+    """Secondary text. `{key}` is replaced by the figure with that key."""
     title: str = ""
-    """Title to use if the figure's name is too long."""
     value: str = "{}"
 
 
@@ -218,7 +216,7 @@ NOWHERE: Final = FigureUses()
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number that can be computed for a range of seconds, and for parts of it."""
+    """A number that can be computed for any range of seconds."""
 
     key: str
     """Identifier including the unit. Never changes, because scripts depend on it."""
@@ -227,19 +225,18 @@ class Figure:
     """"s", "share" (0 to 1), "tokens", "tokens/s", "requests", "1/min", ..."""
     measure: Measure
     counts: str = ""
-    """Text on the counted quantity, if the name is not enough."""
+    """Description of the counted quantity; "" if the name is sufficient."""
     is_compared: bool = False
     """Whether a comparison of two runs has a line for it."""
     has_spread: bool = True
     """Whether values of parts of the run estimate that of the whole. False for lengths, counts and peaks."""
     column: str = ""
-    """Overview column, if the figure is that column's sum."""
+    """Overview column that is summed; "" if the figure is not a sum."""
     share: Share | None = None
-    """Formula, if the figure is a ratio."""
+    """Formula of a ratio; None if the figure is not a ratio."""
     places: FigureUses = NOWHERE
 
     def of(self, overview: SessionOverview, span: Range) -> float | None:
-        """Compute the figure for `span`; None if it is unknown."""
         return self.measure(overview, rows_in(overview, span), span)
 
 
@@ -285,7 +282,6 @@ Reduce = Callable[[FloatArray], float]
 def _level(
     reduce: Reduce, of: Callable[[SessionOverview], FloatArray], overview: SessionOverview, rows: slice, _: Range
 ) -> float | None:
-    """Reduce the known values of the seconds."""
     values = of(overview)[rows]
     values = values[np.isfinite(values)]
     return float(reduce(values)) if values.size else None
@@ -551,6 +547,5 @@ BY_KEY: Final = {figure.key: figure for figure in FIGURES}
 
 
 def measured(overview: SessionOverview, span: Range) -> dict[str, float | None]:
-    """Return all of `FIGURES` by key for `span`; None for unknown ones."""
     rows = rows_in(overview, span)
     return {figure.key: figure.measure(overview, rows, span) for figure in FIGURES}

@@ -1,7 +1,7 @@
 """Overview of a session: all summarized seconds as columns, oldest first.
 
 Owns the columns and the memory limit: numbers of all seconds are kept, compressed address bins of as many as fit,
-thinned out evenly if there are more. Used by one thread. Knows no files.
+thinned out evenly if there are more. Used by one thread. Must not depend on files.
 """
 
 from __future__ import annotations
@@ -51,9 +51,8 @@ In the rates, the tokens of a step are divided among the seconds in which it ran
 not appear as spikes between zeros.
 """
 _MAX_STEP_NS: Final = 86_400 * SECOND_NS
-"""Maximum step duration that is divided among seconds."""
 _MAX_TOLD_STOPS: Final = 1_000
-"""Maximum number of stops per second. A user cannot cause more."""
+"""Maximum number of stops per second that are accepted. A user cannot cause more."""
 _DTYPES: Final = {"owner": np.dtype("<i4")}
 
 
@@ -68,7 +67,6 @@ class SessionOverview:
         self.moments = PhaseLog()
         """Moments of requests on their engine's clock; each row's kind is a `RequestMoment`."""
         self.version = 0
-        """Incremented by each change."""
         self._max_bin_bytes = max_bin_bytes
         self._size = 0
         self._times = np.empty(64, np.int64)
@@ -95,12 +93,10 @@ class SessionOverview:
 
     @property
     def epoch(self) -> IntArray:
-        """Engine start of each second, shape (n,)."""
         return self._epochs[: self._size]
 
     @property
     def num_bytes(self) -> int:
-        """Memory used, not counting events."""
         return self._columns.nbytes + self._times.nbytes + self._epochs.nbytes + self._bin_bytes
 
     def column(self, name: str) -> FloatArray:
@@ -120,7 +116,7 @@ class SessionOverview:
         return int(np.searchsorted(self.time_ns, time_ns, "right")) - 1
 
     def bins(self, name: str, indices: IntArray) -> npt.NDArray[np.generic]:
-        """Return a column of `AddressBins` for the seconds at `indices`, shape (len(places), bins).
+        """Return a column of `AddressBins` for the seconds at `indices`, shape (len(indices), bins).
 
         All rows have the number of bins of the last non-empty one. Rows for index -1 and for seconds without bins are 0
         (owner: -1).
@@ -294,7 +290,7 @@ class BinPacker:
 
 
 def num_bytes(packed: Packed | None) -> int:
-    """Return the memory of the columns, including shared ones."""
+    """Return the size of the columns in bytes. Columns shared with other seconds are counted too."""
     return 0 if packed is None else sum(map(len, packed))
 
 

@@ -1,7 +1,8 @@
 """Computes summaries and timed events from telemetry messages in order, identically live, while recording, and from a
 file.
 
-Owns the counts of the current second. The state at its end comes from the follower, which the caller feeds afterwards.
+Owns the counts of the current second. The state at its end is read from the follower, which the caller feeds
+afterwards.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _LEVELS: Final = ("num_running", "num_waiting")
 _TOTALS: Final = tuple(
     name for name in Counters.__struct_fields__ if name in Summary.__struct_fields__ and name not in _LEVELS
 )
-"""Counters of the epoch. A summary has their increase."""
+"""Counters that count from the start of the epoch. A summary has their increase."""
 MAX_TIME_NS: Final = (1 << 62) - 1
 _PHASES: Final = ("schedule_ns", "run_ns", "forward_ns", "commit_ns", "record_ns")
 _MOVED: Final = ("work.weights_bytes", "work.kv_read_bytes", "work.kv_written_bytes", "work.other_bytes")
@@ -73,7 +74,7 @@ class Summarizer:
         self._follower = follower
         self._second = -1
         self._began_ns = MAX_TIME_NS
-        """Time of the earliest message. Events of its step are not dated earlier."""
+        """Time of the earliest message. Events are not dated earlier."""
         self._epoch: int | None = None
         self._offset_ns = 0
         self._last_seq: int | None = None
@@ -138,7 +139,6 @@ class Summarizer:
         self._seen_version = -1
 
     def drain_events(self) -> list[TimedEvent]:
-        """Return and clear the events since the last call, oldest first."""
         taken, self._events = self._events, []
         return taken
 
@@ -171,7 +171,7 @@ class Summarizer:
         self._last_seq = max(snapshot.seq, self._last_seq or 0)
 
     def _count(self, frame: Frame, log_time_ns: int) -> None:
-        """Collect a frame. Frames are only added up at the end of the second."""
+        """Collect a frame. Totals are computed at the end of the second."""
         self._offset_ns = log_time_ns - frame.time_ns
         if self._last_seq is not None and frame.seq != self._last_seq + 1:
             self._note_place(frame.seq)
@@ -322,14 +322,13 @@ class Summarizer:
         return msgspec.structs.replace(summary, **changes)
 
     def _stops(self, mirror: Mirror) -> tuple[Stop, ...]:
-        """Return the engine's stops since the last summary, up to the newest message."""
         now_ns = self._newest_ns - self._offset_ns
         news = RunningTime(mirror.stops.since(self._stops_reported_ns)).within(0, now_ns)
         self._stops_reported_ns = now_ns
         return tuple(RunningTime(news).shifted(self._offset_ns))
 
     def _longest_wait_s(self, mirror: Mirror) -> float:
-        """Longest current wait at the end of the second, on the engine's clock."""
+        """Return the longest current wait of a request at the end of the second, on the engine's clock."""
         arrivals = mirror.requests.arrival_ns[mirror.requests.state == RequestState.WAITING]
         if not arrivals.size:
             return 0.0
@@ -383,7 +382,7 @@ class Stall:
         self._since_ns = self._last_ns = 0
 
     def update(self, beat: Heartbeat) -> float:
-        """Return the seconds since a step ended, or since there was work."""
+        """Return the seconds since the last step ended or the engine last had no work; 0 while it is paused."""
         place = (beat.epoch, beat.step)
         if place != self._place or not beat.num_unfinished or beat.paused_by:
             self._place, self._since_ns = place, beat.time_ns

@@ -1,6 +1,6 @@
 """Maps moments of one timeline to another, and finds named moments by which the two can be aligned.
 
-Times are nanoseconds since 1970, on each recording's own clock. Knows no files.
+Times are nanoseconds since 1970, on each recording's own clock. Must not depend on files.
 """
 
 from __future__ import annotations
@@ -21,21 +21,19 @@ PEAK: Final = "peak of KV usage"
 
 @dataclass(frozen=True, slots=True)
 class AlignedMoment:
-    """A named moment, from the overview or a bookmark."""
-
     name: str
     time_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """Offset from moments of recording A to the corresponding moments of recording B."""
+    """Offset in nanoseconds from a moment of recording A to the corresponding moment of recording B."""
 
     offset_ns: int = 0
 
     @classmethod
     def of(cls, moment_a_ns: int, moment_b_ns: int) -> Alignment:
-        """Align these two moments. Equal moments mean that both runs share one clock."""
+        """Return the alignment in which these two moments coincide. With equal times, both recordings use one clock."""
         return cls(moment_b_ns - moment_a_ns)
 
     def to_b(self, time_ns: int) -> int:

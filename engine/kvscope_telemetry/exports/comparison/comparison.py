@@ -1,6 +1,6 @@
 """Compares two runs: their key figures, the differences, and whether these exceed the variation within the runs.
 
-Computed from the overviews alone, without replaying. Knows no files, and no texts other than those of the figures.
+Computed from the overviews alone, without replaying. Must not depend on files; texts are those of the figures.
 """
 
 from __future__ import annotations
@@ -88,7 +88,6 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
     """
     high: float | None
     a_parts: RunParts | None
-    """Variation of the figure within run A."""
     b_parts: RunParts | None
 
 

@@ -40,7 +40,7 @@ _NOTHING: Final = 1e-9
 
 
 class Verdict(StrEnum):
-    """Whether a difference exceeds the variation within the runs."""
+    """Result of the test whether a difference exceeds the variation within the runs."""
 
     EQUAL = "equal"
     OPEN = "not significant"
@@ -49,8 +49,7 @@ class Verdict(StrEnum):
     """Two identical runs differ this much in at most 1 of 20 cases."""
     UNKNOWN = "not enough data"
     NONE = ""
-    """The figure of a run is unknown, or its variation cannot be estimated from one run: a length, a
-    count or a peak.
+    """Not tested: the figure of a run is unknown, or one run does not show its variation (a length, a count or a peak).
     """
 
 

@@ -51,7 +51,9 @@ _PEAKS: Final = {
     "num_running": ("peak_running_ns", "peak_running"),
     "num_waiting": ("peak_waiting_ns", "peak_waiting"),
 }
-"""Columns with a peak within each second: the columns of its time and of its value ("": `figures.peak_usage_of`)."""
+"""Overview columns for figures with a peak within each second: the time of the peak, and its value ("": computed by
+`run_figures.peak_usage_of`).
+"""
 
 
 def write_perfetto(
@@ -82,8 +84,8 @@ def write_perfetto(
 
 
 def _counters(overview: SessionOverview, span: Span) -> Iterator[bytes]:
-    """Yield the counters. Levels are placed at the end of their second (`figures.ends_of`), sums at its start, because
-    Perfetto draws a value from its time until the next one.
+    """Yield the counters. Levels are placed at the end of their second (`run_figures.ends_of`), sums at its start,
+    because Perfetto draws a value from its time until the next one.
     """
     rows = rows_in(overview, span)
     begins, ends = np.maximum(overview.time_ns[rows], span.from_ns), ends_of(overview, rows, span)

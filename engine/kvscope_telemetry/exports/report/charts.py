@@ -76,7 +76,7 @@ class ReportTimeAxis:
         return LEFT + PLOT_WIDTH * min(max((seconds - self.from_s) / length_s, 0.0), 1.0)
 
     def ticks(self) -> list[float]:
-        """Return round times, about ten at most."""
+        """Return about ten round times at most, in seconds."""
         return _ticks(self.from_s, self.until_s, 8)
 
 
@@ -113,7 +113,6 @@ def chart(
 
 
 def frame(axis: ReportTimeAxis, height: int) -> str:
-    """Draw the time axis with its ticks and grid lines."""
     bottom = height - BOTTOM
     parts = [f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{bottom}" y2="{bottom}"/>']
     for tick in axis.ticks():
@@ -178,7 +177,9 @@ def _path(axis: ReportTimeAxis, times_s: FloatArray, line: ChartLine, y: object,
 
 
 def _thinned(axis: ReportTimeAxis, times_s: FloatArray, values: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the maximum of each interval, because peaks matter most."""
+    """Return times and values with the maximum of each interval, because peaks matter most. Shape (at most
+    `_MAX_POINTS`,).
+    """
     if len(times_s) <= _MAX_POINTS:
         return times_s, values
     length_s = max(axis.until_s - axis.from_s, 1e-9)

@@ -1,7 +1,8 @@
 """Report of a range in one HTML file, to send to a colleague: summary, charts, and the most delayed requests with
 causes.
 
-Owns its contents and their order. All text from a recording is escaped. The file stays small for any range.
+Decides its contents and their order. All text from a recording is escaped. The number of points and rows is limited, so
+that the file stays small for any range.
 """
 
 from __future__ import annotations
@@ -348,7 +349,7 @@ def _encoded(pixels: npt.NDArray[np.uint8]) -> str:
 def _pixels(
     active: npt.NDArray[np.float64], cached: npt.NDArray[np.float64], colors: dict[str, str]
 ) -> npt.NDArray[np.uint8]:
-    """Colour by the larger share, opacity by the total; free blocks show the page's background."""
+    """Return RGBA pixels: hue by the larger share, opacity by the sum; free blocks show the page's background."""
     total = np.clip(active + cached, 0, 1)
     part = np.divide(active, active + cached, out=np.zeros_like(active), where=total > 0)[..., None]
     colour = part * np.array(rgb(colors["active"])) + (1 - part) * np.array(rgb(colors["cached"]))

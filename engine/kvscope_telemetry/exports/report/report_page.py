@@ -65,7 +65,6 @@ def clean(text: str) -> str:
 
 
 def section(title: str, *parts: str) -> str:
-    """Return an HTML section with a title, or "" if all parts are empty."""
     inner = "\n".join(part for part in parts if part)
     return f"<section>\n<h2>{clean(title)}</h2>\n{inner}\n</section>" if inner else ""
 

@@ -43,7 +43,6 @@ _MAX_LINKS: Final = 12
 
 
 def request_lanes(worst: Sequence[WorstRequest], axis: ReportTimeAxis, span: Span) -> str:
-    """Draw a lane for each request with its phases."""
     height = TOP + _LANE * len(worst) + BOTTOM
     parts = [frame(axis, height)]
     for index, each in enumerate(worst):
@@ -68,7 +67,7 @@ def request_lanes(worst: Sequence[WorstRequest], axis: ReportTimeAxis, span: Spa
 
 
 def _standing(history: RequestHistory, axis: ReportTimeAxis, span: Span, y: int) -> Iterator[str]:
-    """Cover the request's phases while the engine was stopped, when it made no progress."""
+    """Yield rectangles that cover the request's phases while the engine was stopped."""
     end_s = span.until_s if history.end_ns is None else span.seconds(history.end_ns)
     for band in axis.bands:
         first_s, last_s = max(band.from_s, span.seconds(history.arrival_ns)), min(band.until_s, end_s)

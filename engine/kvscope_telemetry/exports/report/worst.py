@@ -15,7 +15,7 @@ _SLOW_PREFILL_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class WorstRequest:
-    """A request, and how long it waited for its next token: in the queue, in a slow prefill, or preempted."""
+    """A request, and how long it waited for its next token (`lost_ns`): in the queue, in a slow prefill, or preempted."""
 
     history: RequestHistory
     lost_ns: int
@@ -43,7 +43,7 @@ def _lost_ns(history: RequestHistory, until_ns: int) -> int:
 
 
 def _slow_prefill_ns(history: RequestHistory, until_ns: int) -> int:
-    """Return the time of the request's prefill, or 0 if it is no delay."""
+    """Return the duration of the request's prefill if it counts as a delay, otherwise 0."""
     prefill = [phase for phase in history.phases if phase.kind is RequestPhase.PREFILL]
     took_ns = sum(history.length_ns(phase, until_ns) for phase in prefill)
     return took_ns if took_ns >= _SLOW_PREFILL_NS else 0

@@ -23,7 +23,6 @@ def require_pyarrow(suffix: str) -> None:
 
 
 def write_parquet(table: Table, file: BinaryIO) -> None:
-    """Write `table` as Parquet, compressed with zstd."""
     importlib.import_module("pyarrow.parquet").write_table(
         _as_arrow(table), file, compression="zstd", row_group_size=_ROWS_A_GROUP
     )
@@ -37,7 +36,6 @@ def write_arrow(table: Table, file: BinaryIO) -> None:
 
 
 def _pyarrow() -> Any:
-    """Import pyarrow on demand. Returns Any, because it has no types."""
     return importlib.import_module("pyarrow")
 
 

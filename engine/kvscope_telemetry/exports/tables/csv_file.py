@@ -64,6 +64,6 @@ def _cells(column: Column, first: int) -> list[str]:
 
 
 def _text(value: str) -> str:
-    """Make text safe for spreadsheets: no formulas, no control characters. Clients choose the ids of their requests."""
+    """Make text safe for spreadsheets: no formulas, no control characters. Request ids are chosen by clients."""
     value = printable(value, keep="\n\t\r", replacement="\ufffd")
     return f"'{value}" if value.startswith(_FORMULA) else value

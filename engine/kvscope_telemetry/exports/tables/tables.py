@@ -174,7 +174,6 @@ def bookmarks_table(content: Content) -> Table:
 
 
 def unit_of(name: str) -> str:
-    """Return the unit of an overview column, derived from its name."""
     if name in _SHARES:
         return "share"
     return _COUNTED.get(name) or next((unit for end, unit in _SUFFIX_UNITS.items() if name.endswith(end)), "")
@@ -188,7 +187,7 @@ def _is_of_any_use(name: str, overview: SessionOverview, rows: slice) -> bool:
 
 
 def _achieved(name: str, done: str, unit: str, overview: SessionOverview, rows: slice) -> Column:
-    """Return a column of the amount `done` per second of forward pass."""
+    """Return a column of the overview column `done` per second of forward pass."""
     amounts, forward_ns = overview.column(done)[rows], overview.column("forward_ns")[rows]
     is_known = (amounts > 0) & (forward_ns > 0)
     values = np.where(is_known, amounts * 1e9 / np.where(is_known, forward_ns, 1.0), np.nan)
