@@ -231,7 +231,7 @@ class Columns:
         return [self.number(name)] if self.num_records == 1 else self.numbers(name).tolist()
 
     def packed(self, name: str, dtype: np.dtype[Any]) -> tuple[Numbers, Ints]:
-        """Return the numbers of a packed field without rows, concatenated over all messages, and the count per message."""
+        """Return the numbers of a packed field without rows, of all messages together, and the count per message."""
         counts = self.counts(name)
         return self._column(name, dtype, counts), counts
 

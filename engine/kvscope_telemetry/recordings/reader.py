@@ -663,7 +663,7 @@ def _state_after(messages: Iterator[TelemetryMessage]) -> Mirror:
 
 
 def _without_head(segment: Segment, timed: Iterator[TimedMessage]) -> Iterator[TimedMessage]:
-    """Skip the hello at the start of a segment: the writer repeated it there, and the engine did not publish it again."""
+    """Skip the hello at the start of a segment, which the writer repeated and the engine did not publish again."""
     first = next(timed, None)
     if first is not None and not (isinstance(first[1], Hello) and first[0] == segment.start_ns):
         yield first
