@@ -30,7 +30,7 @@ _KIB: Final = 1024
 _MAX_NAME: Final = 80
 
 
-class GpuQuestions:
+class GpuQueries:
     """Queries the GPU with NVML handle `handle`.
 
     Only `sample` may raise: it passes on an error of the memory query, which shows that the GPU is no longer present.
@@ -157,10 +157,10 @@ class GpuQuestions:
         return (total - before) * _KIB * 1_000_000_000 // (now_ns - before_ns)
 
     def _field(self, field: int | tuple[int, int]) -> Any:
-        found = self._nvml.nvmlDeviceGetFieldValues(self._handle, [field])[0]
-        if found.nvmlReturn != 0:
+        value = self._nvml.nvmlDeviceGetFieldValues(self._handle, [field])[0]
+        if value.nvmlReturn != 0:
             raise LookupError(f"field {field} is not reported")
-        return found.value
+        return value.value
 
     def _query(self, name: str, *arguments: int) -> Any:
         return getattr(self._nvml, name)(self._handle, *arguments)

@@ -35,8 +35,8 @@ class Format:
         return bool(self.module)
 
     def writer(self) -> Callable[[Table, BinaryIO], None]:
-        found: Callable[[Table, BinaryIO], None] = _imported(self.module, self.function)
-        return found
+        function: Callable[[Table, BinaryIO], None] = _imported(self.module, self.function)
+        return function
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ class TableKind:
     function: str
 
     def table(self, content: Content) -> Table:
-        made: Table = _imported(self.module, self.function)(content)
-        return made
+        exported: Table = _imported(self.module, self.function)(content)
+        return exported
 
 
 FORMATS: Final = (

@@ -16,7 +16,7 @@ WINDOW_NS: Final = 60_000_000_000
 MIN_SPAN_NS: Final = 900_000_000
 """Minimum span in ns: a rate over less is not meaningful."""
 MAX_LATENCIES: Final = 2_048
-_EVERY_NS: Final = 1_000_000_000
+_SAMPLE_INTERVAL_NS: Final = 1_000_000_000
 
 
 class _Totals(NamedTuple):
@@ -43,7 +43,7 @@ class Rates:
 
     def count(self, counters: Counters, now_ns: int) -> None:
         self._newest = _Totals(now_ns, counters.prompt_tokens, counters.cached_tokens, counters.preemptions)
-        if not self._totals or now_ns - self._totals[-1].time_ns >= _EVERY_NS:
+        if not self._totals or now_ns - self._totals[-1].time_ns >= _SAMPLE_INTERVAL_NS:
             self._totals.append(self._newest)
         while self._totals and now_ns - self._totals[0].time_ns > WINDOW_NS:
             self._totals.popleft()

@@ -15,9 +15,9 @@ import numpy.typing as npt
 from kvscope_telemetry.ledger import COLUMNS, Ledger
 from kvscope_telemetry.messages.telemetry import CacheInfo
 
-_TAKEN: Final = ("hash", "parent", "tier", "ref_count", "prefix_hits", "last_used_step", "owner")
-_READ: Final = (*_TAKEN, "group")
-_FURTHEST: Final = ("full", "latent", "indexed", "prefixes", "")
+_TREE_COLUMNS: Final = ("hash", "parent", "tier", "ref_count", "prefix_hits", "last_used_step", "owner")
+_COPIED_COLUMNS: Final = (*_TREE_COLUMNS, "group")
+_WHOLE_TEXT_KINDS: Final = ("full", "latent", "indexed", "prefixes", "")
 """Kinds of KV groups that keep the KV of all tokens of a text, or may do so, in order of preference."""
 
 
@@ -56,7 +56,7 @@ class LedgerCopy:
 
         The first use of the memory takes ten times as long as a copy.
         """
-        columns = {name: np.empty(num_blocks, COLUMNS[name]) for name in _READ}
+        columns = {name: np.empty(num_blocks, COLUMNS[name]) for name in _COPIED_COLUMNS}
         for column in columns.values():
             column.fill(0)
         self._columns = columns
@@ -70,12 +70,12 @@ class LedgerCopy:
     def blocks(self, group: int | None = None) -> CachedBlocks:
         """Return the copied rows that hold a prefix, only of KV group `group` if given. Takes time linear in the
         ledger."""
-        holds = self._columns["hash"] != 0
+        has_prefix = self._columns["hash"] != 0
         if group is not None:
-            holds &= self._columns["group"] == group
-        rows = np.flatnonzero(holds)
-        taken = {name: self._columns[name][rows] for name in _TAKEN}
-        return CachedBlocks(row=rows, **taken)  # type: ignore[arg-type]
+            has_prefix &= self._columns["group"] == group
+        rows = np.flatnonzero(has_prefix)
+        columns = {name: self._columns[name][rows] for name in _TREE_COLUMNS}
+        return CachedBlocks(row=rows, **columns)  # type: ignore[arg-type]
 
 
 def group_of_tree(cache: CacheInfo) -> int | None:
@@ -88,10 +88,10 @@ def group_of_tree(cache: CacheInfo) -> int | None:
     if len(cache.groups) < 2:
         return None
     kinds = [group.kind for group in cache.groups]
-    return next((kinds.index(kind) for kind in _FURTHEST if kind in kinds), 0)
+    return next((kinds.index(kind) for kind in _WHOLE_TEXT_KINDS if kind in kinds), 0)
 
 
 def blocks_of(ledger: Ledger) -> CachedBlocks:
-    copied = LedgerCopy()
-    copied.copy_from(ledger)
-    return copied.blocks()
+    ledger_copy = LedgerCopy()
+    ledger_copy.copy_from(ledger)
+    return ledger_copy.blocks()

@@ -19,13 +19,13 @@ from kvscope_telemetry.summaries.summarizer import Summarizer
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary, TimedEvent
 
 _PROGRESS_EVERY: Final = 256
-_RUN_IN_NS: Final = 2 * SECOND_NS
+_LOOKBACK_NS: Final = 2 * SECOND_NS
 """Missing summaries are computed from this long before the first missing second, so that ongoing prefills and a
 stalled engine are known.
 """
-_MOST_SUMMARIES: Final = 1_000
-_MOST_EVENTS: Final = 20_000
-"""Maximum number of events per part (`_MOST_SUMMARIES`: of summaries). Hours are read in parts because the caller
+_MAX_SUMMARIES: Final = 1_000
+_MAX_EVENTS: Final = 20_000
+"""Maximum number of events per part (`_MAX_SUMMARIES`: of summaries). Hours are read in parts because the caller
 keeps the overview in a more compact form.
 """
 
@@ -45,7 +45,7 @@ class OverviewPart:
 
     @property
     def is_full(self) -> bool:
-        return len(self.summaries) >= _MOST_SUMMARIES or len(self.events) >= _MOST_EVENTS
+        return len(self.summaries) >= _MAX_SUMMARIES or len(self.events) >= _MAX_EVENTS
 
     @property
     def newest_ns(self) -> int | None:
@@ -102,14 +102,14 @@ def computed_parts(
     from_ns -= from_ns % SECOND_NS
     part, follower = OverviewPart(), Follower()
     summarizer = Summarizer(follower)
-    begin_s = _resume_from(recording, from_ns - _RUN_IN_NS, follower, summarizer)
+    begin_s = _resume_from(recording, from_ns - _LOOKBACK_NS, follower, summarizer)
     until_s = ((recording.end_ns if until_ns is None else until_ns) - recording.start_ns) / 1e9
     length_s = max(until_s - begin_s, 1e-9)
     for count, (at_s, message) in enumerate(recording.messages(begin_s, until_s, keyframes=True)):
         if watch is not None and count % _PROGRESS_EVERY == 0 and not watch(min(1.0, (at_s - begin_s) / length_s)):
             raise OpeningCancelled
-        done = summarizer.add_message(message, recording.start_ns + round(at_s * 1e9))
-        part.summaries += [summary for summary in done if summary.time_ns >= from_ns]
+        summaries = summarizer.add_message(message, recording.start_ns + round(at_s * 1e9))
+        part.summaries += [summary for summary in summaries if summary.time_ns >= from_ns]
         part.events += [event for event in summarizer.drain_events() if event.time_ns >= from_ns]
         follower.feed(message)
         if part.is_full:
@@ -125,8 +125,8 @@ def _resume_from(recording: Recording, at_ns: int, follower: Follower, summarize
     """
     newest_s = None
     if at_ns > recording.start_ns:
-        for told_s, message in recording.state_messages((at_ns - 1 - recording.start_ns) / 1e9):
-            newest_s = told_s
+        for message_s, message in recording.state_messages((at_ns - 1 - recording.start_ns) / 1e9):
+            newest_s = message_s
             follower.feed(message)
     follower.apply_pending()
     if newest_s is None or follower.is_lost:

@@ -59,14 +59,14 @@ class ReadBudget:
         """Start the step that covers progress `from_share` to `to_share` (0 to 1), with the full bytes and time of a
         step.
         """
-        self._from, self._to, self._share = from_share, to_share, from_share
-        self._bytes_left = self._max_bytes
+        self._from_share, self._to_share, self._share = from_share, to_share, from_share
+        self._remaining_bytes = self._max_bytes
         self._until_s = self._clock() + self._max_seconds
-        self._unwatched = _PROGRESS_EVERY  # so that the first `spend` reports progress
+        self._unreported_bytes = _PROGRESS_EVERY  # so that the first `spend` reports progress
 
-    def is_at(self, part: float) -> None:
+    def set_progress(self, share: float) -> None:
         """Set the progress within the step, from 0 to 1."""
-        self._share = self._from + (self._to - self._from) * min(part, 1.0)
+        self._share = self._from_share + (self._to_share - self._from_share) * min(share, 1.0)
 
     def spend(self, num_bytes: int) -> None:
         """Charge `num_bytes` before reading them.
@@ -75,12 +75,12 @@ class ReadBudget:
             ReadBudgetSpent: The bytes or the time of the step are used up.
             OpeningCancelled: The progress callback returned False.
         """
-        self._bytes_left -= num_bytes
-        if self._bytes_left < 0:
+        self._remaining_bytes -= num_bytes
+        if self._remaining_bytes < 0:
             raise ReadBudgetSpent(f"more than {self._max_bytes >> 20} MiB would have to be looked at")
-        self._unwatched += num_bytes
-        if self._unwatched >= _PROGRESS_EVERY:
-            self._unwatched = 0
+        self._unreported_bytes += num_bytes
+        if self._unreported_bytes >= _PROGRESS_EVERY:
+            self._unreported_bytes = 0
             self._report_progress()
 
     def _report_progress(self) -> None:

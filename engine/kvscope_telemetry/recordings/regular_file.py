@@ -20,12 +20,12 @@ from kvscope_telemetry.whole_file import kind_of
 
 _BLOCK_BYTES: Final = 512
 """Unit of `st_blocks`, on every file system."""
-_HOLD_TRIES: Final = 900
+_MAX_LOCK_ATTEMPTS: Final = 900
 """Maximum number of attempts to lock a file for writing. A reader that checks for a writer keeps the lock for
 microseconds, or far longer on a busy machine. Without the lock, readers take the file for a truncated one and do not
 follow it.
 """
-_ASKING_S: Final = 0.001
+_LOCK_RETRY_S: Final = 0.001
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -34,7 +34,7 @@ def open_regular(path: Path) -> BinaryIO:
         # Without O_NONBLOCK, opening a pipe blocks until it has a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except (OSError, ValueError) as error:  # a name with a zero byte is a ValueError
-        raise BadInput(f"recording {str(path)!r} cannot be read: {_why(path, error)}") from None
+        raise BadInput(f"recording {str(path)!r} cannot be read: {_open_error(path, error)}") from None
     try:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
@@ -54,11 +54,11 @@ def stored_bytes(file: BinaryIO) -> int:
 def hold_for_writing(file: BinaryIO) -> None:
     """Lock `file` until it is closed or the process ends, so that readers know that it may grow."""
     with contextlib.suppress(OSError):  # a file system without locks: readers cannot know
-        for _ in range(_HOLD_TRIES):
+        for _ in range(_MAX_LOCK_ATTEMPTS):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:  # a reader is checking for a writer (`FollowedFile.is_written`)
-                time.sleep(_ASKING_S)
+                time.sleep(_LOCK_RETRY_S)
             else:
                 return
 
@@ -100,7 +100,7 @@ class FollowedFile:
             return False
         return False
 
-    def note_size(self, file: BinaryIO) -> None:
+    def remember_size(self, file: BinaryIO) -> None:
         """Store the current size and identity of `file` for later calls of `has_grown` and `open`."""
         self._identity, self._num_bytes = _identity(file), os.fstat(file.fileno()).st_size
 
@@ -118,7 +118,7 @@ def _identity(file: BinaryIO) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _why(path: Path, error: OSError | ValueError) -> str:
+def _open_error(path: Path, error: OSError | ValueError) -> str:
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):

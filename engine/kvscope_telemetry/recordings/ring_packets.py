@@ -67,8 +67,8 @@ class RingStatus(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_TOLD: Final = msgspec.msgpack.Decoder(RingStatus)
-_TEXTS: Final = msgspec.msgpack.Decoder(tuple[RecordedText, ...])
+_STATUS_DECODER: Final = msgspec.msgpack.Decoder(RingStatus)
+_TEXTS_DECODER: Final = msgspec.msgpack.Decoder(tuple[RecordedText, ...])
 
 
 def head(kind: PacketKind, num_bytes: int) -> bytes:
@@ -85,27 +85,27 @@ def encoded(item: object) -> bytes:
 
 
 def decode_status(body: bytes) -> RingStatus:
-    return _TOLD.decode(body)
+    return _STATUS_DECODER.decode(body)
 
 
 def decode_texts(body: bytes) -> tuple[RecordedText, ...]:
-    return _TEXTS.decode(body)
+    return _TEXTS_DECODER.decode(body)
 
 
 class PacketReader:
     def __init__(self) -> None:
-        self._read = bytearray()
+        self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[PacketKind, bytes]]:
         """Add `data` and yield the packets that are complete, in order."""
-        self._read += data
-        begin, there = 0, len(self._read)
-        with memoryview(self._read) as view:  # copies each body only once
-            while begin + _HEAD.size <= there:
+        self._buffer += data
+        begin, num_bytes_buffered = 0, len(self._buffer)
+        with memoryview(self._buffer) as view:  # copies each body only once
+            while begin + _HEAD.size <= num_bytes_buffered:
                 kind, num_bytes = _HEAD.unpack_from(view, begin)
                 end = begin + _HEAD.size + num_bytes
-                if end > there:
+                if end > num_bytes_buffered:
                     break
                 yield _KINDS[kind], bytes(view[begin + _HEAD.size : end])
                 begin = end
-        del self._read[:begin]
+        del self._buffer[:begin]

@@ -47,22 +47,22 @@ class RingServer:
         self._packets = PacketReader()
         self._ring: Ring | None = None
         self._is_held = False
-        self._last = RingStatus()
+        self._last_status = RingStatus()
         self._reported_s = 0.0
 
     def run(self) -> None:
-        keep = True
+        is_kept = True
         while True:
             if select.select([self._source], [], [], STATUS_INTERVAL_S)[0]:
                 data = os.read(self._source, READ_BYTES)
-                ends = self._process_all(data) if data else [True]
-                if ends:
-                    keep = ends[0]
+                end_bodies = self._process_all(data) if data else [True]
+                if end_bodies:
+                    is_kept = end_bodies[0]
                     break
             if time.monotonic() - self._reported_s >= STATUS_INTERVAL_S:
                 self._send_status()
         if self._ring is not None:
-            self._ring.close(keep=keep)
+            self._ring.close(keep=is_kept)
         self._send_status()
 
     def _process_all(self, data: bytes) -> list[bool]:
@@ -116,15 +116,15 @@ class RingServer:
             pause=ring.pause,
         )
         self._reported_s = time.monotonic()
-        if status != self._last:
-            self._last = status
+        if status != self._last_status:
+            self._last_status = status
             self._write(packet(PacketKind.STATUS, encoded(status)))
 
     def _write(self, data: bytes) -> None:
-        rest = memoryview(data)
+        unsent = memoryview(data)
         with contextlib.suppress(OSError):  # the session is gone: the input will end
-            while rest:
-                rest = rest[os.write(self._out, rest) :]
+            while unsent:
+                unsent = unsent[os.write(self._out, unsent) :]
 
 
 def main() -> None:

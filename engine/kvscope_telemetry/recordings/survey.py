@@ -66,7 +66,7 @@ def survey(followed: FollowedFile, surveyor: Surveyor, watch: ProgressCallback |
         with followed.open() as file:
             if file.read(len(MAGIC)) != MAGIC:
                 raise BadInput(f"{str(followed.path)!r} is not a recording: it does not start like an MCAP file")
-            followed.note_size(file)
+            followed.remember_size(file)
             return surveyor.run(file, ReadBudget(stored_bytes(file), watch))
     except OtherFormat as other:
         raise BadInput(
@@ -114,30 +114,30 @@ class Surveyor:
         """Return the chunks with valid times and counts, sorted. Doubtful values are determined from the messages
         themselves.
         """
-        believed: list[Chunk] = []
+        plausible: list[Chunk] = []
         new = walked.chunks[self._num_walked :]
         last = new[-1] if new and not walked.is_complete else None
-        for place, chunk in enumerate(new):
-            self._budget.is_at(place / len(new))
+        for index, chunk in enumerate(new):
+            self._budget.set_progress(index / len(new))
             # A truncated file may end within the indexes of its last chunk.
-            if not (chunk.is_doubtful or self._is_uncounted(chunk) or chunk is last):
-                chunk.reach_over_frames()
+            if not (chunk.is_doubtful or self._has_unknown_count(chunk) or chunk is last):
+                chunk.extend_to_frames()
             else:
                 try:
-                    self._finish(chunk)
+                    self._correct_chunk(chunk)
                 except ReadBudgetSpent as spent:
                     self.found.limit = self.found.limit or str(spent)
                     break
             if chunk.damage:
                 self.found.damages.append(chunk.where)
             elif chunk.counts:
-                believed.append(chunk)
-        return sorted(believed, key=lambda chunk: chunk.start_ns)
+                plausible.append(chunk)
+        return sorted(plausible, key=lambda chunk: chunk.start_ns)
 
-    def _is_uncounted(self, chunk: Chunk) -> bool:
+    def _has_unknown_count(self, chunk: Chunk) -> bool:
         return chunk.num_frames is None and self.found.channels[FRAMES] in chunk.counts
 
-    def _finish(self, chunk: Chunk) -> None:
+    def _correct_chunk(self, chunk: Chunk) -> None:
         try:
             messages = self._read(chunk)
         except DamagedChunk:
@@ -162,9 +162,9 @@ class Surveyor:
         """Collect the hellos of all epochs. Keyframes are only read if there are no other hellos."""
         for kinds in ((HELLOS, SNAPSHOTS), (KEYFRAMES,)):
             channels = {self.found.channels[kind]: kind for kind in kinds}
-            holding = [chunk for chunk in new if channels.keys() & chunk.counts.keys()]
-            for place, chunk in enumerate(holding):
-                self._budget.is_at(place / len(holding))
+            candidates = [chunk for chunk in new if channels.keys() & chunk.counts.keys()]
+            for index, chunk in enumerate(candidates):
+                self._budget.set_progress(index / len(candidates))
                 try:
                     messages = self._read(chunk)
                 except DamagedChunk:

@@ -46,9 +46,9 @@ FLUSH_S: Final = 0.85
 """Longest time in seconds that a message waits in the queue and in a partial chunk. Including the time for writing, a
 crash then loses less than a second.
 """
-GLANCE_EVERY_NS: Final = 10_000_000_000
-"""Summaries and events are written together after this much recorded time, or after `MAX_GLANCE_BYTES`."""
-MAX_GLANCE_BYTES: Final = 1 << 20
+OVERVIEW_INTERVAL_NS: Final = 10_000_000_000
+"""Summaries and events are written together after this much recorded time, or after `MAX_OVERVIEW_BYTES`."""
+MAX_OVERVIEW_BYTES: Final = 1 << 20
 
 MAX_LISTED: Final = 1_000
 
@@ -140,9 +140,9 @@ class RecordingWriter:
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Write everything queued so far to the operating system. Returns whether that succeeded within `timeout_s`."""
-        add_bookmark = Mark()
-        self._queue.put_mark(add_bookmark)
-        return add_bookmark.wait(timeout_s) and not self.failure
+        mark = Mark()
+        self._queue.put_mark(mark)
+        return mark.wait(timeout_s) and not self.failure
 
     def close(self) -> None:
         """Write queued messages and rename the file to `path`. Idempotent.
@@ -172,7 +172,7 @@ class RecordingWriter:
             while (taken := self._queue.take(self._wait_s)) is not None:
                 self._write(taken)
                 self._flush_when_due()
-            self._file.add_together(self._annotations.glance(at_end=True))
+            self._file.add_chunk(self._annotations.glance(at_end=True))
             self._flush()
             self._collect_overview()
             self._file.finish()
@@ -191,7 +191,7 @@ class RecordingWriter:
                 self._flush()
                 each.set()
             elif isinstance(each, Bookmark):
-                self._file.add_together([(BOOKMARKS, max(each.time_ns, 0), encode_bookmark(each))])
+                self._file.add_chunk([(BOOKMARKS, max(each.time_ns, 0), encode_bookmark(each))])
             else:
                 self._record(each)
         if any(isinstance(each, Queued) and isinstance(each.message, Snapshot) for each in taken):
@@ -218,7 +218,7 @@ class RecordingWriter:
         for state in self._annotations.add_message(message, log_time_ns):
             self._file.add_state(log_time_ns, state)
         if self._annotations.new:  # nothing can be due otherwise
-            self._file.add_together(self._annotations.glance())
+            self._file.add_chunk(self._annotations.glance())
             self._collect_overview()
         self._write_texts()
 
@@ -247,7 +247,7 @@ class RecordingWriter:
         """
         if self._texts and not self._file.has_unwritten:
             texts, self._texts = self._texts, []
-            self._file.add_together(texts)
+            self._file.add_chunk(texts)
 
     def _flush(self) -> None:
         self._file.flush()
@@ -263,7 +263,7 @@ class RecordingWriter:
             return
         if checkpoint is not None:
             self._file.add_state(self._newest_ns, checkpoint)
-        self._file.add_together(self._annotations.glance(is_due=True))
+        self._file.add_chunk(self._annotations.glance(is_due=True))
         self._flush()
         self._file.start_segment()
         self._file.add_message(state.hello, self._newest_ns, approximate_bytes(state.hello))
@@ -289,8 +289,8 @@ class RecordingWriter:
             self.left = self._end_early()
             self.failure = reason
         self._queue.close(discard=True)
-        for add_bookmark in self._marks:
-            add_bookmark.set()
+        for mark in self._marks:
+            mark.set()
 
     def _end_early(self) -> str:
         if self._file.salvage():
@@ -322,7 +322,7 @@ class _Annotations:
         for event in self._summarizer.drain_events():
             self._record_event(event)
         self.follower.feed(message)
-        return self._keyframes.after(message, log_time_ns)
+        return self._keyframes.add_message(message, log_time_ns)
 
     def last_checkpoint(self) -> DeltaCheckpoint | None:
         """Return a delta checkpoint up to the current state, to end a file with; None if there is one already."""
@@ -351,7 +351,7 @@ class _Annotations:
     def _is_due(self) -> bool:
         if not self._num_waiting_bytes:
             return False
-        return self._newest_ns - self._since_ns >= GLANCE_EVERY_NS or self._num_waiting_bytes >= MAX_GLANCE_BYTES
+        return self._newest_ns - self._since_ns >= OVERVIEW_INTERVAL_NS or self._num_waiting_bytes >= MAX_OVERVIEW_BYTES
 
     def _note_summary(self, summary: Summary) -> None:
         self.new.append(summary)

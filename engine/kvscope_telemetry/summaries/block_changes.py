@@ -40,7 +40,7 @@ class Moved(IntFlag):
     LOADED = 8
 
 
-LIFE: Final = np.dtype(
+HISTORY_DTYPE: Final = np.dtype(
     [
         ("time_ns", "<i8"),  # wall clock
         ("epoch", "<i8"),
@@ -67,14 +67,14 @@ class BlockChanges:
         """The block's id as packed in messages, for a fast search."""
         self.num_forgotten = 0
         self._max_rows = max_rows
-        self._data = np.zeros(64, LIFE)
+        self._data = np.zeros(64, HISTORY_DTYPE)
         self._size = 0
         self._last: tuple[int, ...] = _NOTHING
         self._continuity = Continuity()
 
     @property
     def rows(self) -> Rows:
-        """History rows, oldest first, shape (n,) of `LIFE`."""
+        """History rows, oldest first, shape (n,) of `HISTORY_DTYPE`."""
         return self._data[: self._size]
 
     @property
@@ -123,13 +123,13 @@ class BlockChanges:
         """Process a source's update. `wall_offset_ns` converts its engine's times to the wall clock."""
         if not update.series:
             return
-        places = np.flatnonzero(update.block_ids == self.block).tolist()
+        indices = np.flatnonzero(update.block_ids == self.block).tolist()
         moved = sum(flag for name, flag in _MOVES.items() if (getattr(update, name) == self.block).any())
-        if not places and not moved:
+        if not indices and not moved:
             return
         taker = _taker(update.requests, self.needle)
-        for place in places or [-1]:
-            values = self._last if place < 0 else tuple(int(update.block_columns[name][place]) for name in LASTING)
+        for index in indices or [-1]:
+            values = self._last if index < 0 else tuple(int(update.block_columns[name][index]) for name in LASTING)
             time_ns, step = _frame_of(update, values[_LAST_USED])
             epoch = int(self._data["epoch"][self._size - 1]) if self._size else 0
             self._add(time_ns + wall_offset_ns, epoch, step, values, moved=moved, taker=taker)
@@ -143,11 +143,11 @@ class BlockChanges:
         self._add(time_ns, snapshot.hello.epoch, snapshot.step, values, how=ChangeKind.KNOWN)
 
     def _change(self, frame: Frame, time_ns: int) -> None:
-        place = _find(frame.blocks.ids, self.needle)
-        moved = _moved(frame.moves, self.needle)
-        if place is None and not moved:
+        index = _find(frame.blocks.ids, self.needle)
+        moved = _moves_of(frame.moves, self.needle)
+        if index is None and not moved:
             return
-        values = self._last if place is None else _row(frame.blocks, place)
+        values = self._last if index is None else _row(frame.blocks, index)
         taker = _taker((frame.requests,), self.needle)
         self._add(time_ns, frame.epoch, frame.step, values, moved=moved, taker=taker)
 
@@ -186,23 +186,23 @@ _LAST_USED: Final = LASTING.index("last_used_step")
 
 def _find(ids: bytes, needle: bytes) -> int | None:
     """Return the index of the last occurrence of `needle` (a packed u32) in the packed `ids`, or None."""
-    at = ids.rfind(needle)
-    while at % 4 and at > 0:
-        at = ids.rfind(needle, 0, at + 3)
-    return None if at < 0 or at % 4 else at // 4
+    offset = ids.rfind(needle)
+    while offset % 4 and offset > 0:
+        offset = ids.rfind(needle, 0, offset + 3)
+    return None if offset < 0 or offset % 4 else offset // 4
 
 
-def _row(blocks: BlockRows, place: int) -> tuple[int, ...]:
+def _row(blocks: BlockRows, index: int) -> tuple[int, ...]:
     """Return the values of a row in the order of `LASTING`. `parent` is packed differently."""
-    return (*(_value(blocks, name, place) for name in DENSE), parent_at(blocks, place))
+    return (*(_value(blocks, name, index) for name in DENSE), parent_at(blocks, index))
 
 
-def _value(blocks: BlockRows, name: str, place: int) -> int:
+def _value(blocks: BlockRows, name: str, index: int) -> int:
     dtype = COLUMNS[name]
-    return int(np.frombuffer(getattr(blocks, name), dtype, count=1, offset=place * dtype.itemsize)[0])
+    return int(np.frombuffer(getattr(blocks, name), dtype, count=1, offset=index * dtype.itemsize)[0])
 
 
-def _moved(moves: Moves, needle: bytes) -> int:
+def _moves_of(moves: Moves, needle: bytes) -> int:
     return sum(flag for name, flag in _MOVES.items() if _find(getattr(moves, name), needle) is not None)
 
 
@@ -211,16 +211,16 @@ def _taker(changes: tuple[RequestRows, ...], needle: bytes) -> int:
     NO_OWNER.
     """
     for rows in reversed(changes):
-        place = _find(rows.table_blocks, needle)
-        if place is not None:
+        index = _find(rows.table_blocks, needle)
+        if index is not None:
             ends = np.cumsum(np.frombuffer(rows.table_count, "<u4"))
-            return int(np.frombuffer(rows.number, "<u4")[int(np.searchsorted(ends, place, "right"))])
+            return int(np.frombuffer(rows.number, "<u4")[int(np.searchsorted(ends, index, "right"))])
     return NO_OWNER
 
 
 def _frame_of(update: Update, step: int) -> tuple[int, int]:
     """Return the engine time and step of the update's frame for `step`, or of the last frame if none matches."""
     steps = update.series["step"]
-    place = int(np.searchsorted(steps, step))
-    place = place if place < steps.size and steps[place] == step else steps.size - 1
-    return int(update.series["time_ns"][place]), int(steps[place])
+    index = int(np.searchsorted(steps, step))
+    index = index if index < steps.size and steps[index] == step else steps.size - 1
+    return int(update.series["time_ns"][index]), int(steps[index])

@@ -83,7 +83,7 @@ def test_full_blocks_are_requested_once_and_filling_blocks_less_often(ledger):
     ]
     assert [collector.due(ledger, EPOCH, 100) for _ in range(PARTIAL_EVERY - 1)] == [(), (), (4,)]
     assert [text.hash for text in answer(collector, ledger, content(4, 5))] == [""]
-    collector.changed(np.array([2, 3, 4], np.uint32))  # of other columns
+    collector.mark_changed(np.array([2, 3, 4], np.uint32))  # of other columns
     assert not any(collector.due(ledger, EPOCH, 100) for _ in range(2 * PARTIAL_EVERY))
 
 
@@ -109,7 +109,7 @@ def test_unanswered_texts_are_requested_again(ledger):
     collector = TextCollector()
     collector.due(ledger, EPOCH, 100)
     assert collector.is_waiting
-    collector.forget_asked()
+    collector.drop_pending()
     assert collector.due(ledger, EPOCH, 100) == (2, 3)
 
 

@@ -47,26 +47,26 @@ def moments(overview: SessionOverview, bookmarks: Iterable[AlignedMoment] = ()) 
     """Return the named moments of a timeline, `bookmarks` last. Of moments with the same name, only the first is
     included.
     """
-    found = [
+    found_moments = [
         AlignedMoment(name, time_ns)
         for kind, name in _FIRST_OF.items()
         if (time_ns := _first(overview, kind)) is not None
     ]
     peak_ns = peak_usage_time_ns(overview)
     if peak_ns is not None and np.nanmax(peak_usage_of(overview)) > 0:
-        found.append(AlignedMoment(PEAK, peak_ns))
-    known: dict[str, AlignedMoment] = {}
-    for moment in (*found, *sorted(bookmarks, key=lambda each: each.time_ns)):
-        known.setdefault(moment.name, moment)
-    return list(known.values())
+        found_moments.append(AlignedMoment(PEAK, peak_ns))
+    first_by_name: dict[str, AlignedMoment] = {}
+    for moment in (*found_moments, *sorted(bookmarks, key=lambda each: each.time_ns)):
+        first_by_name.setdefault(moment.name, moment)
+    return list(first_by_name.values())
 
 
 def shared(a: Sequence[AlignedMoment], b: Sequence[AlignedMoment]) -> list[tuple[AlignedMoment, Alignment]]:
     """Return the moments of A that B has too, each with the alignment that it defines."""
-    of_b = {moment.name: moment.time_ns for moment in b}
-    return [(each, Alignment.of(each.time_ns, of_b[each.name])) for each in a if each.name in of_b]
+    times_of_b = {moment.name: moment.time_ns for moment in b}
+    return [(each, Alignment.of(each.time_ns, times_of_b[each.name])) for each in a if each.name in times_of_b]
 
 
 def _first(overview: SessionOverview, kind: str) -> int | None:
-    places = overview.events.find(kinds=(kind,))
-    return overview.events[int(places[0])].time_ns if places.size else None
+    indices = overview.events.find(kinds=(kind,))
+    return overview.events[int(indices[0])].time_ns if indices.size else None

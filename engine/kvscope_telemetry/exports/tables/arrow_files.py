@@ -30,9 +30,9 @@ def write_parquet(table: Table, file: BinaryIO) -> None:
 
 def write_arrow(table: Table, file: BinaryIO) -> None:
     """Write `table` as an Arrow IPC file (also known as Feather)."""
-    pa, made = _pyarrow(), _as_arrow(table)
-    with pa.ipc.new_file(file, made.schema) as writer:
-        writer.write_table(made, max_chunksize=_ROWS_A_GROUP)
+    pa, arrow_table = _pyarrow(), _as_arrow(table)
+    with pa.ipc.new_file(file, arrow_table.schema) as writer:
+        writer.write_table(arrow_table, max_chunksize=_ROWS_A_GROUP)
 
 
 def _pyarrow() -> Any:
