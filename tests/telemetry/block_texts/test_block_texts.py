@@ -187,12 +187,12 @@ def recorded(path, with_texts=True):
     engine = SimulatedEngine(num_blocks=60, num_running=4, epoch=EPOCH)
     with RecordingWriter(path) as writer:
         texts = PublishedTexts(writer.write_texts)
-        texts._next_s = -1.0
+        texts._next_request_s = -1.0
         for message in (engine.hello, engine.snapshot(), *(engine.advance() for _ in range(200))):
             writer.write(message, wait=True)
             if message is not engine.hello and with_texts:
                 texts.add_message(message)
-                texts._next_s = -1.0
+                texts._next_request_s = -1.0
                 texts.add_contents(content(block) for block in texts.due())
         if with_texts:
             texts.write()
