@@ -190,11 +190,13 @@ def omitted_keys(path: Sequence[Message]) -> set[str]:
 
 def messages_to_send(conversation: Conversation) -> tuple[ChatMessage, ...]:
     """Return the system prompt and the shown path for the engine, without the messages of `omitted_keys`."""
-    turns = [ChatMessage(role="system", content=conversation.system)] if conversation.system.strip() else []
+    messages = [ChatMessage(role="system", content=conversation.system)] if conversation.system.strip() else []
     path = conversation.path
     skipped = omitted_keys(path)
-    turns += [ChatMessage(role=message.role, content=message.content) for message in path if message.key not in skipped]
-    return tuple(turns)
+    messages += [
+        ChatMessage(role=message.role, content=message.content) for message in path if message.key not in skipped
+    ]
+    return tuple(messages)
 
 
 def merge_messages(ours: Sequence[Message], theirs: Sequence[Message]) -> list[Message]:

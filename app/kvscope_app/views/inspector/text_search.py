@@ -174,12 +174,12 @@ class TextSearch(QObject):
 
     def _summary(self) -> str:
         summary = f"Searched the text of {plural(self._num_read, 'block')}"
-        without = (
+        without_text = (
             f"; {count(self._num_without_text)} {'has' if self._num_without_text == 1 else 'have'} none"
             if self._num_without_text
             else ""
         )
-        return f"{summary}{without}." + (f" {_HOW_NEXT}" if self._num_found > 1 else "")
+        return f"{summary}{without_text}." + (f" {_HOW_NEXT}" if self._num_found > 1 else "")
 
     def _on_reply_timeout(self) -> None:
         if self._session.texts.is_reading:  # a long recording is being read for the first time

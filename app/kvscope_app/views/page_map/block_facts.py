@@ -133,8 +133,8 @@ def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...])
     rows = [("Holds", held_text)] if held_text else [("Owner", _owner_text(mirror, block, holders))]
     if not capabilities.ref_counts:
         rows.append(("Held by", UNKNOWN))
-    elif (refs := int(ledger.ref_count[block])) > 1:
-        rows.append(("Held by", f"{refs} requests: {_holders_text(holders, refs)}"))
+    elif (num_holders := int(ledger.ref_count[block])) > 1:
+        rows.append(("Held by", f"{num_holders} requests: {_holders_text(holders, num_holders)}"))
     tier = Tier(int(ledger.tier[block]))
     if len(groups := cache.groups) > 1:
         number = min(int(ledger.group[block]), len(groups) - 1)
@@ -219,9 +219,9 @@ def _owner_text(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
     return f"request #{owner}" if holders else f"request #{owner}, which released it"
 
 
-def _holders_text(holders: tuple[int, ...], refs: int) -> str:
+def _holders_text(holders: tuple[int, ...], num_holders: int) -> str:
     names = ", ".join(str(number) for number in holders)
-    return names + (" …" if refs > len(holders) else "")
+    return names + (" …" if num_holders > len(holders) else "")
 
 
 def _last_use_text(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:

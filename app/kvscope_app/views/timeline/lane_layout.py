@@ -91,7 +91,6 @@ LANES: Final = (
     Lane("gaps", "Gaps", 11, 14),
     Lane(PAUSED, "Paused", 11, 14),
 )
-CURVES: Final = ("usage", "running", "waiting")
 
 
 @dataclass(frozen=True, slots=True)
