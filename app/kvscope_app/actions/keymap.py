@@ -18,12 +18,12 @@ class Command:
     """Name of the dock that must have the keyboard focus for the keys; empty: any focus in the window."""
 
 
-def keys_of(name: str, own_keys: tuple[str, ...], user_shortcuts: UserShortcuts) -> tuple[str, ...]:
-    return user_shortcuts.get(name, own_keys)
+def keys_of(name: str, own_keys: tuple[str, ...], shortcuts: UserShortcuts) -> tuple[str, ...]:
+    return shortcuts.get(name, own_keys)
 
 
 def conflicts(
-    command: Command, keys: Iterable[str], commands: Iterable[Command], user_shortcuts: UserShortcuts
+    command: Command, keys: Iterable[str], commands: Iterable[Command], shortcuts: UserShortcuts
 ) -> list[Command]:
     """Return the other commands that have one of `keys` for the same focus. Qt would trigger none of them on such a
     key.
@@ -34,33 +34,31 @@ def conflicts(
         for other in commands
         if other.name != command.name
         and _overlap(command, other)
-        and folded_keys & {key.casefold() for key in keys_of(other.name, other.own_keys, user_shortcuts)}
+        and folded_keys & {key.casefold() for key in keys_of(other.name, other.own_keys, shortcuts)}
     ]
 
 
 def with_keys(
-    command: Command, keys: tuple[str, ...], commands: Iterable[Command], user_shortcuts: UserShortcuts
+    command: Command, keys: tuple[str, ...], commands: Iterable[Command], shortcuts: UserShortcuts
 ) -> UserShortcuts:
-    """Return a copy of `user_shortcuts` in which `keys` are assigned to `command` and removed from conflicting
+    """Return a copy of `shortcuts` in which `keys` are assigned to `command` and removed from conflicting
     commands.
     """
     commands = list(commands)
-    result = dict(user_shortcuts)
-    for rival in conflicts(command, keys, commands, user_shortcuts):
+    result = dict(shortcuts)
+    for rival in conflicts(command, keys, commands, shortcuts):
         assigned = {key.casefold() for key in keys}
-        kept_keys = tuple(
-            k for k in keys_of(rival.name, rival.own_keys, user_shortcuts) if k.casefold() not in assigned
-        )
+        kept_keys = tuple(k for k in keys_of(rival.name, rival.own_keys, shortcuts) if k.casefold() not in assigned)
         _set_keys(result, rival, kept_keys)
     _set_keys(result, command, keys)
     return result
 
 
-def _set_keys(user_shortcuts: dict[str, tuple[str, ...]], command: Command, keys: tuple[str, ...]) -> None:
+def _set_keys(shortcuts: dict[str, tuple[str, ...]], command: Command, keys: tuple[str, ...]) -> None:
     if keys == command.own_keys:
-        user_shortcuts.pop(command.name, None)
+        shortcuts.pop(command.name, None)
     else:
-        user_shortcuts[command.name] = keys
+        shortcuts[command.name] = keys
 
 
 def _overlap(first: Command, second: Command) -> bool:

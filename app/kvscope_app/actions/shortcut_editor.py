@@ -80,18 +80,16 @@ class ShortcutEditor(Sheet):
             names = " and ".join(f"“{other.text.rstrip('…')}”" for other in others)
             self.hint.setText(f"{_native(keys)} is assigned to {names}. Press Set again to reassign it.")
             return
-        self._change(command, lambda commands, user_shortcuts: with_keys(command, (keys,), commands, user_shortcuts))
+        self._change(command, lambda commands, shortcuts: with_keys(command, (keys,), commands, shortcuts))
         self.hint.setText(f"{_native(keys)} is now “{command.text.rstrip('…')}”.")
 
     def _on_clear(self) -> None:
         if (command := self._command) is not None:
-            self._change(command, lambda commands, user_shortcuts: with_keys(command, (), commands, user_shortcuts))
+            self._change(command, lambda commands, shortcuts: with_keys(command, (), commands, shortcuts))
 
     def _on_default(self) -> None:
         if (command := self._command) is not None:
-            self._change(
-                command, lambda commands, user_shortcuts: with_keys(command, command.own_keys, commands, user_shortcuts)
-            )
+            self._change(command, lambda commands, shortcuts: with_keys(command, command.own_keys, commands, shortcuts))
 
     def _change(self, command: Command, compute: Callable[[list[Command], UserShortcuts], UserShortcuts]) -> None:
         commands = self._actions.commands()
@@ -109,16 +107,16 @@ class ShortcutEditor(Sheet):
             button.setEnabled(command is not None)
 
     def _fill(self) -> None:
-        user_shortcuts = self._choices.values.shortcuts
+        shortcuts = self._choices.values.shortcuts
         current = self._command
         self.list.clear()
         for spec, command in zip(self._actions, self._actions.commands(), strict=True):
-            keys = keys_of(command.name, command.own_keys, user_shortcuts)
+            keys = keys_of(command.name, command.own_keys, shortcuts)
             text = ", ".join(_native(key) for key in keys)
             location = f"{spec.group}, when it has the focus" if command.within else spec.group
             item = QTreeWidgetItem([command.text.rstrip("…"), text, location])
             item.setData(0, _NAME, command.name)
-            if command.name in user_shortcuts:
+            if command.name in shortcuts:
                 item.setForeground(1, self._accent)
                 default_keys = ", ".join(_native(key) for key in command.own_keys) or "none"
                 item.setToolTip(1, f"Changed; its own: {default_keys}")
@@ -126,7 +124,7 @@ class ShortcutEditor(Sheet):
         if current is not None:
             self.choose(current.name)
         self._filter(self.search.text())
-        self.reset_button.setEnabled(bool(user_shortcuts))
+        self.reset_button.setEnabled(bool(shortcuts))
 
     def _filter(self, text: str) -> None:
         folded_text = text.casefold().strip()
