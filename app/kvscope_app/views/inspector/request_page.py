@@ -67,7 +67,7 @@ def request_page(
 
 
 def wall_offset_ns(hello: Hello) -> int:
-    """Return the offset to add to the engine's monotonic times for the wall-clock time, in ns."""
+    """Return the wall clock minus the engine's monotonic clock, in ns."""
     return hello.wall_time_ns - hello.time_ns
 
 

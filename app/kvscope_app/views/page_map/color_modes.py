@@ -124,7 +124,7 @@ CACHED: Final = 7
 ACTIVE: Final = 8
 SHARED: Final = 9
 UNKNOWN: Final = 10
-"""Key of a block whose state or tier is of a later protocol version."""
+"""Key of a block in a state or tier that only a later protocol version defines."""
 _STATE_KEYS: Final = np.full((256, 256), UNKNOWN, np.uint8)
 """Keys, indexed by [tier, state]."""
 _STATE_KEYS[Tier.HBM, :4] = (FREE, ACTIVE, CACHED, UNMAPPED)
@@ -322,7 +322,7 @@ OLDEST: Final = 3
 AGE_STEPS: Final = 120
 _MAX_AGE: Final = (1 << 16) - 1
 _AGE_DOUBLINGS: Final = 14.0
-"""Number of doublings of the age that the colours cover, each an equal step in colour."""
+"""Number of times that the age doubles over the range of colours. Each doubling is an equal step in colour."""
 _KEY_BY_AGE: Final = (
     OLDEST + np.clip(AGE_STEPS * (1 - np.log2(np.arange(_MAX_AGE + 1) + 1.0) / _AGE_DOUBLINGS), 0, AGE_STEPS)
 ).astype(np.uint8)
@@ -366,8 +366,8 @@ SKIPPED_BY_ALL: Final = 4
 COLDEST: Final = 5
 ATTENTION_STEPS: Final = 120
 ATTENTION_HALVINGS: Final = 13
-"""Number of halvings of the share that the colours cover, each an equal step in colour. Shares of about 0.01 % or less
-have the coldest colour.
+"""Number of times that the share halves over the range of colours. Each halving is an equal step in colour; shares of
+about 0.01 % or less have the coldest colour.
 """
 
 

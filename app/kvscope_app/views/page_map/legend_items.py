@@ -48,7 +48,7 @@ class ShownItems:
     has_measured_attention: bool = True
     has_pins: bool = False
     owners: tuple[int, ...] = ()
-    """Numbers of the running requests that hold the most blocks, ascending, at most `MAX_OWNERS`."""
+    """Numbers of the running requests that hold the most blocks, at most `MAX_OWNERS`, ascending."""
     num_more_owners: int = 0
     groups: tuple[str, ...] = ()
     may_flash: tuple[FlashKind, ...] = ()

@@ -55,7 +55,7 @@ CELL_KEYS: Final = {
 
 
 class PageMapCanvas(QWidget):
-    """Widget that shows `scene`. Signals carry block ids; -1 means no block."""
+    """Widget that shows `scene`. Signals have block ids, with -1 for no block."""
 
     pointed = Signal(int)
     """Emitted when the mouse or the keyboard cursor moves to another block, or off all blocks (-1)."""

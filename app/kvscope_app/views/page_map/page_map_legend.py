@@ -13,8 +13,8 @@ from kvscope_app.ui.theme import Theme
 from kvscope_app.views.page_map.color_modes import STATE, ColorMode
 from kvscope_app.views.page_map.drawing.flash_glyphs import glyph
 from kvscope_app.views.page_map.drawing.flash_kinds import MOVES, FlashKind
-from kvscope_app.views.page_map.drawing.ink import sign_color
 from kvscope_app.views.page_map.drawing.pin_marks import draw_corner
+from kvscope_app.views.page_map.drawing.pixel_tables import glyph_color
 from kvscope_app.views.page_map.legend_items import FLASH_MEANINGS, LegendSwatch, ShownItems
 from kvscope_app.views.page_map.swatch_legend import PlacedSwatch, SwatchLegend
 
@@ -136,9 +136,9 @@ class PageMapLegend(SwatchLegend):
 
     def _draw_glyph(self, painter: QPainter, box: QRectF, flash: FlashKind) -> None:
         mask = glyph(flash, 5)
-        ink = QColor(sign_color(flash, self.theme))
+        color = QColor(glyph_color(flash, self.theme))
         for y, x in zip(*(axis.tolist() for axis in mask.nonzero()), strict=True):
-            painter.fillRect(QRectF(box.x() + 3 + x, box.y() + 3 + y, 1, 1), ink)
+            painter.fillRect(QRectF(box.x() + 3 + x, box.y() + 3 + y, 1, 1), color)
 
     def _update_descriptions(self) -> None:
         swatches = self._mode.legend(self.theme, self._shown)

@@ -28,7 +28,7 @@ _REASONS: dict[int, str] = {
     WaitsFor.INPUT: "waiting for the rest of its prompt",
     WaitsFor.PROMPT: "its prompt is being computed for another completion, whose blocks it will share",
 }
-"""Reasons that do not follow from the numbers of blocks and running requests."""
+"""Text of the reasons that the numbers of blocks and running requests do not show, by `WaitsFor`."""
 
 
 def why_waits(mirror: Mirror, number: int) -> str:

@@ -1,6 +1,6 @@
 """Widget of the lanes: paints them, and handles mouse and keyboard for zooming, panning, selecting and hovering.
 
-Owns the visible span, whether it follows the cursor, and the scroll position. Selections are only emitted.
+Owns the visible span, whether it follows the cursor, and the scroll position. Selections are emitted, not stored.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class LanesCanvas(QWidget):
     """Widget of the lanes. Call `show_overview` on each change of the data; signals report the user's actions."""
 
     chosen = Signal(object)
-    """Emitted with the `LaneHit` whose time to show and whose request to select."""
+    """Emitted with the `LaneHit` that the user chose, for moving the cursor to its time and selecting its request."""
     pointed = Signal(str)
     """Emitted with a description of the item under the pointer, "" for none."""
     moved = Signal()
@@ -71,7 +71,7 @@ class LanesCanvas(QWidget):
         self.batch_epoch = 0
         self._pointer: QPoint | None = None
         self._pointed_step_ns: int | None = None
-        """End of the step under the pointer; None if there is none."""
+        """End of the step under the pointer, in ns since 1970; None if there is none."""
         self.cursor_ns = 0
         self.shown = ShownLanes(SessionOverview(), RequestLanes(), self.whole, 0)
         self.first_row = 0
