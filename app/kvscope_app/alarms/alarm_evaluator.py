@@ -63,7 +63,7 @@ class AlarmEvaluator(QObject):
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """Rules of the command line, then the saved rules, without those that have the name of one of the former."""
+        """Rules of the command line, then the saved rules with other names."""
         names = {rule.name for rule in self._run_rules}
         return (*self._run_rules, *(rule for rule in self.settings.values.alarm_rules if rule.name not in names))
 

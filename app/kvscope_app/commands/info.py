@@ -97,8 +97,8 @@ def _goals_as_text(goodput: GoodputReport) -> list[str]:
     for each in goodput.missed:
         lines.append(f"{'missed':<12} #{each.history.info.number} {'; '.join(each.missed)}")
         lines += [f"{'':<14} {printable(link)}" for link in each.chain]
-    more = goodput.num_missed - len(goodput.missed)
-    return [*lines, *([f"{'':<12} {more:,} more missed a goal; --json lists them"] if more else [])]
+    num_unlisted = goodput.num_missed - len(goodput.missed)
+    return [*lines, *([f"{'':<12} {num_unlisted:,} more missed a goal; --json lists them"] if num_unlisted else [])]
 
 
 def _as_json(recording: Recording, summary: RunSummary) -> dict[str, object]:
