@@ -221,7 +221,7 @@ def test_recipe_for_an_event_kind_is_complete(recipe: Recipe) -> None:
         from kvscope_app.ui.theming.theme_manager import ThemeManager
         from kvscope_app.session.session import Session
         from kvscope_app.views.timeline.lane_layout import LANES, LaneLayout
-        from kvscope_app.views.timeline.lane_picture import ShownLanes, bare_lanes, draw
+        from kvscope_app.views.timeline.lane_picture import ShownLanes, lanes_without_data, draw
         from kvscope_app.views.timeline.lane_descriptions import hit_lane
         from kvscope_app.views.timeline.request_lanes import RequestLanes
         from kvscope_app.session.time_span import TimeSpan
@@ -250,7 +250,7 @@ def test_recipe_for_an_event_kind_is_complete(recipe: Recipe) -> None:
 
         overview = read_overview(recording)
         assert "first migration" in {moment.name for moment in moments(overview)}
-        assert "migrated" not in bare_lanes(overview)
+        assert "migrated" not in lanes_without_data(overview)
         place = next(place for place in range(len(overview.events)) if overview.events[place].event.kind == "migrated")
         time_ns = overview.events[place].time_ns
         shown = ShownLanes(overview, RequestLanes(), TimeSpan(time_ns - 10**9, time_ns + 10**9), time_ns + 10**9)
@@ -438,7 +438,7 @@ def test_recipe_for_a_figure_of_a_run_is_complete(recipe: Recipe, column: str) -
         from pathlib import Path
         from msgspec.structs import replace
         from kvscope_app.commands.info import add_info_parser
-        from kvscope_app.views.timeline.measured_range import measured
+        from kvscope_app.views.timeline.measured_range import measure_range
         from kvscope_app.views.timeline.request_lanes import RequestLanes
         from kvscope_app.session.time_span import TimeSpan
         from kvscope_telemetry.alarms.alarm_figures import SECOND_FIGURES
@@ -484,7 +484,8 @@ def test_recipe_for_a_figure_of_a_run_is_complete(recipe: Recipe, column: str) -
         assert (figure.words, figure.group) == ("Made-up things per second", "Cache")
         assert parse_rule(f"{COLUMN}_per_s > 100 for 5 s")
 
-        shown = measured(overview, RequestLanes(), TimeSpan(span.from_ns - 10**9, span.until_ns + 10**9), span.until_ns)
+        whole = TimeSpan(span.from_ns - 10**9, span.until_ns + 10**9)
+        shown = measure_range(overview, RequestLanes(), whole, span.until_ns)
         assert dict(shown.rows)["Made-up things"] == str(total)
         """
     )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_app.access_options import add_access_options, parse_addresses
 from kvscope_app.alarm_options import add_alarm_options, alarm_rules, alarm_webhook
-from kvscope_app.option_values import size, span
+from kvscope_app.option_values import parse_duration, parse_size
 from kvscope_telemetry.addresses import accepted_addresses
 from kvscope_telemetry.block_texts.block_texts import RecordedText
 from kvscope_telemetry.block_texts.text_collector import TextCollector
@@ -57,7 +57,7 @@ def add_record_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
     parser.add_argument(
         "--seconds",
         metavar="N",
-        type=span,
+        type=parse_duration,
         help="stop after N seconds, including the time to connect (default: until Ctrl-C)",
     )
     parser.add_argument(
@@ -72,16 +72,16 @@ def add_record_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
     parser.add_argument(
         "--wait",
         metavar="N",
-        type=span,
+        type=parse_duration,
         default=60.0,
         help="stop after N seconds without an answer from the engine (default: 60)",
     )
     parts = parser.add_mutually_exclusive_group()
     parts.add_argument(
-        "--segment-seconds", metavar="N", type=span, help="start a new file every N seconds: FILE-001.mcap, …"
+        "--segment-seconds", metavar="N", type=parse_duration, help="start a new file every N seconds: FILE-001.mcap, …"
     )
     parts.add_argument(
-        "--segment-bytes", metavar="SIZE", type=size, help="start a new file after SIZE, such as 100MB or 1GiB"
+        "--segment-bytes", metavar="SIZE", type=parse_size, help="start a new file after SIZE, such as 100MB or 1GiB"
     )
     parser.set_defaults(run=record)
     return parser
@@ -170,7 +170,6 @@ class _RecordingMonitor:
         return ""
 
     def _end_reason(self, status: SourceStatus, waited_s: float) -> str:
-        """Return why the recording ends after `waited_s` seconds without telemetry from the engine."""
         if status.state is SourceState.REFUSED:
             return f"the engine at {self._endpoint} does not let us in: {status.reason}"
         if status.state is SourceState.ENDED:

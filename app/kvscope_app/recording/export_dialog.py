@@ -64,8 +64,8 @@ class ExportDialog(QDialog):
         full_range_ns = session.timeline.range_ns
         assert full_range_ns is not None, "nothing to export"
         self._window, self._full_range_ns = window, full_range_ns
-        begin_s, end_s = (self._seconds(at) for at in full_range_ns)
-        first_s, last_s = (self._seconds(at) for at in session.timeline.loop.range_ns or full_range_ns)
+        begin_s, end_s = (self._seconds(time_ns) for time_ns in full_range_ns)
+        first_s, last_s = (self._seconds(time_ns) for time_ns in session.timeline.loop.range_ns or full_range_ns)
         self.setWindowTitle("Export")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.content = combo_box([form.title for form in _FORMATS], "What")

@@ -142,13 +142,13 @@ def test_table_can_be_sorted_by_keyboard(window, qtbot):
 def test_rows_are_reordered_by_new_values_and_selection_stays(window):
     window.table.sortByColumn(RUNNING, Qt.SortOrder.DescendingOrder)
     window.table.selectRow(1)
-    assert [chosen.name for chosen in window.table.chosen] == ["b"]
+    assert [chosen.name for chosen in window.table.selected] == ["b"]
     more = (fleet_row("b", num_running=100), *ROWS[1:])
     show_rows(window, more)
     assert shown_texts(window)[:2] == ["b", "c"]
-    assert [chosen.name for chosen in window.table.chosen] == ["b"]
+    assert [chosen.name for chosen in window.table.selected] == ["b"]
     show_rows(window, more[::-1])  # the list in another order
-    assert [chosen.name for chosen in window.table.chosen] == ["b"]
+    assert [chosen.name for chosen in window.table.selected] == ["b"]
 
 
 def test_search_filters_rows_and_escape_clears_it(window, qtbot):
@@ -177,7 +177,7 @@ def test_failure_to_open_an_engine_is_shown_in_the_status_label(make_fleet):
 
     window = make_fleet(refuse)
     window.table.selectRow(0)
-    window.open_chosen()
+    window.open_selected()
     assert "no such key" in window.status_label.text()
 
 

@@ -239,7 +239,7 @@ class TokensInBlocks(SequenceCache):
         number = self.numbers[layer]
         start = 0
         for part in self.storage.layers[number].parts:
-            end = start + part.numbers(self.storage.dtype)
+            end = start + part.num_elements(self.storage.dtype)
             if part.name == name:
                 rows = self.storage.rows_of_tokens(number)[..., start:end]
                 return part, rows, *self.places[self.storage.layer(number).group]
@@ -275,8 +275,8 @@ class OwnLayer:
     """Dimension of the latents, if the keys are latents (MLA); else 0."""
 
     def shape(self, dtype: torch.dtype) -> LayerShape:
-        numbers = sum(part.numbers(dtype) for part in self.parts)
-        return LayerShape(1, numbers, latent_dim=self.latent_dim, parts=self.parts)
+        num_elements = sum(part.num_elements(dtype) for part in self.parts)
+        return LayerShape(1, num_elements, latent_dim=self.latent_dim, parts=self.parts)
 
 
 class OwnForward:

@@ -16,7 +16,7 @@ from kvscope_engine.model.quantization.filed_weight import keep_filed
 from kvscope_engine.model.quantization.packed_words import PARTS, words_of
 from kvscope_engine.model.quantization.quantization_recipe import Recipe
 from kvscope_engine.model.quantization.scaled_weights import ScaledWeight, plain_tensors, scaled_weights
-from kvscope_engine.model.stored_tensor import MadeTensor, StoredTensor
+from kvscope_engine.model.stored_tensor import ComputedTensor, StoredTensor
 from kvscope_telemetry.errors import BadInput
 
 Build = Callable[[dict[str, Any]], nn.Module]
@@ -65,7 +65,7 @@ def _keep(module: Any, weights: list[ScaledWeight], tensors: dict[str, Any]) -> 
     unordered = kept = 0
     layers = _linear_layers(module)
     for weight in weights:
-        made: MadeTensor = tensors[weight.target]
+        made: ComputedTensor = tensors[weight.target]
         layer = layers.get(_below_layers(weight.target.removesuffix(".weight"))) if made.was_read else None
         if layer is None or weight.grouped is None:
             continue  # part of the model that is not used, or that transformers fuses with others

@@ -26,7 +26,7 @@ import torch
 
 from kvscope_engine.model.quantization.packed_words import parts_of_words
 from kvscope_engine.model.quantization.quantization_recipe import Recipe
-from kvscope_engine.model.stored_tensor import MadeTensor, StoredTensor
+from kvscope_engine.model.stored_tensor import ComputedTensor, StoredTensor
 from kvscope_kernels.quantized_linear.fp8 import Fp8Weight
 from kvscope_kernels.quantized_linear.grouped_weight import CHUNK, GroupedWeight, grouped
 from kvscope_telemetry.errors import BadInput
@@ -88,7 +88,7 @@ def plain_tensors(stored: Stored, weights: list[ScaledWeight], dtype: torch.dtyp
     stand-ins."""
     parts = frozenset[str]().union(*(weight.parts for weight in weights))
     plain: dict[str, Any] = {name: tensor for name, tensor in stored.items() if name not in parts}
-    return plain | {weight.target: MadeTensor(partial(weight.widened, dtype)) for weight in weights}
+    return plain | {weight.target: ComputedTensor(partial(weight.widened, dtype)) for weight in weights}
 
 
 def _weight(stored: Stored, name: str, recipe: Recipe) -> ScaledWeight | None:

@@ -32,9 +32,9 @@ from kvscope_engine.model.cuda_graphs.piecewise.piecewise_graphs import Piecewis
 from kvscope_engine.model.cuda_graphs.shared_graphs import RankSync, SharedGraphs
 from kvscope_engine.model.device_memory.read_back import RowReadBack, VectorReadBack, synchronize
 from kvscope_engine.model.device_memory.step_buffer import StepBuffer
-from kvscope_engine.model.input_batch.step_inputs import StepInputs, TableRows, build_inputs, sampled_places
+from kvscope_engine.model.input_batch.step_inputs import StepInputs, TableRows, build_inputs, sampled_positions
 from kvscope_engine.model.input_batch.step_limits import StepLimits
-from kvscope_engine.model.input_batch.step_tensors import StepTensors, put_inputs, table_width
+from kvscope_engine.model.input_batch.step_tensors import StepTensors, stage_inputs, table_width
 from kvscope_engine.model.kv_cache.kv_storage import KVStorage
 from kvscope_engine.model.kv_cache.state_storage import StateStorage
 from kvscope_engine.model.layers.attention.attention_scores import AttentionScores, MeasuredSteps
@@ -283,7 +283,7 @@ class ModelRunner:
             self._states.copy(plan.state_copies, self._ops.copy_rows)
         inputs = build_inputs(plan, self._rows, self._storage.block_size, after.rows() if after is not None else None)
         adapted = self._lora.rows_of(plan.scheduled) if self._lora is not None else None
-        sampling, num_output_tokens = sampled_places(plan.scheduled)
+        sampling, num_output_tokens = sampled_positions(plan.scheduled)
         measures = self._measures(is_due=self._measured.is_due(inputs.num_single_token))
         copies = () if any(plan.copies is made for made in self._copies_made) else plan.copies
         graphs, size = self._graphs_for(inputs, measures) if measures.skips is None and adapted is None else (None, 0)
@@ -292,7 +292,7 @@ class ModelRunner:
             self._others.send_step(inputs, copies, adapted.slots if adapted is not None else None, num_sampled, size)
         buffer = self._buffer
         buffer.begin()
-        tensors = put_inputs(inputs, buffer) if graphs is None else graphs.stage(inputs, size)
+        tensors = stage_inputs(inputs, buffer) if graphs is None else graphs.stage(inputs, size)
         is_late = after is not None and _depend_on_awaited_tokens(sampling, num_output_tokens)
         options = None if is_late else self._sampler.inputs(sampling, buffer, self._vocab_size, num_output_tokens)
         pairs = buffer.put(np.array(copies, np.int64)) if copies else None
@@ -359,7 +359,7 @@ class ModelRunner:
         """
         self._buffer.begin()
         graphs = self._graphs if graph_size else None
-        tensors = put_inputs(inputs, self._buffer) if graphs is None else graphs.stage(inputs, graph_size)
+        tensors = stage_inputs(inputs, self._buffer) if graphs is None else graphs.stage(inputs, graph_size)
         pairs = self._buffer.put(np.array(copies, np.int64)) if copies else None
         slots = self._buffer.put(lora_slots) if lora_slots is not None else None
         awaited = self._buffer.put(inputs.awaited) if inputs.awaited is not None else None

@@ -162,7 +162,7 @@ def _is_of_few(apart: Difference, bound: float, own: Difference | None) -> bool:
     """Whether only few tokens differ more, and by no more than a one-bit change of the input can cause."""
     if own is None or not (apart.is_number and own.is_number):
         return False
-    return apart.three_quarters <= bound and apart.overall <= min(NUDGE_SLACK * own.overall, NUDGE_LIMIT)
+    return apart.upper_quartile <= bound and apart.overall <= min(NUDGE_SLACK * own.overall, NUDGE_LIMIT)
 
 
 class _WatchedContext(AttentionContext):
@@ -197,7 +197,7 @@ def _is_small(apart: Difference, bound: float, token_slack: float) -> bool:
         return False
     if token_slack:
         return apart.overall <= token_slack * bound and apart.worst_row <= token_slack * ROW_SLACK * bound
-    return apart.three_quarters <= LAYER_SLACK * bound
+    return apart.upper_quartile <= LAYER_SLACK * bound
 
 
 def _eager_trace(module: nn.Module, sequences: Sequence[CheckSequence], locations: Sequence[LayerLocation]) -> Trace:

@@ -17,7 +17,7 @@ from weakref import ref
 import torch
 from torch import nn
 
-from kvscope_engine.model.cpu_offload.resident_layer import bring_layer_of
+from kvscope_engine.model.cpu_offload.resident_layer import load_layer_of
 from kvscope_engine.model.layers.attention.given_positions import counts_positions
 from kvscope_engine.model.layers.attention.mla.latents import latents_of
 from kvscope_engine.model.layers.attention.paged_attention import layer_of
@@ -137,7 +137,7 @@ def _fuse_each(module: nn.Module, fuse: Callable[[nn.Module], bool]) -> int:
     parts, count = [ref(part) for part in module.modules()], 0
     for held in parts:
         if (part := held()) is not None:
-            bring_layer_of(module, part)
+            load_layer_of(module, part)
             count += fuse(part)
     return count
 

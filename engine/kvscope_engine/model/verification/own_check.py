@@ -194,7 +194,7 @@ def _fault(found: Trace, whole: Trace, of_all: bool, rows: list[int] | None = No
             picked = slice(None) if rows is None else rows
             apart = difference(here[layer][picked], there[layer][picked])
             is_strict = of_all and (here is found.attended or not found.attended)
-            measured = apart.worst_row if is_strict else apart.three_quarters
+            measured = apart.worst_row if is_strict else apart.upper_quartile
             if not (
                 apart.is_number
                 and measured <= bound

@@ -14,7 +14,7 @@ from kvscope_engine.model.cuda_graphs.decode_graphs import captured_sizes
 from kvscope_engine.model.device_memory.step_buffer import ALIGNMENT, StepBuffer
 from kvscope_engine.model.input_batch.step_inputs import StepInputs
 from kvscope_engine.model.input_batch.step_limits import StepLimits
-from kvscope_engine.model.input_batch.step_tensors import put_inputs
+from kvscope_engine.model.input_batch.step_tensors import stage_inputs
 from kvscope_engine.model.runner.step_memory import (
     PIECES_BYTES,
     HeadShape,
@@ -220,7 +220,7 @@ def test_largest_step_fits_the_buffer(max_request_tokens: int) -> None:
         num_single_token=num_seqs - 1,
         sample_rows=np.zeros(num_seqs, np.int64),
     )
-    put_inputs(inputs, Counting(torch.device("cpu"), 0))
+    stage_inputs(inputs, Counting(torch.device("cpu"), 0))
     assert 4 * num_seqs * most.max_request_blocks < taken
     assert taken + (1 << 20) <= step_buffer_bytes(most, 0) < taken + (2 << 20)
     assert step_buffer_bytes(most, 3200) == step_buffer_bytes(most, 0) + 400 * num_seqs

@@ -22,7 +22,7 @@ class ReleasedWeight(torch.Tensor):
         return made
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return f"GivenUpWeight({list(self.shape)}, {self.dtype})"
+        return f"ReleasedWeight({list(self.shape)}, {self.dtype})"
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
