@@ -13,7 +13,7 @@ import torch
 
 from kvscope_engine import Engine, SamplingParams, step_loop
 from kvscope_engine.model.layers.sampling.sampler import Sampler
-from kvscope_engine.policy.scheduling.planned_progress import FAIRNESS, SHARED
+from kvscope_engine.policy.scheduling.planned_progress import FAIRNESS, PROMPT_IN_PROGRESS, SHARED_PROMPT
 from kvscope_engine.policy.step_plan import StepPlan
 from kvscope_engine.step_loop import MAX_CONSECUTIVE_FAILED_STEPS
 from kvscope_telemetry.errors import BadInput
@@ -403,7 +403,7 @@ def test_delayed_step_is_begun_before_the_last_one_is_recorded(make_engine: Make
     submit(engine, "b", n=3, temperature=1.0, seed=1)
     list(run_until_done(engine))
     counts = engine.overlaps
-    assert 0 < counts.launched_early == counts.blockers["completions that share their prompt"] + counts.blockers[SHARED]
+    assert 0 < counts.launched_early == counts.blockers[SHARED_PROMPT] + counts.blockers[PROMPT_IN_PROGRESS]
     assert counts.launched_early + counts.overlapped <= counts.steps
     assert set(begun) == set(range(counts.launched_early + 1)), "a frame was published before the next step was begun"
     assert "before their record" in counts.summary()

@@ -32,10 +32,10 @@ _PLATFORM_KEYS: Final = {
     Qt.Key.Key_Home: (QComboBox,),
     Qt.Key.Key_End: (QComboBox,),
 }
-"""Keys that a focused widget of these classes handles itself on every platform, before an action that `yields`.
+"""Widget classes that handle these keys themselves, on every platform, while they have the focus.
 
-All other shortcuts work regardless of the focus, so a view must use keys that no action has. Qt makes sure that text
-fields keep their editing keys.
+A shortcut of an action that `yields` leaves the key to them. All other shortcuts work regardless of the focus, so a
+view must use keys that no action has. Qt makes sure that text fields keep their editing keys.
 """
 
 
@@ -45,13 +45,9 @@ ACTION_NOTE_PREFIX: Final = "Action: "
 
 @dataclass(frozen=True, slots=True)
 class ActionSpec:
-    """Definition of an action: its texts, location and function."""
-
     name: str
-    """Unique identifier, which never changes."""
     text: str
     group: str
-    """Menu that has the action, and its heading in the list of shortcuts."""
     run: Callable[..., Any]
     shortcuts: Sequence[str] = ()
     icon: str = ""
@@ -69,12 +65,10 @@ class ActionSpec:
     question: Callable[[], str] | None = None
     """Returns a question to ask before an action that cannot be undone; if empty, the action runs without asking."""
     enabled: Callable[[], bool] | None = None
-    """Returns whether the action is available; None: always."""
     why_not: Callable[[], str] | None = None
     """Returns why the action is disabled, shown as its tooltip; empty if the action is enabled."""
     checked: Callable[[], bool] | None = None
     text_now: Callable[[], str] | None = None
-    """Returns the current text, for actions whose text changes."""
 
 
 class YieldingAction(QAction):

@@ -56,8 +56,6 @@ _EXPRESSION_HINT: Final = "For example: ttft_p99_ms > 500 and running > 8"
 
 
 class AlarmDialog(Sheet):
-    """Dialog that edits the saved rules, which apply to all windows."""
-
     def __init__(self, evaluator: AlarmEvaluator, theme: Theme, parent: QWidget) -> None:
         super().__init__("Alarms", parent)
         self._evaluator, self._theme = evaluator, theme
@@ -188,7 +186,7 @@ class AlarmDialog(Sheet):
         groups: dict[str, QMenu] = {}
         for figure in SECOND_FIGURES.values():
             group = groups.get(figure.group) or groups.setdefault(figure.group, menu.addMenu(figure.group))
-            action = group.addAction(f"{figure.name}\t{figure.words}")
+            action = group.addAction(f"{figure.name}\t{figure.label}")
             action.triggered.connect(partial(self._insert, figure))
         return menu
 
@@ -227,7 +225,6 @@ class RuleRow(QWidget):
 
     edited = Signal()
     entered = Signal()
-    """Emitted when the expression gets the keyboard focus."""
 
     def __init__(self, rule: Rule, theme: Theme) -> None:
         super().__init__()
@@ -283,7 +280,6 @@ class RuleRow(QWidget):
         self._note_label.setVisible(bool(self.note))
 
     def show_value(self, evaluator: AlarmEvaluator) -> None:
-        """Show the value of the rule's expression in the last second."""
         try:
             text = _value_text(Expression(self.rule.expression), evaluator)
         except BadInput:
@@ -310,7 +306,6 @@ class RuleRow(QWidget):
 
     @property
     def is_folded(self) -> bool:
-        """Whether the expression is on a second line."""
         return self._is_folded
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -352,8 +347,6 @@ class RuleRow(QWidget):
 
 
 class _Expression(QLineEdit):
-    """Line edit that emits `entered` when it gets the keyboard focus."""
-
     entered = Signal()
 
     def focusInEvent(self, event: QFocusEvent) -> None:

@@ -57,7 +57,6 @@ class RequestReading(msgspec.Struct, frozen=True, kw_only=True):
     """Number of tokens of the prompt and of the answer so far."""
     num_blocks: int
     age_s: float
-    """Seconds since the request arrived."""
 
 
 class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +106,6 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     num_requests: int = 0
     """Total number of unfinished requests; `requests` has only the first ones."""
     requests: tuple[RequestReading, ...] = ()
-    """The first unfinished requests in the chosen order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +172,6 @@ class _FigureSink:
 
     @property
     def has_seconds(self) -> bool:
-        """Whether at least one complete second was observed."""
         with self._lock:
             return len(self._overview) > 1  # the first second may be incomplete
 
@@ -228,7 +225,6 @@ class _FigureSink:
             )
 
     def _reset(self, epoch: int, now_ns: int) -> None:
-        """Discard the figures of an engine that was restarted."""
         self._epoch, self._since_ns, self._engine_ns, self._sample = epoch, now_ns, 0, None
         self._overview = SessionOverview()
 
@@ -302,8 +298,8 @@ def _tokens(requests: RequestMirror) -> npt.NDArray[np.int64]:
 
 
 def _state_name(state: int) -> str:
-    known = [each.name.lower() for each in RequestState if each == state]
-    return known[0] if known else RequestState.UNKNOWN.name.lower()
+    names = [each.name.lower() for each in RequestState if each == state]
+    return names[0] if names else RequestState.UNKNOWN.name.lower()
 
 
 def _rounded(value: float) -> int | None:

@@ -18,13 +18,13 @@ CLOCK: Final = "By the clock"
 CHOSEN: Final = "Chosen moments"
 
 _Choice = tuple[Alignment, int | None]
+"""Alignment, and the time of A to move to (None: stay)."""
 
 
 class AlignBox(QComboBox):
-    """Combo box with the possible alignments: at the starts, by wall-clock time if the runs overlap, or at a common
-    moment.
+    """Combo box of alignments: at the starts, by wall-clock time if the runs overlap, or at a moment of both.
 
-    A common moment is for example the first preemption of each run, or a bookmark of the same name in both.
+    Such a moment is for example the first preemption of each run, or a bookmark of the same name in both.
     """
 
     chosen = Signal(object, object)

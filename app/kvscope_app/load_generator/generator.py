@@ -29,8 +29,6 @@ _ENGINE_STOPPED: Final = "The engine stopped."
 
 @dataclass(slots=True)
 class LoadCounts:
-    """Counts since the load was started last."""
-
     sent: int = 0
     finished: int = 0
     aborted: int = 0

@@ -18,8 +18,6 @@ MAX_OUTPUT_TOKENS: Final = 4096
 
 
 class Pace(StrEnum):
-    """Rule by which requests are started."""
-
     CONCURRENCY = "Concurrency"
     """A constant number of unfinished requests."""
     RATE = "Request rate"

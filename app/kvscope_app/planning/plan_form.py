@@ -20,8 +20,6 @@ Field = TypeVar("Field", bound=QWidget)
 
 
 class PlanForm(QWidget):
-    """Form with the options for serving and, if requested, for training."""
-
     changed = Signal()
 
     def __init__(self, model: str = "default") -> None:
@@ -69,7 +67,6 @@ class PlanForm(QWidget):
 
     @property
     def question(self) -> Question:
-        """Options of `kvscope-engine plan`, from the fields."""
         options = [
             ("--model", self.model.text().strip() or "default"),
             ("--gpu-memory", with_decimal_point(self.gpu.currentText().strip())),
@@ -100,9 +97,9 @@ class PlanForm(QWidget):
             options.append("--gradient-checkpointing")
         return tuple(options)
 
-    def _show_training(self, shown: bool) -> None:
+    def _show_training(self, is_shown: bool) -> None:
         for widget in self._training:
-            widget.setVisible(shown)
+            widget.setVisible(is_shown)
 
     def _widgets_from(self, row: int) -> list[QWidget]:
         widgets = []

@@ -33,7 +33,6 @@ class FileOpening(QObject):
         self._clock.start()
 
     def cancel(self) -> None:
-        """Request cancellation. The thread ends soon after."""
         self._opening.cancel()
 
     def _poll(self) -> None:

@@ -72,7 +72,6 @@ class SaveHistoryDialog(QDialog):
 
 
 def _lay_out(dialog: QDialog, *items: QWidget | QLayout) -> None:
-    """Stack `items` in `dialog`, with OK and Cancel at the bottom."""
     column = QVBoxLayout(dialog)
     column.setContentsMargins(22, 20, 22, 18)
     column.setSpacing(12)

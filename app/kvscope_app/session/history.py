@@ -114,8 +114,8 @@ class HistoryWindow:
     def latest(self, name: str) -> float:
         """Return the newest known value of a gauge or latency, or NaN."""
         column = self.columns[name]
-        known = np.flatnonzero(np.isfinite(column))
-        return float(column[known[-1]]) if known.size else np.nan
+        known_indexes = np.flatnonzero(np.isfinite(column))
+        return float(column[known_indexes[-1]]) if known_indexes.size else np.nan
 
 
 class History:
@@ -183,7 +183,6 @@ class History:
         return (self._offset_ns or 0) + self._wall_offset_ns
 
     def with_wall_time(self, entry: LoggedEvent) -> TimedEvent:
-        """Return an event of the log with its wall-clock time."""
         return TimedEvent(self.wall_ns(entry.time_ns), entry.epoch, entry.event)
 
     def add_update(self, update: Update, mirror: BlockCounts, now_ns: int | None = None) -> None:

@@ -40,8 +40,7 @@ class BlockContentSource(Protocol):
 class Resyncing(Protocol):
     """Source that can restart from a full snapshot when an update does not fit the state."""
 
-    def resync(self) -> None:
-        """Request a full snapshot, because an update could not be applied."""
+    def resync(self) -> None: ...
 
 
 @runtime_checkable

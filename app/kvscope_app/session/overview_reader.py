@@ -52,7 +52,6 @@ class OverviewReader:
 
     @property
     def failure(self) -> str:
-        """Why the overview is incomplete; empty without an error."""
         return self._work.failure
 
     @property

@@ -18,7 +18,7 @@ from kvscope_engine.cli.arguments.sampling_options import add_sampling_options, 
 from kvscope_engine.cli.completion_printers import JsonPrinter, PrintedCompletion, Printer, StreamPrinter, TextPrinter
 from kvscope_engine.cli.lazy_engine import engine_class
 from kvscope_engine.cli.notices import print_notices
-from kvscope_engine.cli.other_ranks import followed
+from kvscope_engine.cli.other_ranks import run_as_follower
 from kvscope_engine.command_parser import whole_number
 from kvscope_engine.model.loader.download.progress import IMPORT, TerminalProgress
 from kvscope_telemetry.errors import BadInput
@@ -67,7 +67,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 def run(args: argparse.Namespace) -> int:
     """Run the prompts. Returns 0, 2 if a prompt was refused or failed, or 130 after Ctrl-C."""
     config = engine_config(args)
-    if (code := followed(config)) is not None:
+    if (code := run_as_follower(config)) is not None:
         return code
     submits = read_prompts(
         args.prompt,
@@ -116,7 +116,6 @@ def _generate(engine: Engine, submits: list[Submit], printer: Printer) -> int:
 
 
 def _submit(engine: Engine, index: int, submit: Submit) -> list[PrintedCompletion]:
-    """Return the answers to fill; a single one with the error if the prompt is refused."""
     from kvscope_engine.inputs import prompt_token_ids
 
     model = engine.hello.model
@@ -136,10 +135,10 @@ def _interrupt_recorded() -> Iterator[list[int]]:
     """Yield a list to which the first Ctrl-C appends; a second one raises KeyboardInterrupt."""
     interrupted: list[int] = []
 
-    def note(number: int, frame: FrameType | None) -> None:
+    def record_interrupt(number: int, frame: FrameType | None) -> None:
         if interrupted:
             raise KeyboardInterrupt
         interrupted.append(number)
 
-    with handling_signals(note, (signal.SIGINT,)):
+    with handling_signals(record_interrupt, (signal.SIGINT,)):
         yield interrupted

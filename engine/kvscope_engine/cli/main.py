@@ -1,4 +1,5 @@
-"""Command line `kvscope-engine`: finds the command, prints its errors and chooses the exit code. Imports no torch.
+"""Command line `kvscope-engine`: dispatches to the command, prints its errors and chooses the exit code. Imports no
+torch.
 
 Exit codes: 0 success, 1 failure at run time, 2 bad usage or input, 130 interrupted by Ctrl-C, 143 and 129 ended by
 SIGTERM and SIGHUP.
@@ -25,7 +26,9 @@ from kvscope_telemetry.termination import INTERRUPTED, exiting_on_signals
 
 PROGRAM: Final = "kvscope-engine"
 STARTED_AS: Final = "KVSCOPE_STARTED_AS"
-"""Variable with the name of the program that the user started, if that runs this one (`kvscope replay`)."""
+"""Environment variable with the name of the program that the user started, if that program runs this one (`kvscope
+replay`).
+"""
 COMMANDS: Final = {
     "serve": "cli.serve",
     "http": "http.http_command",
@@ -40,17 +43,17 @@ COMMANDS: Final = {
     "replay": "cli.replay",
     "doctor": "cli.doctor",
 }
-"""Module of each command, which has `add_parser`. Only that of the executed command is imported."""
+"""Module of each command, which defines `add_parser`. Only the module of the executed command is imported."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. Without `argv`, use the process's arguments and end the process."""
+    """Run one command and return its exit code. If `argv` is None, use the process's arguments and end the process."""
     try:
         with exiting_on_signals(), ready_streams():
             code = _guarded(list(sys.argv[1:] if argv is None else argv))
-    except SystemExit as left:
-        if argv is None and isinstance(left.code, int):
-            _leave(left.code)
+    except SystemExit as exit_error:
+        if argv is None and isinstance(exit_error.code, int):
+            _leave(exit_error.code)
         raise
     if argv is None:
         _leave(code)
@@ -76,7 +79,7 @@ def _guarded(arguments: list[str]) -> int:
 
 
 def _leave(code: int) -> None:
-    """Exit immediately if torch is loaded, whose cleanup at exit takes seconds and is not needed."""
+    """Exit immediately if torch is loaded, because its cleanup takes seconds and is not needed."""
     if "torch" in sys.modules:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
@@ -93,8 +96,8 @@ def build_parser(command: str = "") -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"{_program()} {program_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for name in [command] if command in COMMANDS else COMMANDS:
-        one = import_module(f"kvscope_engine.{COMMANDS[name]}").add_parser(commands)
-        one.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        command_parser = import_module(f"kvscope_engine.{COMMANDS[name]}").add_parser(commands)
+        command_parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
 

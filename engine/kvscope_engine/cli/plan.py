@@ -1,6 +1,4 @@
-"""Command `kvscope-engine plan`: estimates the GPU memory of a model, for serving and training, from its
-configuration.
-"""
+"""Command `kvscope-engine plan`: estimates a model's GPU memory for serving and training, from its configuration."""
 
 from __future__ import annotations
 

@@ -50,19 +50,19 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 def run(args: argparse.Namespace) -> int:
     endpoint = args.endpoint or default_sample_endpoint()
     keys = KeyRing(args.keys, warn=print_notice) if endpoint.startswith("tcp") and not args.keyless else None
-    with _ended_by_signals() as over, DevicePublisher(endpoint, keys=keys, interval_s=args.interval) as publisher:
+    with _ended_by_signals() as stopped, DevicePublisher(endpoint, keys=keys, interval_s=args.interval) as publisher:
         print(f"listening on {publisher.telemetry_endpoint}", flush=True)
-        over.wait()
+        stopped.wait()
     return 0
 
 
 def default_sample_endpoint() -> str:
-    """Return an endpoint below an engine's default one, so that both can run concurrently."""
+    """Return an endpoint below an engine's default endpoint, so that both can run concurrently."""
     return f"{default_endpoint()}/devices"
 
 
 @contextmanager
 def _ended_by_signals() -> Iterator[threading.Event]:
-    over = threading.Event()
-    with handling_signals(lambda *_: over.set()):
-        yield over
+    stopped = threading.Event()
+    with handling_signals(lambda *_: stopped.set()):
+        yield stopped

@@ -1,6 +1,6 @@
-"""Command `kvscope-engine simulate WORKLOAD`: runs scheduler and block pool without a model, and compares policies.
+"""Command `kvscope-engine simulate WORKLOAD`: runs scheduler and block pool without a model, and compares allocators.
 
-Owns running and printing. Nothing is printed before all policies have run.
+Nothing is printed before all simulations have run.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from kvscope_telemetry.printable import print_text
 from kvscope_telemetry.recordings.sample import path_of
 
 if TYPE_CHECKING:
-    from kvscope_engine.simulator.simulation import Setup, Simulation
-    from kvscope_engine.simulator.simulation_report import Report
+    from kvscope_engine.simulator.simulation import Simulation, SimulationSetup
+    from kvscope_engine.simulator.simulation_report import SimulationReport
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -92,13 +92,12 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    setup: Setup
+    setup: SimulationSetup
     simulation: Simulation
     recording: Path | None
 
 
 def _run_all(runs: Sequence[_Run], model: str) -> None:
-    """Run the simulations one after the other, each with a progress bar on a terminal."""
     from kvscope_engine.model.loader.download.progress import Meter, TerminalProgress
 
     bar = TerminalProgress()
@@ -123,7 +122,7 @@ def _recorded(run: _Run, model: str) -> AbstractContextManager[object]:
     return SimulationRecording(run.simulation, run.setup, run.recording, model)
 
 
-def _json(setup: Setup, reports: list[Report], notes: list[str]) -> str:
+def _json(setup: SimulationSetup, reports: list[SimulationReport], notes: list[str]) -> str:
     workload = setup.workload
     return msgspec.json.encode(
         {

@@ -10,7 +10,7 @@ import sys
 from typing import Any, Final
 
 _NICENESS: Final = 10
-"""Low priority, because the engine whose requests these are may run on the same cores."""
+"""Low priority, because the observed engine may run on the same cores."""
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:

@@ -80,7 +80,7 @@ def test_tied_head_is_held_by_both_ends_of_a_pipeline(skeleton: Make) -> None:
     model = skeleton(tie_word_embeddings=True)
     one, two = (plan_inference(model, _question(pipeline_parallel=stages)) for stages in (1, 2))
     weights = sum(stage.memory.weights for stage in two.stages) - one.stages[0].memory.weights
-    assert weights == 2 * model.embedding.number
+    assert weights == 2 * model.embedding.total
 
 
 def test_requests_take_whole_blocks(skeleton: Make) -> None:
@@ -143,7 +143,7 @@ def test_sliding_windows_hold_only_what_is_read(skeleton: Make) -> None:
     token = 2 * 16 * 128 * 2
     ideal = token * (10 * 32768 + 52 * 1024)
     assert ideal <= plan.request_bytes(32768) <= 1.03 * ideal
-    assert plan.kept_bytes(32768) == token * 62 * 32768
+    assert plan.unfreed_bytes(32768) == token * 62 * 32768
     assert plan.requests(32768) == plan.num_blocks // (2048 + 6 * 65)
     assert plan.kv_bytes_a_token == plan.request_bytes(32768) / 32768
     (stage,) = plan.stages

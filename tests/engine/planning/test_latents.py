@@ -54,7 +54,7 @@ def test_deepseek_v3_holds_576_numbers_per_token_and_layer(skeleton: Make, tenso
     """Every rank holds all of them."""
     plan = plan_inference(skeleton(DEEPSEEK_V3), question(tensor_parallel=tensor_parallel))
     assert plan.kv_bytes_a_token == 4 * 576 * 2 * tensor_parallel
-    assert plan.expanded_times == pytest.approx(49152 / 576 / tensor_parallel), (
+    assert plan.expansion_factor == pytest.approx(49152 / 576 / tensor_parallel), (
         "heads are divided among ranks, latents are not"
     )
     assert plan.fits

@@ -106,7 +106,7 @@ def test_zero_stage_3_gathers_one_layer_at_a_time(skeleton: Make) -> None:
     model = skeleton()
     plan = plan_training(model, TrainingQuestion(length=16, zero=3, data_parallel=4))
     assert plan.weights == pytest.approx(2 * model.num_parameters / 4, rel=0.01)
-    assert 0 < plan.gathered < 4 * max(model.embedding.number, *(layer.number for layer in model.layers))
+    assert 0 < plan.gathered < 4 * max(model.embedding.total, *(layer.total for layer in model.layers))
 
 
 def test_experts_are_included_in_training(skeleton: Make) -> None:

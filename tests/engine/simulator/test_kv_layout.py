@@ -11,7 +11,7 @@ import pytest
 from kvscope_engine.policy.kv_groups import GroupRule
 from kvscope_engine.simulator.costs.cost_model import CostModel
 from kvscope_engine.simulator.kv_layout import KVLayout, SimulatedGroup, recorded_layout
-from kvscope_engine.simulator.simulation import Setup, Simulation
+from kvscope_engine.simulator.simulation import Simulation, SimulationSetup
 from kvscope_engine.simulator.simulation_limits import SimulatedLimits
 from kvscope_engine.simulator.simulation_report import report
 from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
@@ -27,7 +27,7 @@ LAYOUT = KVLayout(
 LATENTS = KVLayout((SimulatedGroup("latent", GroupRule(), 4, 10.0, expanded_bytes=80.0),))
 
 
-def setup(layout: KVLayout, question: str = "", allocator: str = "paged", **limits: Any) -> Setup:
+def setup(layout: KVLayout, question: str = "", allocator: str = "paged", **limits: Any) -> SimulationSetup:
     cost = CostModel(
         weight_bytes=0,
         kv_bytes_per_token=0,
@@ -39,7 +39,7 @@ def setup(layout: KVLayout, question: str = "", allocator: str = "paged", **limi
     )
     workload = Workload("by hand", tuple(WorkloadRequest(0, 20, 8) for _ in range(6)))
     sizes = {"num_blocks": 1, "block_size": 4, "max_model_len": 32} | limits
-    return Setup(workload, SimulatedLimits(**sizes), cost, allocator, layout=layout, question=question)
+    return SimulationSetup(workload, SimulatedLimits(**sizes), cost, allocator, layout=layout, question=question)
 
 
 def test_simulated_groups_hold_the_blocks_calculated_by_hand(make_simulation: Make) -> None:

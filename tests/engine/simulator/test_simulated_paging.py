@@ -11,9 +11,9 @@ import pytest
 from kvscope_engine.policy.allocation.mapped_pool import page_slots_of
 from kvscope_engine.simulator.costs.cost_model import PRESETS, CostModel
 from kvscope_engine.simulator.simulated_paging import Paging
-from kvscope_engine.simulator.simulation import Setup, Simulation
+from kvscope_engine.simulator.simulation import Simulation, SimulationSetup
 from kvscope_engine.simulator.simulation_limits import SimulatedLimits
-from kvscope_engine.simulator.simulation_report import Report, report
+from kvscope_engine.simulator.simulation_report import SimulationReport, report
 from kvscope_engine.simulator.workloads.generators import GeneratorOptions, generate
 from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
 from kvscope_telemetry.errors import BadInput
@@ -28,7 +28,9 @@ def simulate(
     made = tuple(WorkloadRequest(*request) for request in requests)
     cost = dataclasses.replace(one_second_step, kv_bytes_per_token=2 * 4096 / page_tokens, memory_bandwidth=1e18)
     sizes = {"num_blocks": 8, "block_size": 4, "max_model_len": 32} | limits
-    return Simulation(Setup(Workload("by hand", made), SimulatedLimits(**sizes), cost, "virtual", Paging(2, 4096)))
+    return Simulation(
+        SimulationSetup(Workload("by hand", made), SimulatedLimits(**sizes), cost, "virtual", Paging(2, 4096))
+    )
 
 
 def test_waste_in_pages_equals_the_one_calculated_by_hand(one_second_step: CostModel) -> None:
@@ -55,13 +57,13 @@ def test_pool_and_scheduler_agree_after_each_step(one_second_step: CostModel) ->
     assert (pages.num_used, pages.num_needed, simulation.pool.num_active) == (0, 0, 0)
 
 
-def run_llama(allocator: str, page_bytes: int) -> Report:
+def run_llama(allocator: str, page_bytes: int) -> SimulationReport:
     """Run prompts and answers of a few hundred tokens in 2 GiB of Llama 3.1 8B's cache."""
     preset = PRESETS["llama-3.1-8b"]
     limits = SimulatedLimits(num_blocks=1024, enable_prefix_caching=False, max_model_len=8192)
     workload = generate("sharegpt", GeneratorOptions(num_requests=80, rate=math.inf), 8192)
     paging = Paging(preset.num_layers, page_bytes)
-    simulation = Simulation(Setup(workload, limits, preset.cost, allocator, paging))
+    simulation = Simulation(SimulationSetup(workload, limits, preset.cost, allocator, paging))
     simulation.run()
     return report(simulation)
 

@@ -11,9 +11,9 @@ import pytest
 from kvscope_engine.policy.allocation.allocator_names import ALLOCATORS
 from kvscope_engine.simulator.costs.cost_model import PRESETS, CostModel
 from kvscope_engine.simulator.simulated_tiers import Tiers
-from kvscope_engine.simulator.simulation import Setup, Simulation
+from kvscope_engine.simulator.simulation import Simulation, SimulationSetup
 from kvscope_engine.simulator.simulation_limits import SimulatedLimits
-from kvscope_engine.simulator.simulation_report import Report, report
+from kvscope_engine.simulator.simulation_report import SimulationReport, report
 from kvscope_engine.simulator.workloads.generators import GeneratorOptions, generate
 from kvscope_telemetry.errors import BadInput
 
@@ -38,7 +38,7 @@ def cost(one_second_step: CostModel) -> CostModel:
     )
 
 
-def simulate_evicted_prefix(make_simulation: Make, cost: CostModel, tiers: Tiers) -> Report:
+def simulate_evicted_prefix(make_simulation: Make, cost: CostModel, tiers: Tiers) -> SimulationReport:
     """Text 1 comes back after text 2 took its blocks; each prompt is 6 blocks and a token, the pool has 8 blocks."""
     requests = [(0, 25, 1, (1,)), (10, 25, 1, (2,)), (20, 25, 1, (1,))]
     simulation = make_simulation(requests, tokens_per_text=24, tiers=tiers, cost=cost)
@@ -92,7 +92,7 @@ def test_prefix_that_is_cheaper_to_compute_is_not_loaded(make_simulation: Make, 
     assert found.tiers.disk_read_s == 0
 
 
-def simulate_memory_pressure(make_simulation: Make, cost: CostModel, tiers: Tiers) -> Report:
+def simulate_memory_pressure(make_simulation: Make, cost: CostModel, tiers: Tiers) -> SimulationReport:
     """Three requests of 8 to 20 tokens do not fit in 32 slots together."""
     simulation = make_simulation(
         [(0, 8, 12), (0, 8, 12), (0, 8, 12)], tiers=tiers, cost=cost, enable_prefix_caching=False
@@ -141,7 +141,7 @@ def test_only_the_paged_allocator_has_lower_tiers() -> None:
     limits = SimulatedLimits(num_blocks=200, max_model_len=256, max_num_seqs=8)
     for allocator in ALLOCATORS:
         tiers = Tiers(kv_host_memory=1 << 30, preemption="swap")
-        simulation = Simulation(Setup(workload, limits, PRESETS["opt-13b"].cost, allocator, tiers=tiers))
+        simulation = Simulation(SimulationSetup(workload, limits, PRESETS["opt-13b"].cost, allocator, tiers=tiers))
         simulation.run()
         assert (report(simulation).tiers is not None) == (allocator == "paged")
 
@@ -150,8 +150,8 @@ def test_equal_setups_with_tiers_give_equal_reports_and_more_reuse_than_without(
     options = GeneratorOptions(num_requests=80, rate=5, shared_prefix_tokens=400, num_prefixes=12, seed=4)
     workload = generate("alpaca", options, 2048)
 
-    def found(**tiers: Any) -> Report:
-        setup = Setup(
+    def found(**tiers: Any) -> SimulationReport:
+        setup = SimulationSetup(
             workload, SimulatedLimits(num_blocks=150), PRESETS["llama-3.1-8b"].cost, "paged", tiers=Tiers(**tiers)
         )
         simulation = Simulation(setup)

@@ -10,7 +10,7 @@ import pytest
 
 from kvscope_engine.policy.allocation.allocation_policy import PagedAllocation
 from kvscope_engine.simulator.costs.cost_model import PRESETS
-from kvscope_engine.simulator.simulation import Setup, Simulation
+from kvscope_engine.simulator.simulation import Simulation, SimulationSetup
 from kvscope_engine.simulator.simulation_limits import SimulatedLimits
 from kvscope_engine.simulator.simulation_report import Percentiles, report
 from kvscope_engine.simulator.workloads.generators import GeneratorOptions, generate
@@ -123,7 +123,9 @@ def test_equal_setups_give_equal_reports() -> None:
     def found(seed: int) -> Any:
         options = GeneratorOptions(num_requests=60, rate=5, arrivals="bursty", shared_prefix_tokens=20, seed=seed)
         limits = SimulatedLimits(num_blocks=200)
-        simulation = Simulation(Setup(generate("mixed", options, 2048), limits, PRESETS["opt-13b"].cost, "paged"))
+        simulation = Simulation(
+            SimulationSetup(generate("mixed", options, 2048), limits, PRESETS["opt-13b"].cost, "paged")
+        )
         simulation.run()
         return report(simulation)
 
@@ -139,7 +141,7 @@ def test_effective_memory_is_near_figure_2_of_the_paged_attention_paper(allocato
     options = GeneratorOptions(num_requests=150, rate=math.inf)
     limits = SimulatedLimits(num_blocks=981, enable_prefix_caching=False)
     workload = generate("sharegpt", options, limits.max_model_len)
-    simulation = Simulation(Setup(workload, limits, PRESETS["opt-13b"].cost, allocator))
+    simulation = Simulation(SimulationSetup(workload, limits, PRESETS["opt-13b"].cost, allocator))
     simulation.run()
     memory = report(simulation).memory
     assert memory is not None
@@ -152,7 +154,7 @@ def test_paged_batches_as_many_more_requests_as_in_figure_13_of_the_paged_attent
     def batch(allocator: str) -> float:
         limits = SimulatedLimits(num_blocks=981, enable_prefix_caching=False)
         workload = generate("sharegpt", GeneratorOptions(num_requests=150), limits.max_model_len)
-        simulation = Simulation(Setup(workload, limits, PRESETS["opt-13b"].cost, allocator))
+        simulation = Simulation(SimulationSetup(workload, limits, PRESETS["opt-13b"].cost, allocator))
         simulation.run()
         found = report(simulation).mean_batch_under_load
         assert found is not None

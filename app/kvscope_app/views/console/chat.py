@@ -49,8 +49,6 @@ STOP_TIMEOUT_MS: Final = 5000
 
 
 class Chat(QObject):
-    """Controller of the conversations. Widgets show its state and call its methods."""
-
     listed = Signal()
     """Emitted when conversations were added or removed, or when their title or activity changed."""
     messages_changed = Signal(str)
@@ -67,7 +65,6 @@ class Chat(QObject):
     def __init__(self, session: Session, store: ConversationStore, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.follow_on_map = True
-        """Whether each new request is selected in all views."""
         self._session = session
         self._answers: dict[str, ChatAnswer] = {}
         self._epoch: int | None = None
@@ -169,7 +166,7 @@ class Chat(QObject):
         answer = self.answer_of(conversation.key)
         if answer is None:
             return
-        answer.stopping()
+        answer.set_stopping()
         try:
             self._session.send(Abort(request_id=answer.request_id))
         except KvscopeError as error:
@@ -239,17 +236,17 @@ class Chat(QObject):
     def _on_reply(self, answer: ChatAnswer, reply: Tokens | Accepted | Finished | Refused) -> None:
         if isinstance(reply, Tokens):
             mirror = self._session.live_mirror
-            answer.tokens(reply, mirror.stops.stopped_ns(0, mirror.time_ns) / 1e9)
+            answer.add_tokens(reply, mirror.stops.stopped_ns(0, mirror.time_ns) / 1e9)
             if reply.num_missed:
                 self.notified.emit(f"{count(reply.num_missed)} pieces of this answer were lost while disconnected.")
         elif isinstance(reply, Accepted):
-            answer.accepted(reply)
+            answer.set_accepted(reply)
             self._select(answer)
             self.answer_changed.emit(answer.conversation.key)
         elif isinstance(reply, Finished):
-            answer.finished(reply)
+            answer.set_finished(reply)
         else:
-            answer.refused(reply)
+            answer.set_refused(reply)
 
     def _end_as_lost(self, answer: ChatAnswer) -> None:
         """End an answer for which the engine sent no final reply in time, because it no longer has this client's
@@ -267,12 +264,11 @@ class Chat(QObject):
         if not answer.message.stats.number:
             number = self._session.live_mirror.requests.newest_with(answer.request_id)
             if number:
-                answer.is_request(number)
+                answer.set_number(number)
                 self._select(answer)
                 self.answer_changed.emit(answer.conversation.key)
 
     def flush(self) -> None:
-        """Emit the signals for received text, then for ended answers."""
         for answer in list(self._answers.values()):
             key = answer.conversation.key
             has_new_text, answer.has_new_text = answer.has_new_text, False
@@ -308,7 +304,6 @@ class Chat(QObject):
         self.listed.emit()
 
     def _on_external_change(self) -> None:
-        """Publish a change of the list by another window. A new conversation replaces the last one."""
         if not self.conversations:
             self.conversations.append(new_conversation())
         self.listed.emit()

@@ -14,7 +14,6 @@ class ChatHead(QWidget):
     """Drop-down of conversations and five buttons. During a rename, a text field replaces the drop-down."""
 
     renamed = Signal(str)
-    """Emitted with the new title."""
     rename_ended = Signal()
     """Emitted when a key ended the renaming, so that the keyboard focus can move on."""
 

@@ -75,7 +75,6 @@ class ChatPage(QWidget):
         self.current: Conversation = chat.conversations[0]
         self._deleted: Conversation | None = None
         self._is_send_notice = False
-        """Whether the notice explains why a prompt was not sent."""
         self._last_stats_s = 0.0
         self._model = ConversationModel(chat, self)
         self.list = ConversationList(self._model, self.show_row, self._delete_row)
@@ -265,8 +264,8 @@ class ChatPage(QWidget):
             self._send_prompt(prompt)
             self.composer.edit.setFocus()  # the clicked button is hidden, and the focus would leave the console
 
-    def _on_follow(self, on: bool) -> None:
-        self.chat.follow_on_map = on
+    def _on_follow(self, is_on: bool) -> None:
+        self.chat.follow_on_map = is_on
 
     def _on_options(self) -> None:
         self.chat.touch(self.current)
@@ -318,7 +317,6 @@ class ChatPage(QWidget):
             self.show_conversation(self.chat.conversations[min(row, len(self.chat.conversations) - 1)])
 
     def _restore(self, conversation: Conversation) -> None:
-        """Restore a deleted conversation, unless it is present already, and show it."""
         if conversation is self._deleted:
             self._deleted = None
             self._show_message("")
@@ -490,8 +488,6 @@ class ChatPage(QWidget):
 
 
 class ContextBar(QWidget):
-    """Bar and text with the fill of the model's context."""
-
     def __init__(self) -> None:
         super().__init__()
         self.bar = QProgressBar()
@@ -556,7 +552,6 @@ class SamplePromptButtons(QWidget):
     """
 
     chosen = Signal(str)
-    """Emitted with a prompt to send."""
     edit_requested = Signal(str)
 
     def __init__(self) -> None:
@@ -587,8 +582,6 @@ class SamplePromptButtons(QWidget):
 
 
 class SamplePromptButton(QPushButton):
-    """Button with a prompt on one line, elided if necessary."""
-
     def __init__(self, prompt: str) -> None:
         super().__init__()
         self._prompt = prompt

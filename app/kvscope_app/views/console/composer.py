@@ -39,7 +39,6 @@ class PromptEdit(QPlainTextEdit):
         self._recalled = 0
 
     def height_of(self, num_lines: int) -> int:
-        """Return the height in pixels of a field with `num_lines` lines."""
         frame = self.contentsMargins()
         margins = 2 * round(self.document().documentMargin()) + frame.top() + frame.bottom()
         return num_lines * self.fontMetrics().lineSpacing() + margins + 2
@@ -89,7 +88,6 @@ class PromptEdit(QPlainTextEdit):
         return True
 
     def show_hint(self, text: str) -> None:
-        """Set the placeholder text. The field grows to fit it."""
         if text != self.placeholderText():
             self.setPlaceholderText(text)
             self._adjust_height()

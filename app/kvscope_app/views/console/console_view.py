@@ -20,7 +20,6 @@ from kvscope_app.views.console.conversation_store import ConversationStore
 from kvscope_app.views.console.load_view import LoadView
 
 STATUS_INTERVAL_S: Final = 5.0
-"""Interval at which the console requests the engine's status while it is visible."""
 NO_ENGINE_TO_PROMPT: Final = "This is a recording: there is no engine to prompt."
 
 
@@ -74,7 +73,6 @@ class ConsoleView(View):
         self.page.delete()
 
     def refresh(self) -> None:
-        """Show changes of the engine's state. Streamed text is painted as it arrives."""
         self._request_status()
         self.page.show_status()
         self.load.refresh()

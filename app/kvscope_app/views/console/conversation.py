@@ -22,7 +22,6 @@ MAX_TITLE_CHARS: Final = 60
 DEFAULT_SAMPLING: Final = SamplingParams(max_tokens=512)
 """Options of a new conversation. Unset ones have the values of the model's generation config, or of `UNKNOWN_MODEL`."""
 UNKNOWN_MODEL: Final = ModelSampling(temperature=0.7, top_p=0.95)
-"""Sampling defaults for a model without a generation config."""
 
 Ending: TypeAlias = Literal["", "stop", "length", "stopped", "refused", "error", "interrupted"]
 """Why an answer ended; empty while it is being written."""
@@ -47,7 +46,6 @@ class AnswerStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     queue_s: float | None = None
     """Time from the request's arrival to its first step."""
     adapter: str = ""
-    """Requested LoRA adapter, "" for none."""
     stopped_s: float = 0.0
     """Part of `total_s` in which the engine was paused or suspended."""
 
@@ -83,7 +81,6 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
     system: str = ""
     sampling: SamplingParams = DEFAULT_SAMPLING
     adapter: str = ""
-    """LoRA adapter for the next prompts, "" for none."""
     messages: list[Message] = []
     """Every version of every prompt and answer, in the order written. Messages are never removed."""
     last: str = ""
@@ -140,8 +137,6 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Draft(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Unsent text of a conversation."""
-
     text: str = ""
     edited: str = ""
     """`key` of the prompt being edited, "" for none."""
@@ -168,7 +163,6 @@ def title_from(prompt: str) -> str:
 
 
 def sampling_defaults(model: ModelSampling) -> ResolvedSampling:
-    """Return the values of options that the user leaves empty."""
     return SamplingParams().resolved(UNKNOWN_MODEL if model == ModelSampling() else model)
 
 
@@ -196,11 +190,13 @@ def omitted_keys(path: Sequence[Message]) -> set[str]:
 
 def messages_to_send(conversation: Conversation) -> tuple[ChatMessage, ...]:
     """Return the system prompt and the shown path for the engine, without the messages of `omitted_keys`."""
-    turns = [ChatMessage(role="system", content=conversation.system)] if conversation.system.strip() else []
+    messages = [ChatMessage(role="system", content=conversation.system)] if conversation.system.strip() else []
     path = conversation.path
     skipped = omitted_keys(path)
-    turns += [ChatMessage(role=message.role, content=message.content) for message in path if message.key not in skipped]
-    return tuple(turns)
+    messages += [
+        ChatMessage(role=message.role, content=message.content) for message in path if message.key not in skipped
+    ]
+    return tuple(messages)
 
 
 def merge_messages(ours: Sequence[Message], theirs: Sequence[Message]) -> list[Message]:

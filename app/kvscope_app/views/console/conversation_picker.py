@@ -82,8 +82,6 @@ class ConversationModel(QAbstractListModel):
 
 
 class TitleDelegate(QStyledItemDelegate):
-    """Draws a title, elided if necessary, with its date at the right end."""
-
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         super().paint(painter, option, index)
         theme = getattr(index.model(), "theme", DARK)
@@ -180,7 +178,6 @@ class ConversationCombo(QComboBox):
         super().showPopup()
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """Paint like Qt, but elide a title that does not fit."""
         option = QStyleOptionComboBox()
         self.initStyleOption(option)
         painter = QStylePainter(self)

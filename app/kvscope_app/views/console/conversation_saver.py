@@ -20,9 +20,7 @@ SAVE_DELAY_MS: Final = 800
 UNFINISHED_SAVE_INTERVAL_S: Final = 2.0
 """Interval at which an unfinished answer is saved: the maximum seconds of text lost if kvscope is killed."""
 RETRY_MS: Final = 5000
-"""Delay before a failed save is retried."""
 RELOAD_MS: Final = 1000
-"""Interval at which the store is polled for changes by other windows."""
 _SAVES_RECOVERED: Final = "Conversations are being saved again."
 
 
@@ -198,7 +196,6 @@ def rescue(folder: Path, conversations: Iterable[Conversation]) -> tuple[list[Pa
 
 
 def rescue_text(paths: list[Path], is_all: bool, folder: Path) -> str:
-    """Return one line for the user with the paths of the rescue files."""
     paths_text = ", ".join(str(path) for path in paths)
     if not is_all:
         exception = f" but {paths_text}" if paths_text else ""

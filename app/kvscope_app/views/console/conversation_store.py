@@ -82,11 +82,10 @@ class ConversationStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.written_elsewhere: set[str] = set()
-        """Keys of conversations in which a window of a running process other than this window is writing."""
+        """Keys of conversations in which another window of a running process is writing an answer."""
         self._writer = f"{own_identity()}-{secrets.token_hex(4)}"
         self._connection: sqlite3.Connection | None = None
         self._revisions: dict[str, int] = {}
-        """Newest revision that this window has seen, by conversation key."""
         self._read_version = -1
         """SQLite's `data_version` at the last read, which changes when another connection writes. -1: not read yet."""
 

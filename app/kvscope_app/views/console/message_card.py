@@ -22,7 +22,6 @@ _ENDING_TEXT = {
 }
 
 _MIN_QUEUE_S_SHOWN = 0.01
-"""Queue times below this are not shown."""
 
 
 class MessageCard(QFrame):
@@ -45,7 +44,9 @@ class MessageCard(QFrame):
         self.role_label.setProperty("look", "muted")
         self.body = TextBody(self.role_label.text())
         self.reasoning = TextBody("Reasoning")
-        self.fold = tool_button("Reasoning", "Show or hide what the model wrote before its answer", checkable=True)
+        self.reasoning_toggle = tool_button(
+            "Reasoning", "Show or hide what the model wrote before its answer", checkable=True
+        )
         self.notice = label(wraps=True)
         self.notice.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         self.stats = label(look="muted", wraps=True)
@@ -70,15 +71,15 @@ class MessageCard(QFrame):
         is_markdown = self._is_answer and self.message.ending != ""
         (self.body.show_markdown if is_markdown else self.body.show_plain)(answer)
         self.reasoning.show_plain(reasoning)
-        self.fold.setChecked(bool(reasoning and not answer))
+        self.reasoning_toggle.setChecked(bool(reasoning and not answer))
         self._show_parts(reasoning, answer)
         self.show_state("")
 
     def show_text(self) -> None:
         """Show the text received so far. Reasoning is folded when the answer begins."""
         reasoning, answer = self._reasoning_and_text()
-        if self.fold.isHidden() or (answer and not self.body.toPlainText()):
-            self.fold.setChecked(not answer)
+        if self.reasoning_toggle.isHidden() or (answer and not self.body.toPlainText()):
+            self.reasoning_toggle.setChecked(not answer)
         self.body.show_plain(answer)
         self.reasoning.show_plain(reasoning)
         self._show_parts(reasoning, answer)
@@ -124,12 +125,11 @@ class MessageCard(QFrame):
         return split_reasoning(self.message.content) if self._is_answer else ("", self.message.content)
 
     def _show_parts(self, reasoning: str, answer: str) -> None:
-        self.fold.setVisible(bool(reasoning))
-        self.reasoning.setVisible(bool(reasoning) and self.fold.isChecked())
+        self.reasoning_toggle.setVisible(bool(reasoning))
+        self.reasoning.setVisible(bool(reasoning) and self.reasoning_toggle.isChecked())
         self.body.setVisible(bool(answer))
 
     def apply_theme(self, theme: Theme) -> None:
-        """Apply the theme: prompts have a raised background, and failures are red."""
         background = theme.raised if not self._is_answer else "transparent"
         border = mix(theme.raised, theme.border, 0.6) if not self._is_answer else "transparent"
         self.setStyleSheet(
@@ -146,7 +146,7 @@ class MessageCard(QFrame):
         self.copy.clicked.connect(lambda: QGuiApplication.clipboard().setText(self.message.content))
         self.redo.clicked.connect(self.regenerate_requested if self._is_answer else self.edit_requested)
         self.link.clicked.connect(self._on_link)
-        self.fold.toggled.connect(self._on_fold)
+        self.reasoning_toggle.toggled.connect(self._on_fold)
         self.previous.clicked.connect(lambda: self.version_requested.emit(-1))
         self.next.clicked.connect(lambda: self.version_requested.emit(1))
 
@@ -154,7 +154,7 @@ class MessageCard(QFrame):
         self.request_clicked.emit(self.message.stats.epoch, self.message.stats.number)
 
     def _on_fold(self, is_open: bool) -> None:
-        self.fold.setText("▾ Reasoning" if is_open else "▸ Reasoning")
+        self.reasoning_toggle.setText("▾ Reasoning" if is_open else "▸ Reasoning")
         self.reasoning.setVisible(is_open)
 
     def _lay_out(self) -> None:
@@ -172,7 +172,7 @@ class MessageCard(QFrame):
         column.setContentsMargins(12, 4, 8, 10)
         column.setSpacing(4)
         column.addLayout(head)
-        column.addWidget(self.fold, 0, Qt.AlignmentFlag.AlignLeft)
+        column.addWidget(self.reasoning_toggle, 0, Qt.AlignmentFlag.AlignLeft)
         for part in (self.reasoning, self.body, self.notice, self.stats):
             column.addWidget(part)
         column.addLayout(versions)

@@ -76,7 +76,6 @@ class OptionsPanel(QWidget):
     """Fields with the options of one conversation. Valid changes are written into it immediately."""
 
     changed = Signal()
-    """Emitted when the conversation's options or the problem changed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,7 +163,6 @@ class OptionsPanel(QWidget):
         self.stop.setText("|".join(text.encode("unicode_escape").decode() for text in sampling.stop))
 
     def _fill_adapters(self) -> None:
-        """Fill the selector with "None", the loaded adapters, and the one that the conversation requests."""
         chosen, loaded = self._chosen_adapter, self._adapters or ()
         self.adapter.clear()
         self.adapter.addItem("None", "")
@@ -252,7 +250,7 @@ class OptionsPanel(QWidget):
 
 def parse_stops(text: str) -> tuple[str, ...]:
     r"""Split stop strings at bars; `\n`, `\t` and `\\` are escapes. Raises BadInput for an incomplete escape."""
-    return tuple(_unescape(part) for part in text.split("|") if part)
+    return tuple(_unescape(text_part) for text_part in text.split("|") if text_part)
 
 
 def _unescape(text: str) -> str:

@@ -33,7 +33,6 @@ def progress_text(answer: ChatAnswer, session: Session) -> str:
 
 
 def _engine_progress(mirror: Mirror, answer: ChatAnswer) -> str:
-    """Return the request's state in the mirror as text."""
     number = answer.message.stats.number
     row = mirror.requests.row_of(number) if mirror.epoch == answer.message.stats.epoch else None
     if row is not None:

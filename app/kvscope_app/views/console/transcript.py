@@ -19,9 +19,7 @@ _NEAR_END_PX: Final = 24
 class Transcript(QScrollArea):
     request_clicked = Signal(object, object)
     regenerate_requested = Signal(object)
-    """Emitted with the answer to regenerate."""
     edit_requested = Signal(object)
-    """Emitted with the prompt to edit."""
     version_requested = Signal(object)
     """Emitted with the version of a message to show."""
 
@@ -36,7 +34,6 @@ class Transcript(QScrollArea):
         self._conversation: Conversation | None = None
         self._first_shown = 0
         self._last_width = 0
-        """Minimum width that the layout was last notified of."""
         self._is_following = True
         self._body = QWidget()
         self._column = QVBoxLayout(self._body)

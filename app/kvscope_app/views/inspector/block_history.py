@@ -28,7 +28,6 @@ _LENGTHS_NS: Final = tuple(length * 1_000_000_000 for length in (20, 100, 480))
 MAX_WORK_S: Final = 180.0
 """Time limit of one read, in seconds. The rest is read when the cursor moves there."""
 MAX_ROWS: Final = 60_000
-"""Number of rows after which no further slices are read."""
 _NUM_NEAR_SLICES: Final = 2 * len(_LENGTHS_NS)
 _YIELD_SLEEP_S: Final = 0.001
 """Seconds of sleep at each progress report while distant slices are read, so that other threads can run."""
@@ -78,7 +77,6 @@ class BlockHistory(QObject):
 
     @property
     def share(self) -> float:
-        """Progress of reading, 0 to 1."""
         return 0.0 if self._work is None else self._work.share
 
     @property

@@ -23,8 +23,6 @@ Pixels = npt.NDArray[np.uint32]
 
 
 class BlockHistoryPicture:
-    """Picture of a block's history. Call `draw`, then the methods that return pixels."""
-
     def __init__(self, theme: Theme) -> None:
         self._background = QColor(theme.block_free).rgba()
         self._unknown = (QColor(theme.base).rgba(), QColor(mix(theme.border, theme.base, 0.4)).rgba())

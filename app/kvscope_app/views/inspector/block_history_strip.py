@@ -59,7 +59,7 @@ class BlockHistoryStrip(QWidget):
         self._times = _NO_TIMES
         self._picture = BlockHistoryPicture(DARK)
         self._press: QPointF | None = None
-        self._dragged_to: QPointF | None = None
+        self._last_drag_point: QPointF | None = None
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setAccessibleName("Block history over time")
@@ -81,10 +81,10 @@ class BlockHistoryStrip(QWidget):
 
     @property
     def visible_span(self) -> TimeSpan:
-        return self.span or self._whole
+        return self.span or self._whole_span
 
     @property
-    def _whole(self) -> TimeSpan:
+    def _whole_span(self) -> TimeSpan:
         part = self.part
         if part is None:
             return TimeSpan(0, _MIN_LENGTH_NS)
@@ -132,8 +132,8 @@ class BlockHistoryStrip(QWidget):
         steps = event.angleDelta().y() / 120
         if steps and self.part is not None:
             share = event.position().x() / max(self.width(), 1)
-            span = self.visible_span.zoomed(_ZOOM_STEP**steps, share, self._whole)
-            self.span = None if span.length_ns >= self._whole.length_ns else span
+            span = self.visible_span.zoomed(_ZOOM_STEP**steps, share, self._whole_span)
+            self.span = None if span.length_ns >= self._whole_span.length_ns else span
             self.update()
         event.accept()
 
@@ -144,18 +144,18 @@ class BlockHistoryStrip(QWidget):
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
         if self._press is None:
             return
-        before = self._dragged_to or self._press
-        if self._dragged_to is None and abs(event.position().x() - before.x()) < _MIN_DRAG_DISTANCE:
+        before = self._last_drag_point or self._press
+        if self._last_drag_point is None and abs(event.position().x() - before.x()) < _MIN_DRAG_DISTANCE:
             return
-        self._dragged_to = event.position()
+        self._last_drag_point = event.position()
         if self.span is not None:
             moved = (before.x() - event.position().x()) / max(self.width(), 1)
-            self.span = self.span.moved(round(moved * self.span.length_ns), self._whole)
+            self.span = self.span.moved(round(moved * self.span.length_ns), self._whole_span)
             self.update()
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
-        was_click = self._press is not None and self._dragged_to is None
-        self._press = self._dragged_to = None
+        was_click = self._press is not None and self._last_drag_point is None
+        self._press = self._last_drag_point = None
         if was_click and event.button() == Qt.MouseButton.LeftButton and self.part is not None:
             self.chosen.emit(self._time_near(event.position().x()))
 
@@ -214,8 +214,8 @@ class BlockHistoryStrip(QWidget):
         kinds = moments.kinds[visible]
         x = ((moments.times_ns[visible] - span.begin_ns) * (self.width() / span.length_ns)).astype(np.int64)
         is_marked = _IS_KIND_MARKED[kinds]
-        drawn = dict(zip(x[is_marked].tolist(), kinds[is_marked].tolist(), strict=True))
-        for mark_x, kind in drawn.items():
+        marks = dict(zip(x[is_marked].tolist(), kinds[is_marked].tolist(), strict=True))
+        for mark_x, kind in marks.items():
             color = self.theme.color(KIND_COLORS[KINDS[kind]])
             painter.fillRect(mark_x - 1, _OWNER_HEIGHT + _STATE_HEIGHT + 1, 2, _MARK_HEIGHT - 3, color)
 

@@ -34,8 +34,8 @@ def event_facts(timed: TimedEvent, cache: CacheInfo, frame: Frame | None, *, is_
         yield Fact("Happened to", f"request #{count(event.number)}", request_link(event.number))
     if event.other:
         yield Fact(_role_of_other(event), f"request #{count(event.other)}", request_link(event.other))
-    if why := why_text(event):
-        yield Fact("Reason", f"{why[0].upper()}{why[1:]}")
+    if reason := why_text(event):
+        yield Fact("Reason", f"{reason[0].upper()}{reason[1:]}")
     if event.kind == "preempted" and event.num_blocks and not is_before:
         value = f"{plural(event.num_blocks, 'block')}: highlighted in the state before"
         yield Fact("Gave up", value, event_link(timed, before=True))

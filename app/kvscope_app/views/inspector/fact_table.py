@@ -32,12 +32,10 @@ _MAX_SHORT_LENGTH: Final = 22
 """Maximum number of characters of a value that is measured to see if it fits on one line."""
 _HEADING_PAD: Final = 14
 _CELL_PAD: Final = 10
-"""Horizontal padding of a cell, in pixels."""
 
 
 class FactTable(QTableView):
     followed = Signal(object)
-    """Emitted with the `Link` that was activated."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ class LinkTarget(Enum):
     FRAMES = auto()
     """`Link.number` is a number of frames to move the cursor by, negative for backwards."""
     EVENT = auto()
-    """The state after `Link.event`, or before it if `Link.number` is negative."""
+    """`Link.event`; a negative `Link.number` means the state before the event, otherwise the state after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,6 @@ def request_link(number: int) -> Link:
 
 
 def time_link(time_ns: int) -> Link:
-    """Return a link to a time in ns since 1970."""
     return Link(LinkTarget.TIME, time_ns)
 
 

@@ -57,7 +57,6 @@ class FindSheet(QFrame):
         finder.texts.changed.connect(self._show_note)
 
     def show_above(self) -> None:
-        """Show the popup, empty, near the top of the window."""
         window = self._window
         self.setFixedWidth(min(scaled(_WIDTH), max(240, window.width() - 40)))
         self._adjust_height()

@@ -36,7 +36,6 @@ class Finding:
     epoch: int = 0
     time_ns: int | None = None
     is_text: bool = False
-    """Whether this is a match in a block's text."""
 
 
 def findings(query: str, mirror: Mirror, overview: SessionOverview) -> list[Finding]:

@@ -40,7 +40,6 @@ from kvscope_telemetry.source import Update
 _READ_BEFORE_S: Final = 2.0
 _READ_AFTER_S: Final = 0.5
 FrameKey = tuple[int, int]
-"""(epoch, seq) of a frame."""
 BLOCK, REQUEST, STEP = range(3)
 EMPTY_TEXTS: Final = (
     "No block selected.\nClick one in the page map, or find it by number (Ctrl+F).",
@@ -56,8 +55,6 @@ _PAUSE_FIRST: Final = "pause (Space) to list them"
 
 
 class InspectorView(View):
-    """View with a switch between block, request and step, a table of facts, and the block's history."""
-
     title: ClassVar[str] = "Inspector"
     object_name: ClassVar[str] = "inspector"
     refresh_hz: ClassVar[float] = 8.0
@@ -198,7 +195,6 @@ class InspectorView(View):
         return EMPTY_TEXTS[self.subject] if selected is None else MISSING_TEXTS[self.subject]
 
     def _color_swatch(self, page: FactsPage | None) -> None:
-        """Colour the swatch like the block in the page map, or like the request in all views."""
         session, mirror, color = self.session, self.session.mirror, ""
         if page is not None and self.subject == REQUEST and session.selection.request is not None:
             color = owner_color(session.selection.request, self.theme).name()

@@ -90,7 +90,6 @@ class MomentModel(TableModel):
         return None
 
     def update_texts(self) -> None:
-        """Repaint the rows after more block texts arrived."""
         if self._moments:
             self.dataChanged.emit(
                 self.index(0, DESCRIPTION_COLUMN), self.index(len(self._moments) - 1, DESCRIPTION_COLUMN)

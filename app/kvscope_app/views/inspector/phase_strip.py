@@ -22,7 +22,6 @@ class StripPhase(NamedTuple):
     name: str
     time_ns: int
     color: int
-    """Index into `Theme.series`."""
 
 
 class PhaseStrip(QWidget):

@@ -67,7 +67,7 @@ def request_page(
 
 
 def wall_offset_ns(hello: Hello) -> int:
-    """Return the offset to add to the engine's monotonic times for the wall-clock time, in ns."""
+    """Return the wall clock minus the engine's monotonic clock, in ns."""
     return hello.wall_time_ns - hello.time_ns
 
 
@@ -174,12 +174,10 @@ def _events(history: History, events: list[LoggedEvent]) -> Iterator[Fact]:
 class _ColdBlocks(NamedTuple):
     text: str
     coldest: int
-    """Id of the coldest block."""
     coldest_share: float
 
 
 def _cold_blocks(mirror: Mirror, number: int) -> _ColdBlocks | None:
-    """Return the cold blocks of request `number`, or None if no attention was measured."""
     table = mirror.requests.blocks(number).astype(np.int64)
     units = mirror.ledger.attention[table]
     measured = np.flatnonzero(units)

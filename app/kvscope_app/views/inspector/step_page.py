@@ -116,12 +116,12 @@ def newest_timings(mirror: Mirror, newest: Series) -> Timings:
     return Timings(**{field: int(newest[field][-1]) for field in _PHASES})
 
 
-def _newest_batch(mirror: Mirror, newest: Series, why: str) -> Iterator[Fact]:
+def _newest_batch(mirror: Mirror, newest: Series, why_no_batch: str) -> Iterator[Fact]:
     if _has_step(mirror, newest):
         size, prefill, decode = (int(newest[f][-1]) for f in ("batch_size", "prefill_tokens", "decode_tokens"))
         yield from _sizes(size, prefill, decode)
-    if why:
-        yield Fact("Requests run", why)
+    if why_no_batch:
+        yield Fact("Requests run", why_no_batch)
 
 
 def _sizes(num_requests: int, num_prefill: int, num_decode: int) -> Iterator[Fact]:

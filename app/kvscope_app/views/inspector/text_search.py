@@ -47,9 +47,7 @@ class TextSearch(QObject):
     """Search for one text at a time. `note` is the status text."""
 
     found = Signal(object)
-    """Emitted with a `Finding`."""
     changed = Signal()
-    """Emitted when `note` changed."""
 
     def __init__(self, session: Session, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -71,7 +69,7 @@ class TextSearch(QObject):
 
     def search(self, text: str) -> None:
         """Search for `text` after a short delay for typing. A text shorter than `MIN_CHARS` ends the search."""
-        self._end("")
+        self._stop("")
         self._text = text.strip().casefold()
         if len(self._text) < MIN_CHARS:
             return
@@ -101,7 +99,6 @@ class TextSearch(QObject):
         self._search_portion()
 
     def _search_portion(self) -> None:
-        """Search the current portion once no more of its texts are pending."""
         texts = self._session.texts
         if not self._pending or any(texts.is_pending(block.lookup) for block in self._pending):
             return
@@ -117,46 +114,45 @@ class TextSearch(QObject):
             if self._num_found < MAX_MATCHES:
                 self._match(block, content.text)
         if self._num_found >= MAX_MATCHES:
-            self._end(f"The first {MAX_MATCHES} places with this text. {_HOW_NEXT}")
+            self._stop(f"The first {MAX_MATCHES} places with this text. {_HOW_NEXT}")
         else:
             self._read_more()
 
     def _search_other_times(self) -> None:
         recorded = self._session.recorded_texts
         if recorded is None:
-            self._end(self._summary())
+            self._stop(self._summary())
             return
         self._set_note("Searching other times…")
         self._other_times = recorded.search(self._text, MAX_MATCHES + _MAX_DUPLICATES)
         self._poll_timer.start()
 
     def _poll_other_times(self) -> None:
-        """Emit the matches at other times when that search has finished."""
         if self._other_times is None or not self._other_times.is_finished:
             return
-        found, failure, self._other_times = self._other_times.result or [], self._other_times.failure, None
+        matches, failure, self._other_times = self._other_times.result or [], self._other_times.failure, None
         mirror = self._session.mirror
         shown_hashes = set(mirror.ledger.hash[mirror.ledger.hash != 0].tolist())
-        unshown = [text for text in found if text.epoch != mirror.epoch or not _is_shown(text, mirror, shown_hashes)]
+        unshown = [text for text in matches if text.epoch != mirror.epoch or not _is_shown(text, mirror, shown_hashes)]
         for text in unshown[: MAX_MATCHES - self._num_found]:
             offset = max(text.text.casefold().find(self._text), 0)
             self._num_found += 1
             self.found.emit(self._finding(text.block, text.text, offset, text))
-        self._end(self._summary() + (f" Other times could not be searched: {failure}." if failure else ""))
+        self._stop(self._summary() + (f" Other times could not be searched: {failure}." if failure else ""))
 
     def _match(self, search_block: SearchBlock, text: str) -> None:
         """Search one block's text, including matches that begin in the previous block of the same table."""
         block = search_block.lookup.block
         previous_run, previous_block, tail = self._previous
         tail = tail if search_block.run and search_block.run == previous_run else ""
-        whole = tail + text
-        folded = whole.casefold()
-        offset = folded.find(self._text)
+        joined_text = tail + text
+        folded_text = joined_text.casefold()
+        offset = folded_text.find(self._text)
         if 0 <= offset < len(tail):
-            self._emit_finding(previous_block, whole, offset)
-            offset = folded.find(self._text, len(tail))
+            self._emit_finding(previous_block, joined_text, offset)
+            offset = folded_text.find(self._text, len(tail))
         if offset >= 0:
-            self._emit_finding(block, whole, offset)
+            self._emit_finding(block, joined_text, offset)
         num_kept = len(self._text) - 1
         self._previous = (search_block.run, block, text[-num_kept:] if offset < 0 else "")
 
@@ -178,20 +174,20 @@ class TextSearch(QObject):
 
     def _summary(self) -> str:
         summary = f"Searched the text of {plural(self._num_read, 'block')}"
-        without = (
+        without_text = (
             f"; {count(self._num_without_text)} {'has' if self._num_without_text == 1 else 'have'} none"
             if self._num_without_text
             else ""
         )
-        return f"{summary}{without}." + (f" {_HOW_NEXT}" if self._num_found > 1 else "")
+        return f"{summary}{without_text}." + (f" {_HOW_NEXT}" if self._num_found > 1 else "")
 
     def _on_reply_timeout(self) -> None:
         if self._session.texts.is_reading:  # a long recording is being read for the first time
             self._reply_timer.start()
         else:
-            self._end("The engine does not answer text requests")
+            self._stop("The engine does not answer text requests")
 
-    def _end(self, note: str) -> None:
+    def _stop(self, note: str) -> None:
         self._pending, self._remaining = [], iter(())
         self._typing_timer.stop()
         self._reply_timer.stop()

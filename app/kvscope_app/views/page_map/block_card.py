@@ -21,7 +21,6 @@ _GAP: Final = 14
 _WIDTH: Final = 284
 _MAX_TEXT_CHARS: Final = 240
 _MAX_NOTES: Final = 3
-"""Maximum notes shown with the facts, such as the LoRA adapter."""
 
 
 class BlockCard(QFrame):
@@ -49,9 +48,7 @@ class BlockCard(QFrame):
         )
 
     def show_block(self, facts: BlockFacts, content: BlockContent | None, placeholder: str = "") -> None:
-        """Show a block. `content`: its tokens, None while unknown; `placeholder`: text shown instead of the tokens'
-        text then.
-        """
+        """Show a block. `content`: its tokens and text, None while unknown; `placeholder`: text to show until then."""
         self._title.setText(facts.title)
         self._state.setText(facts.state)
         color = str(getattr(self._theme, facts.color))
@@ -119,5 +116,4 @@ class BlockCard(QFrame):
 
 
 def _text_color_on(color: str) -> str:
-    """Return a dark or light text colour, whichever contrasts more with `color`."""
     return "#0d0f13" if QColor(color).lightnessF() > 0.45 else "#f4f6fa"

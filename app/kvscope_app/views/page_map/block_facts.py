@@ -45,8 +45,6 @@ _EMPTY_LOWER_ROW: Final = "Empty, until a block is swapped out or moved down."
 
 @dataclass(frozen=True, slots=True)
 class BlockFacts:
-    """Facts about one block, as shown on its card and announced by screen readers."""
-
     block: int
     title: str
     """For example "Block 7" or "Host block 12"."""
@@ -86,7 +84,7 @@ def block_facts(mirror: Mirror, block: int, block_size: int) -> BlockFacts:
     location = locate_block(mirror.hello.cache, block)
     if ledger.tier[block] == Tier.UNKNOWN:  # rows of unknown tiers follow those on disk
         location = replace(location, tier=Tier.UNKNOWN)
-    state = "reserved" if block < mirror.hello.cache.num_reserved_blocks else _state(ledger, block)
+    state = "reserved" if block < mirror.hello.cache.num_reserved_blocks else _state_name(ledger, block)
     capabilities = mirror.capabilities
     owner = int(ledger.owner[block]) if capabilities.owners else NO_OWNER
     has_content = state not in _EMPTY
@@ -95,8 +93,8 @@ def block_facts(mirror: Mirror, block: int, block_size: int) -> BlockFacts:
         block=block,
         title=location.name if capabilities.physical_rows else location.name.replace("Block", "Slot", 1),
         state=state if capabilities.free_rows or has_content else "not assigned",
-        color=_color(ledger, block, state),
-        rows=tuple(_rows(mirror, block, block_size, holders)) if has_content else (),
+        color=_color_name(ledger, block, state),
+        rows=tuple(_fact_rows(mirror, block, block_size, holders)) if has_content else (),
         holders=holders,
         owner=None if owner == NO_OWNER or not has_content else owner,
         text_lookup=lookup_of(mirror, block) if has_content else None,
@@ -111,7 +109,7 @@ def block_facts(mirror: Mirror, block: int, block_size: int) -> BlockFacts:
     )
 
 
-def _state(ledger: Ledger, block: int) -> str:
+def _state_name(ledger: Ledger, block: int) -> str:
     state = BlockState(int(ledger.state[block]))
     if state is not BlockState.ACTIVE:
         return _STATES[state]
@@ -120,7 +118,7 @@ def _state(ledger: Ledger, block: int) -> str:
     return "shared" if ledger.ref_count[block] > 1 else _STATES[state]
 
 
-def _color(ledger: Ledger, block: int, state: str) -> str:
+def _color_name(ledger: Ledger, block: int, state: str) -> str:
     if state in _EMPTY:
         return "block_free" if state == "free" else "block_unmapped"
     if state == "unknown":
@@ -128,15 +126,15 @@ def _color(ledger: Ledger, block: int, state: str) -> str:
     return TIER_STYLES[Tier(int(ledger.tier[block]))].color or f"block_{state}"
 
 
-def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...]) -> list[tuple[str, str]]:
+def _fact_rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...]) -> list[tuple[str, str]]:
     assert mirror.hello is not None, "it has blocks"
     ledger, capabilities, cache = mirror.ledger, mirror.capabilities, mirror.hello.cache
     held_text = _held_text(mirror, block, holders)
     rows = [("Holds", held_text)] if held_text else [("Owner", _owner_text(mirror, block, holders))]
     if not capabilities.ref_counts:
         rows.append(("Held by", UNKNOWN))
-    elif (refs := int(ledger.ref_count[block])) > 1:
-        rows.append(("Held by", f"{refs} requests: {_holders_text(holders, refs)}"))
+    elif (num_holders := int(ledger.ref_count[block])) > 1:
+        rows.append(("Held by", f"{num_holders} requests: {_holders_text(holders, num_holders)}"))
     tier = Tier(int(ledger.tier[block]))
     if len(groups := cache.groups) > 1:
         number = min(int(ledger.group[block]), len(groups) - 1)
@@ -146,7 +144,7 @@ def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...])
         rows.append(("KV group", f"{number}: {group_name(groups[number])}{of_size}"))
     if tier in STATE_TIERS:
         if num_tokens := int(ledger.filled[block]):
-            rows.append(("After", _state_tokens(num_tokens, block_size)))
+            rows.append(("After", _state_tokens_text(num_tokens, block_size)))
     else:
         filled = f"{int(ledger.filled[block])} of {plural(block_size, 'token')}"
         rows.append(("Filled", filled if capabilities.filled else UNKNOWN))
@@ -172,8 +170,7 @@ def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...])
     return rows
 
 
-def _state_tokens(num_tokens: int, limit: int) -> str:
-    """Return text on the tokens that a recurrent state covers. The ledger's count saturates at `limit`."""
+def _state_tokens_text(num_tokens: int, limit: int) -> str:
     beyond = " or more" if num_tokens == limit == MAX_BLOCK_SIZE else ""
     return f"the first {plural(num_tokens, 'token')} of its text{beyond}"
 
@@ -208,8 +205,8 @@ def _held_text(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
     number = holders[0]
     if mirror.ledger.tier[block] == Tier.HOST_STATES:
         return f"the recurrent state of request #{number} (swapped out)"
-    table_index = mirror.requests.index_in_tables(number, block)
-    index = None if table_index is None else table_index[1]
+    group_and_index = mirror.requests.index_in_tables(number, block)
+    index = None if group_and_index is None else group_and_index[1]
     return f"block {index} of request #{number}" + (" (swapped out)" if is_swapped_out(mirror, number) else "")
 
 
@@ -222,9 +219,9 @@ def _owner_text(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
     return f"request #{owner}" if holders else f"request #{owner}, which released it"
 
 
-def _holders_text(holders: tuple[int, ...], refs: int) -> str:
+def _holders_text(holders: tuple[int, ...], num_holders: int) -> str:
     names = ", ".join(str(number) for number in holders)
-    return names + (" …" if refs > len(holders) else "")
+    return names + (" …" if num_holders > len(holders) else "")
 
 
 def _last_use_text(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
@@ -240,7 +237,6 @@ def _share_digits(share: float) -> int:
 
 
 def _attention_source(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
-    """Return which request's attention was measured, and how many steps ago, as text."""
     measured_step = int(mirror.ledger.attention_step[block])
     age = max(0, mirror.step - measured_step)
     holder = f"request #{holders[0]}'s" if len(holders) == 1 else "a request's"

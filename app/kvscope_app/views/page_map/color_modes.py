@@ -25,7 +25,6 @@ from kvscope_telemetry.messages.capabilities import Capabilities
 Keys = npt.NDArray[np.uint8]
 Rows = npt.NDArray[np.uint32] | slice
 
-NONE: Final = 0
 UNMAPPED: Final = 1
 FREE: Final = 2
 NUM_KEYS: Final = 256
@@ -46,11 +45,8 @@ class ColorMode:
     colors: Callable[[Theme], Mapping[int, str]]
     """Function that returns the colour of each key that a block with content can have."""
     swatches: Callable[[Theme, ShownItems], Sequence[LegendSwatch]] = lambda theme, shown: ()
-    """Function that returns the discrete colours that the legend explains."""
     scale: Callable[[ShownItems], Scale | None] = lambda shown: None
-    """Function that returns the colour gradient that the legend explains, or None."""
     is_available: Callable[[Capabilities], bool] = lambda capabilities: True
-    """Whether an engine with the given capabilities reports what the mode needs."""
     needs: str = ""
     """Data that the mode needs from an engine, as text for the user; empty for the KV group mode, which needs several
     groups.
@@ -107,10 +103,9 @@ def hollow(color: str, theme: Theme) -> str:
 
 
 HAS_CONTENT: Final = np.isin(np.arange(256), (BlockState.FREE, BlockState.UNMAPPED), invert=True)
-"""Whether a block holds content, indexed by `BlockState`."""
 
 
-def _without_content(result: Keys, state: npt.NDArray[np.uint8]) -> Keys:
+def _set_keys_without_content(result: Keys, state: npt.NDArray[np.uint8]) -> Keys:
     """Overwrite the keys of free and unmapped blocks, which look the same in every mode."""
     result[state == BlockState.FREE] = FREE
     result[state == BlockState.UNMAPPED] = UNMAPPED
@@ -128,7 +123,7 @@ CACHED: Final = 7
 ACTIVE: Final = 8
 SHARED: Final = 9
 UNKNOWN: Final = 10
-"""Key of a block whose state or tier is of a later protocol version."""
+"""Key of a block in a state or tier that only a later protocol version defines."""
 _STATE_KEYS: Final = np.full((256, 256), UNKNOWN, np.uint8)
 """Keys, indexed by [tier, state]."""
 _STATE_KEYS[Tier.HBM, :4] = (FREE, ACTIVE, CACHED, UNMAPPED)
@@ -215,7 +210,7 @@ def _owner_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
     state = ledger.state[rows]
     result = (ledger.owner[rows] % NUM_OWNER_KEYS).astype(np.uint8)
     result += np.where(state == BlockState.ACTIVE, np.uint8(OWNER_ACTIVE), np.uint8(OWNER_CACHED))
-    return _without_content(result, state)
+    return _set_keys_without_content(result, state)
 
 
 def _owner_colors(theme: Theme) -> dict[int, str]:
@@ -257,11 +252,10 @@ def _fill_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
     filled[np.isin(ledger.tier[rows], STATE_TIERS)] = block_size
     by_filled = FILL_FULL + np.rint((1 - np.arange(block_size + 1) / block_size) * FILL_STEPS)
     result = by_filled.astype(np.uint8)[filled]
-    return _without_content(result, ledger.state[rows])
+    return _set_keys_without_content(result, ledger.state[rows])
 
 
 def _fill_stops(theme: Theme) -> tuple[str, ...]:
-    """Return the colours from a full block to an empty block in use."""
     return (mix(theme.block_active, theme.base, 0.45), theme.block_active, theme.block_cached, theme.bad)
 
 
@@ -291,11 +285,10 @@ MAX_HOLDERS: Final = 16
 def _sharing_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
     holders = np.clip(ledger.ref_count[rows], 0, MAX_HOLDERS)
     result = (holders + UNHELD).astype(np.uint8)
-    return _without_content(result, ledger.state[rows])
+    return _set_keys_without_content(result, ledger.state[rows])
 
 
 def _sharing_stops(theme: Theme) -> tuple[str, ...]:
-    """Return the colours from one holder to many."""
     many_holders = "#fff4c2" if theme.is_dark else "#4a0d3c"
     return (theme.block_active, theme.block_shared, many_holders)
 
@@ -328,7 +321,7 @@ OLDEST: Final = 3
 AGE_STEPS: Final = 120
 _MAX_AGE: Final = (1 << 16) - 1
 _AGE_DOUBLINGS: Final = 14.0
-"""Number of doublings of the age that the colours cover, each an equal step in colour."""
+"""Number of times that the age doubles over the range of colours. Each doubling is an equal step in colour."""
 _KEY_BY_AGE: Final = (
     OLDEST + np.clip(AGE_STEPS * (1 - np.log2(np.arange(_MAX_AGE + 1) + 1.0) / _AGE_DOUBLINGS), 0, AGE_STEPS)
 ).astype(np.uint8)
@@ -336,14 +329,13 @@ _KEY_BY_AGE: Final = (
 
 def _age_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
     last_used = ledger.last_used_step[rows]
-    now = np.uint32(step & 0xFFFFFFFF)
-    age = np.minimum(now - np.minimum(last_used, now), np.uint32(_MAX_AGE))
+    current_step = np.uint32(step & 0xFFFFFFFF)
+    age = np.minimum(current_step - np.minimum(last_used, current_step), np.uint32(_MAX_AGE))
     result: Keys = _KEY_BY_AGE[age]
-    return _without_content(result, ledger.state[rows])
+    return _set_keys_without_content(result, ledger.state[rows])
 
 
 def _age_stops(theme: Theme) -> tuple[str, ...]:
-    """Return the colours from long unused to used in this step."""
     if theme.is_dark:
         return ("#2b2f5e", "#6a3d9a", "#d2527f", "#ffb454", "#fff3b0")
     return ("#cfd6ea", "#a9a3d8", "#a9559f", "#a32a55", "#5c0f1f")
@@ -373,8 +365,8 @@ SKIPPED_BY_ALL: Final = 4
 COLDEST: Final = 5
 ATTENTION_STEPS: Final = 120
 ATTENTION_HALVINGS: Final = 13
-"""Number of halvings of the share that the colours cover, each an equal step in colour. Shares of about 0.01 % or less
-have the coldest colour.
+"""Number of times that the share halves over the range of colours. Each halving is an equal step in colour; shares of
+about 0.01 % or less have the coldest colour.
 """
 
 
@@ -388,11 +380,10 @@ def _attention_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> K
     result = (COLDEST + np.rint(ATTENTION_STEPS * levels)).astype(np.uint8)
     result[(units == 0) & (skipped == 0)] = UNMEASURED
     result[attention_shares(skipped) >= 1.0] = SKIPPED_BY_ALL
-    return _without_content(result, ledger.state[rows])
+    return _set_keys_without_content(result, ledger.state[rows])
 
 
 def _attention_stops(theme: Theme) -> tuple[str, ...]:
-    """Return the colours from almost no attention to all of it."""
     if theme.is_dark:
         return ("#1c3f63", "#2f7fa3", "#c9b458", "#f2803a", "#fff1cf")
     return ("#cfe3f2", "#86b6d6", "#e0b04a", "#d2541b", "#5c0f0f")
@@ -407,8 +398,8 @@ def _skipped_color(theme: Theme) -> str:
 
 
 def _attention_colors(theme: Theme) -> dict[int, str]:
-    special = {UNMEASURED: _unmeasured_color(theme), SKIPPED_BY_ALL: _skipped_color(theme)}
-    return special | shades(COLDEST, _attention_stops(theme), ATTENTION_STEPS)
+    fixed_colors = {UNMEASURED: _unmeasured_color(theme), SKIPPED_BY_ALL: _skipped_color(theme)}
+    return fixed_colors | shades(COLDEST, _attention_stops(theme), ATTENTION_STEPS)
 
 
 def _attention_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
@@ -446,7 +437,7 @@ def _group_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
     state = ledger.state[rows]
     result: Keys = ledger.group[rows] % np.uint8(NUM_GROUP_KEYS)
     result += np.where(state == BlockState.ACTIVE, np.uint8(GROUP_ACTIVE), np.uint8(GROUP_CACHED))
-    return _without_content(result, state)
+    return _set_keys_without_content(result, state)
 
 
 def _group_colors(theme: Theme) -> dict[int, str]:
@@ -490,13 +481,12 @@ def _eviction_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Ke
         queued_order = ledger.eviction_order[is_queued & (ledger.tier == current_tier)]
         first, last = (int(queued_order.min()), int(queued_order.max())) if queued_order.size else (0, 0)
         is_in_tier = (order != 0) & (tier == current_tier)
-        nearness = (last - np.clip(order[is_in_tier], first, last).astype(np.int64)) / max(last - first, 1)
-        result[is_in_tier] = EVICTED_LAST + np.rint(EVICTION_STEPS * nearness)
-    return _without_content(result, state)
+        share_of_order = (last - np.clip(order[is_in_tier], first, last).astype(np.int64)) / max(last - first, 1)
+        result[is_in_tier] = EVICTED_LAST + np.rint(EVICTION_STEPS * share_of_order)
+    return _set_keys_without_content(result, state)
 
 
 def _eviction_stops(theme: Theme) -> tuple[str, ...]:
-    """Return the colours from the block evicted last to the one evicted next."""
     return (mix(theme.block_cached, theme.base, 0.6), theme.block_cached, theme.warn, theme.bad)
 
 
@@ -530,7 +520,6 @@ EVICTION: Final = ColorMode(
 )
 
 COLOR_MODES: Final = (STATE, OWNER, FILL, SHARING, AGE, ATTENTION, GROUP, EVICTION)
-"""All modes, in the order of menus and shortcuts."""
 MODE_NAMES: Final = tuple(mode.name for mode in COLOR_MODES)
 
 

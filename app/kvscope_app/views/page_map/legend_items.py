@@ -40,9 +40,7 @@ class ShownItems:
     has_reserved: bool = False
     """Whether the allocator reserves blocks before they hold tokens."""
     flashes: tuple[FlashKind, ...] = ()
-    """Kinds of flashes seen so far."""
     has_unknown: bool = False
-    """Whether some blocks are in a state of a later protocol version."""
     has_only_prefixes: bool = False
     """Whether blocks are known only while their prefix is cached, because the engine does not report who holds them."""
     has_sparse_attention: bool = False
@@ -50,11 +48,9 @@ class ShownItems:
     has_measured_attention: bool = True
     has_pins: bool = False
     owners: tuple[int, ...] = ()
-    """Numbers of the running requests that hold the most blocks, ascending, at most `MAX_OWNERS`."""
+    """Numbers of the running requests that hold the most blocks, at most `MAX_OWNERS`, ascending."""
     num_more_owners: int = 0
-    """Number of other requests that hold blocks."""
     groups: tuple[str, ...] = ()
-    """Name of each KV group."""
     may_flash: tuple[FlashKind, ...] = ()
     """Kinds of flashes that can occur. The legend reserves space for them, so that the map does not move at the first
     one.
@@ -107,7 +103,6 @@ def shown_in(mirror: Mirror, flashes: Collection[FlashKind]) -> ShownItems:
 
 
 def may_flash(mirror: Mirror) -> tuple[FlashKind, ...]:
-    """Return the kinds of flashes that can occur with this engine."""
     if mirror.hello is None or mirror.hello.cache.allocator in RESERVING:
         return ()
     if not mirror.capabilities.free_rows:

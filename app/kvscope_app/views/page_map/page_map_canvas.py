@@ -55,7 +55,7 @@ CELL_KEYS: Final = {
 
 
 class PageMapCanvas(QWidget):
-    """Widget that shows `scene`. Signals carry block ids; -1 means no block."""
+    """Widget that shows `scene`. Signals have block ids, with -1 for no block."""
 
     pointed = Signal(int)
     """Emitted when the mouse or the keyboard cursor moves to another block, or off all blocks (-1)."""
@@ -82,7 +82,7 @@ class PageMapCanvas(QWidget):
         self.gutter = 0
         self._covered_height = 0
         self._press: QPointF | None = None
-        self._dragged_to: QPointF | None = None
+        self._last_drag_point: QPointF | None = None
         self._image = QImage()
         self._last_fade_ns = 0
         self._fade_timer = QTimer(self, interval=FADE_MS)
@@ -109,7 +109,6 @@ class PageMapCanvas(QWidget):
             self._fade_timer.start()
 
     def fade(self) -> None:
-        """Advance fading flashes to the current time."""
         self._last_fade_ns = self.now_ns()
         self.show_span(self.scene.fade(self._last_fade_ns))
 
@@ -130,7 +129,6 @@ class PageMapCanvas(QWidget):
             self.update()
 
     def refit_pixels(self) -> None:
-        """Resize the scene's pixel buffer to the map's current size in device pixels."""
         ratio = self.devicePixelRatioF()
         gutter = gutter_width(self.scene.grid, self.width(), self.fontMetrics())
         self.gutter = gutter if self.scene.has_addresses else 0
@@ -156,7 +154,6 @@ class PageMapCanvas(QWidget):
         self.update()
 
     def show_headings(self, headings: tuple[Heading, ...]) -> None:
-        """Set the headings, one per section; empty if there is a single section."""
         if headings != self.headings:
             self.headings = headings
             self.update()
@@ -178,7 +175,6 @@ class PageMapCanvas(QWidget):
         return QRectF(x / ratio + self.gutter, y / ratio, size, size).toAlignedRect()
 
     def announce(self, sentence: str) -> None:
-        """Announce `sentence`, which describes the block under the cursor, to assistive technology."""
         announce(self, sentence)
 
     @property
@@ -248,18 +244,18 @@ class PageMapCanvas(QWidget):
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
         if self._press is not None and self._is_drag(event.position()):
-            before = self._dragged_to or self._press
-            self._dragged_to = event.position()
+            previous = self._last_drag_point or self._press
+            self._last_drag_point = event.position()
             self.setCursor(Qt.CursorShape.ClosedHandCursor)
-            ratio, moved = self.devicePixelRatioF(), event.position() - before
+            ratio, moved = self.devicePixelRatioF(), event.position() - previous
             self.show_span(self.scene.pan(moved.x() * ratio, moved.y() * ratio))
             self.update()
         elif self._press is None:
             self._set_pointed_position(event.position())
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
-        was_click = self._press is not None and self._dragged_to is None
-        self._press = self._dragged_to = None
+        was_click = self._press is not None and self._last_drag_point is None
+        self._press = self._last_drag_point = None
         self.unsetCursor()
         if was_click and event.button() == Qt.MouseButton.LeftButton:
             block = self._block_at(event.position())
@@ -335,12 +331,11 @@ class PageMapCanvas(QWidget):
         return (position.x() - self.gutter) * ratio, position.y() * ratio
 
     def _is_drag(self, position: QPointF) -> bool:
-        if self._dragged_to is not None:
+        if self._last_drag_point is not None:
             return True
         return self._press is not None and (position - self._press).manhattanLength() >= _MIN_DRAG_DISTANCE
 
     def _on_fade_timeout(self) -> None:
-        """Continue the fading if no new frame did so since the last timeout."""
         if self.now_ns() - self._last_fade_ns >= FADE_MS * 900_000:
             self.fade()
         if not self.scene.is_fading:
@@ -358,7 +353,6 @@ class PageMapCanvas(QWidget):
             painter.drawRect(self.cell_rect(self.cursor_block).adjusted(-3, -3, 2, 2))
 
     def _draw_ring(self, painter: QPainter, cell: QRect) -> None:
-        """Draw a ring large enough to be visible even where cells are single pixels."""
         margin = max(2, (_MIN_RING_WIDTH - cell.width()) // 2)
         ring = QRectF(cell.adjusted(-margin, -margin, margin - 1, margin - 1))
         for color, width in (("base", 4), ("selection", 2)):  # visible on any background

@@ -56,7 +56,6 @@ class PageMapView(View):
 
     mode_changed = Signal(object)
     inspect_requested = Signal()
-    """Emitted when the user asks for the inspector page of the selection."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
@@ -68,7 +67,6 @@ class PageMapView(View):
         self._mirror: Mirror | None = None
         self._epoch: int | None = None
         self._last_use_version: tuple[Mirror, int] | None = None
-        """Mirror and its version from which the scene received the blocks' last use."""
         self._last_state: tuple[Mirror, int | None, int, frozenset[int], float] | None = None
         """State that the texts and counts show, to skip updates that would change nothing."""
         self._highlighted: npt.NDArray[np.uint32] | None = None
@@ -108,8 +106,6 @@ class PageMapView(View):
         self._show_legend()
 
     def show_keys(self, keys: Mapping[str, str]) -> None:
-        """Add shortcuts to the tooltips. `keys`: shortcut by action name."""
-
         def tip(text: str, name: str) -> str:
             return f"{text} ({keys[name]})" if keys.get(name) else text
 
@@ -120,7 +116,6 @@ class PageMapView(View):
             button.setToolTip(tip(text, name))
 
     def why_not(self, mode: ColorMode) -> str:
-        """Return why blocks cannot be coloured by `mode`, or "" if they can."""
         return mode.why_not(self.session.capabilities)
 
     def zoom_in(self) -> None:
@@ -258,7 +253,6 @@ class PageMapView(View):
         self._refresh_slowly()
 
     def _apply_capabilities(self) -> None:
-        """Apply the chosen colour mode, or `STATE` if the engine does not report the data it needs."""
         possible = [not self.why_not(mode) for mode in COLOR_MODES]
         mode = STATE if self.why_not(self._chosen_mode) else self._chosen_mode
         for index, is_possible in enumerate(possible):
@@ -291,7 +285,6 @@ class PageMapView(View):
         self.canvas.show_span(self.scene.select(rows))
 
     def _update_groups(self, mirror: Mirror) -> None:
-        """Fill the selector with the KV groups, and collect the blocks of the selected group."""
         assert mirror.hello is not None, "there are blocks"
         if mirror.hello.cache.groups != self._groups:
             self._groups = mirror.hello.cache.groups
@@ -358,10 +351,10 @@ class PageMapView(View):
         if facts is None:
             self.card.hide()
             return
-        asked, texts = facts.text_lookup, self.session.texts
-        texts.request(self, () if asked is None else (asked,))
-        content = None if asked is None else texts.get(asked)
-        self.card.show_block(facts, content, "" if asked is None else texts.why_not(asked) or "…")
+        lookup, texts = facts.text_lookup, self.session.texts
+        texts.request(self, () if lookup is None else (lookup,))
+        content = None if lookup is None else texts.get(lookup)
+        self.card.show_block(facts, content, "" if lookup is None else texts.why_not(lookup) or "…")
         self.card.move_next_to(self.canvas.cell_rect(block), self.canvas.map_rect)
         if self.canvas.hasFocus():
             self.canvas.announce(facts.sentence)
@@ -418,8 +411,12 @@ def _summaries_of_slots(mirror: Mirror, cache: CacheInfo) -> tuple[str, ...]:
     """Return the summaries for engines that do not report block ids, whose rows are slots assigned by kvscope."""
     in_use = percent(mirror.used_share) if mirror.used_share >= 0 else UNKNOWN
     counts = [plural(cache.num_blocks, "block"), f"in use: {in_use}", f"{count(mirror.num_cached)} cached prefixes"]
-    fewest, most = min(cache.block_sizes), max(cache.block_sizes)
-    tokens = f"{plural(most, 'token')} each" if fewest == most else f"{count(fewest)} to {plural(most, 'token')} each"
+    min_size, max_size = min(cache.block_sizes), max(cache.block_sizes)
+    tokens = (
+        f"{plural(max_size, 'token')} each"
+        if min_size == max_size
+        else f"{count(min_size)} to {plural(max_size, 'token')} each"
+    )
     capacity = [f"room for {plural(cache.pool_tokens, 'token')}"] if cache.pool_tokens else []
     facts = ([*counts, tokens, *capacity, SLOTS], [*counts, *capacity, SLOTS], [*counts, SLOTS], counts)
     return tuple("  ·  ".join(parts) for parts in facts)

@@ -46,11 +46,9 @@ class SwatchLegend(QWidget):
 
     @property
     def line_height(self) -> int:
-        """Height of a line of swatches, in pixels."""
         return self.fontMetrics().height() + 4
 
     def swatch_width(self, swatch: LegendSwatch) -> int:
-        """Return the width of a swatch and its label, in pixels."""
         return scaled(SWATCH_SIZE) + scaled(GAP) + self._text_width(swatch.label)
 
     def scale_width(self, scale: Scale) -> int:
@@ -62,7 +60,7 @@ class SwatchLegend(QWidget):
         """Return the width of the request colours, their label and the gap after it, in pixels."""
         return _NUM_OWNERS * scaled(_OWNER_STEP) + scaled(GAP) + self._text_width(label) + self._between
 
-    def placed(self, swatches: Iterable[LegendSwatch], left: int) -> Iterator[PlacedSwatch]:
+    def lay_out_swatches(self, swatches: Iterable[LegendSwatch], left: int) -> Iterator[PlacedSwatch]:
         """Yield the positions of swatches laid out from x = `left`, wrapped into lines."""
         x, line = left, 0
         for swatch in swatches:

@@ -56,13 +56,13 @@ class UsageBar(QWidget):
         self.update()
 
     def sizeHint(self) -> QSize:
-        return QSize(200, _HEIGHT)
+        return QSize(200, scaled(_HEIGHT))
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         outline = QPainterPath()
-        outline.addRoundedRect(QRectF(self.rect()), _HEIGHT / 2, _HEIGHT / 2)
+        outline.addRoundedRect(QRectF(self.rect()), self.height() / 2, self.height() / 2)
         painter.setClipPath(outline)
         painter.fillRect(self.rect(), self._theme.color("block_free"))
         if self._used_share is not None:
@@ -72,14 +72,13 @@ class UsageBar(QWidget):
         for name, num_blocks in zip(("block_active", "block_cached"), self._counts, strict=False):
             width = self.width() * num_blocks / total
             width = max(width, 2.0) if num_blocks else 0.0  # keeps a single block visible
-            painter.fillRect(QRectF(x, 0, width, _HEIGHT), self._theme.color(name))
+            painter.fillRect(QRectF(x, 0, width, self.height()), self._theme.color(name))
             x += width
         painter.end()
 
     def _draw_share(self, painter: QPainter, share: float) -> None:
-        """Draw the share in use solid and the rest, cached or free, hatched."""
         width = self.width() * share
-        painter.fillRect(QRectF(0, 0, width, _HEIGHT), self._theme.color("block_active"))
+        painter.fillRect(QRectF(0, 0, width, self.height()), self._theme.color("block_active"))
         hatch = QBrush(self._theme.color("muted"), Qt.BrushStyle.BDiagPattern)
-        painter.fillRect(QRectF(width, 0, self.width() - width, _HEIGHT), hatch)
+        painter.fillRect(QRectF(width, 0, self.width() - width, self.height()), hatch)
         painter.end()

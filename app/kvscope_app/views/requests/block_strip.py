@@ -158,7 +158,6 @@ class BlockStrip(QWidget):
         return colors
 
     def _heights(self, blocks: slice) -> IntArray:
-        """Return the fill height of each cell in pixels, shape (n,)."""
         share = np.minimum(self._filled[blocks] / self._block_size, 1.0)
         heights: IntArray = np.rint(_SMALL_CELL.height() * share).astype(np.int64)
         return heights

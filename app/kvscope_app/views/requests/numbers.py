@@ -93,8 +93,6 @@ class RequestNumbers(QScrollArea):
 
 
 class _Figures(QWidget):
-    """One line per metric. The widget is hidden if there are none."""
-
     def __init__(self) -> None:
         super().__init__()
         self._values: dict[str, QLabel] = {}
@@ -133,7 +131,6 @@ class _Figures(QWidget):
 
 
 def figure_text(figure: MetricFigure) -> str:
-    """Return text such as `12.5 %`, `1.50 GiB` or `12 345 tokens`."""
     if figure.unit == "share":
         return percent(figure.value)
     if figure.unit == "bytes":

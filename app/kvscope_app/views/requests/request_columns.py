@@ -28,8 +28,6 @@ NOT_YET: Final = 254
 
 
 class Filter(StrEnum):
-    """Choices of the filter of the request table."""
-
     ALL = "All"
     RUNNING = "Running"
     WAITING = "Waiting"
@@ -110,7 +108,7 @@ def read_columns(mirror: Mirror, times: RequestTimes, part: slice = slice(None))
         ttft_s=running_s(arrival, first, mirror.stops),
         queue_s=running_s(arrival, np.where(is_waiting, end, started), mirror.stops),
         time_s=running_s(arrival, end, mirror.stops),
-        aside_s=np.zeros(number.size),
+        preempted_s=np.zeros(number.size),
         cached_share=cached_share(*(getattr(requests, name)[part] for name in SHARE_OF)),
         ending=times.endings(number),
         num_blocks=requests.num_held[part].astype(np.int64),
@@ -120,7 +118,7 @@ def read_columns(mirror: Mirror, times: RequestTimes, part: slice = slice(None))
 
 
 def latencies_s(columns: RequestColumns) -> dict[str, FloatArray]:
-    """Return the latencies to which goals refer, in seconds per request, with the keys of `goals.latencies_s`."""
+    """Return the latencies to which goals refer, in seconds per request, with the keys of `slo.GOAL_NAMES`."""
     tpot_s = np.where(columns.num_output_tokens > 1, columns.tpot_s, 0.0)
     return {"ttft": columns.ttft_s, "tpot": tpot_s, "e2el": columns.time_s}
 
@@ -141,7 +139,6 @@ class RequestQuery:
     filter: Filter = Filter.ALL
     text: str = ""
     goals: Goals = field(default_factory=dict)
-    """Latency goals, for `Filter.MISSED`."""
     visible: TimeSpan | None = None
     """Time range for `Filter.IN_RANGE`; None for no restriction."""
 
@@ -181,13 +178,13 @@ def _matches(columns: RequestColumns, query: RequestQuery) -> npt.NDArray[np.boo
 
 def _matches_text(columns: RequestColumns, text: str) -> npt.NDArray[np.bool_]:
     """Match part of the id or of the adapter's name, the number with or without #, or `client 3`."""
-    wanted = text.strip().lower()
-    if client := _CLIENT.fullmatch(wanted):
+    pattern = text.strip().lower()
+    if client := _CLIENT.fullmatch(pattern):
         is_from_client: npt.NDArray[np.bool_] = columns.client == int(client.group(1))
         return is_from_client
-    number = wanted.removeprefix("#")
+    number = pattern.removeprefix("#")
     names = zip(columns.request_ids, columns.adapters, strict=True)
     is_match = np.fromiter(
-        (wanted in name.lower() or wanted in adapter.lower() for name, adapter in names), bool, len(columns)
+        (pattern in name.lower() or pattern in adapter.lower() for name, adapter in names), bool, len(columns)
     )
     return is_match | (columns.number == int(number)) if number.isdecimal() else is_match

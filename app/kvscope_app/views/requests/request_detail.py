@@ -53,14 +53,13 @@ class RequestDetail(QTabWidget):
         """Label with the request's delays and the goals that it missed. Request numbers are links."""
         self._shown_delays: tuple[object, ...] = ()
         self.phases = label(wraps=True)
-        """Label with the durations of the request's phases."""
         self.strip = BlockStrip()
         self.plots = RequestPlots()
         offset_ns = session.history.wall_ns(0)
         self.own_events = EventModel(offset_ns, self)
         self.all_events = EventModel(offset_ns, self)
         self.filter = QComboBox()
-        self.filter.addItems([wanted.value for wanted in EventFilter])
+        self.filter.addItems([choice.value for choice in EventFilter])
         self.filter.setAccessibleName("Kinds of events")
         self.filter.currentTextChanged.connect(self._on_filter)
         self.tables = [
@@ -73,7 +72,6 @@ class RequestDetail(QTabWidget):
         self._lay_out()
 
     def minimumSizeHint(self) -> QSize:
-        """Return a minimum height for the tab bar only."""
         return QSize(super().minimumSizeHint().width(), self.tabBar().sizeHint().height())
 
     def refresh(self) -> None:

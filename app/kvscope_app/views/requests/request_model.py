@@ -217,7 +217,7 @@ COLUMNS: Final = (
     _column("Id", "request_ids", _id_text, "chat-00000000", "The client's id for it", is_number=False),
 )
 _SIDES: Final = tuple(RIGHT if column.is_number else LEFT for column in COLUMNS)
-_COLUMN_INDEX: Final = {column.title: place for place, column in enumerate(COLUMNS)}
+_COLUMN_INDEX: Final = {column.title: index for index, column in enumerate(COLUMNS)}
 OUTPUT_COLUMN: Final = _COLUMN_INDEX["Output"]
 ADAPTER_COLUMN: Final = _COLUMN_INDEX["Adapter"]
 """Column of LoRA adapters, hidden if no request has one."""
@@ -228,8 +228,6 @@ _STATE_COLUMN: Final = _COLUMN_INDEX["State"]
 
 
 class RequestModel(TableModel):
-    """Requests that match the query, in the chosen order."""
-
     table_head: ClassVar[TableHead] = TableHead.of(COLUMNS)
 
     reordering = Signal()
@@ -241,7 +239,7 @@ class RequestModel(TableModel):
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.theme: Theme = DARK
-        self.why: Callable[[int], str] = lambda number: ""
+        self.waiting_reason_of: Callable[[int], str] = lambda number: ""
         """Function number -> why the request waits at the time shown, as a sentence; "" if it does not."""
         self.reason: Callable[[int], str] = lambda key: ""
         """Function key -> the reason for the request's delay, in one line."""
@@ -260,7 +258,6 @@ class RequestModel(TableModel):
 
     @property
     def shown_rows(self) -> npt.NDArray[np.intp]:
-        """Rows of `columns` that are shown, from the top."""
         return self._rows
 
     def show_columns(self, columns: RequestColumns, epoch: int) -> None:
@@ -431,7 +428,7 @@ class RequestModel(TableModel):
         if column == REASON_COLUMN:
             return plain_tip(self.reason(int(self._columns.key[row])).replace("; ", "\n"))
         is_shown = column == _STATE_COLUMN and self._columns.epoch[row] == self.epoch
-        return plain_tip(self.why(int(self._columns.number[row]))) if is_shown else None
+        return plain_tip(self.waiting_reason_of(int(self._columns.number[row]))) if is_shown else None
 
     def _state_color(self, row: int) -> str:
         assert self._columns is not None, "cells are asked for only when there are columns"

@@ -20,7 +20,6 @@ from kvscope_telemetry.request_log import RequestColumns
 NO_VALUES: Final = "No values yet"
 _NUM_BINS: Final = 24
 _HOVER_DISTANCE_PX: Final = 8
-"""Maximum distance from the mouse to the dot under it."""
 _DOT_RADIUS: Final = 2
 _LEFT_MARGIN: Final = 46
 FloatArray = npt.NDArray[np.float64]
@@ -38,7 +37,6 @@ class LogHistogram:
 
 
 def histogram_of(values: FloatArray) -> LogHistogram | None:
-    """Return the histogram of the finite positive values, or None if there are none."""
     positive = values[np.isfinite(values) & (values > 0)]
     if not positive.size:
         return None
@@ -50,7 +48,6 @@ def histogram_of(values: FloatArray) -> LogHistogram | None:
 
 class RequestPlots(QWidget):
     request_chosen = Signal(object)
-    """Emitted with the key of the request whose dot was clicked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,8 +78,6 @@ class RequestPlots(QWidget):
 
 
 class _Plot(QWidget):
-    """Base class of plots: title, frame and axis labels. Subclasses draw the content in `_draw`."""
-
     theme: Theme = DARK
 
     def __init__(self, title: str) -> None:
@@ -126,15 +121,17 @@ class _Plot(QWidget):
     def _draw(self, painter: QPainter, area: QRect) -> None:
         raise NotImplementedError
 
-    def _draw_labels(self, painter: QPainter, area: QRect, left: tuple[str, str], below: tuple[str, str]) -> None:
+    def _draw_labels(
+        self, painter: QPainter, area: QRect, left_labels: tuple[str, str], bottom_labels: tuple[str, str]
+    ) -> None:
         """Draw the (lowest, highest) value of each axis."""
         align, line = Qt.AlignmentFlag, self._line_height()
-        for text, y in zip(left, (area.bottom() - line, area.top()), strict=True):
+        for text, y in zip(left_labels, (area.bottom() - line, area.top()), strict=True):
             painter.drawText(QRect(0, y, area.left() - 5, line), align.AlignRight | align.AlignVCenter, text)
         strip = QRect(area.left(), area.bottom() + 3, area.width(), line)
-        painter.drawText(strip, align.AlignRight, below[1])
-        if painter.fontMetrics().horizontalAdvance("  ".join(below)) <= strip.width():
-            painter.drawText(strip, align.AlignLeft, below[0])
+        painter.drawText(strip, align.AlignRight, bottom_labels[1])
+        if painter.fontMetrics().horizontalAdvance("  ".join(bottom_labels)) <= strip.width():
+            painter.drawText(strip, align.AlignLeft, bottom_labels[0])
 
     def _line_height(self) -> int:
         return self.fontMetrics().height()
@@ -197,8 +194,8 @@ class ScatterPlot(_Plot):
         if not self._keys.size:
             painter.drawText(area, Qt.AlignmentFlag.AlignCenter, NO_VALUES)
             return
-        below = "0", f"{count(self._x.max())} tokens"
-        self._draw_labels(painter, area, ("0", seconds(float(self._y.max()))), below)
+        bottom_labels = "0", f"{count(self._x.max())} tokens"
+        self._draw_labels(painter, area, ("0", seconds(float(self._y.max()))), bottom_labels)
         # All dots as one image: 100,000 painter calls would take a second.
         side = 2 * _DOT_RADIUS + 1
         pixels = np.zeros((area.height() + 2 * _DOT_RADIUS, area.width() + 2 * _DOT_RADIUS), np.uint32)
@@ -214,8 +211,6 @@ class ScatterPlot(_Plot):
 
 
 class HistogramPlot(_Plot):
-    """Histogram with a bar per bin and a logarithmic horizontal axis."""
-
     def __init__(self, title: str) -> None:
         super().__init__(title)
         self.histogram: LogHistogram | None = None
@@ -240,8 +235,8 @@ class HistogramPlot(_Plot):
             painter.drawText(area, Qt.AlignmentFlag.AlignCenter, NO_VALUES)
             return
         max_count = int(histogram.counts.max())
-        below = seconds(float(histogram.edges[0])), seconds(float(histogram.edges[-1]))
-        self._draw_labels(painter, area, ("0", count(max_count)), below)
+        bottom_labels = seconds(float(histogram.edges[0])), seconds(float(histogram.edges[-1]))
+        self._draw_labels(painter, area, ("0", count(max_count)), bottom_labels)
         for index, number in enumerate(histogram.counts.tolist()):
             left = area.left() + 1 + index * area.width() // _NUM_BINS
             right = area.left() + (index + 1) * area.width() // _NUM_BINS

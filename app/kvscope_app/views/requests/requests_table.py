@@ -45,7 +45,6 @@ class RequestTable(RowTable):
     row_chosen = Signal()
     abort_requested = Signal()
     client_requested = Signal()
-    """Emitted when the user asks for only the requests of the current row's client."""
     moment_requested = Signal(str)
     """Emitted with a key of `MOMENTS`, to which the cursor should move for the current row's request."""
 

@@ -73,8 +73,8 @@ class RequestsView(View):
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
         self.model = RequestModel(self)
-        self.model.why = self._why
-        self.model.reason = self._reason
+        self.model.waiting_reason_of = self._waiting_reason
+        self.model.reason = self._delay_reason
         self._reasons: dict[int, tuple[str, int]] = {}
         """Reason for the delay and the log version it was computed from, by request key. Version -1: the reason is
         final.
@@ -82,8 +82,8 @@ class RequestsView(View):
         self.table = RequestTable(self.model)
         self.detail = RequestDetail(session)
         self.detail.missed_goals_of = self.model.missed_goals
-        self.detail.delays_of = self._chain
-        self.detail.delay_of = self._reason_of
+        self.detail.delays_of = self._delays_of_number
+        self.detail.delay_of = self._delay_of_number
         self.numbers = RequestNumbers()
         """Page shown instead of table and details for an engine that does not report single requests."""
         self.filter = QComboBox()
@@ -92,7 +92,6 @@ class RequestsView(View):
             self.filter.setItemData(index, FILTER_TIPS[choice], Qt.ItemDataRole.ToolTipRole)
         self.filter.setAccessibleName("Requests shown")
         self.goals = QLineEdit()
-        """Field for latency goals, visible only with `Filter.MISSED`."""
         self.goals.setPlaceholderText("Goals in ms, as ttft:200 tpot:50")
         self.goals.setAccessibleName("Goals in milliseconds")
         self.goals.setToolTip(_GOALS_TIP)
@@ -107,7 +106,6 @@ class RequestsView(View):
         self.count.setProperty("look", "muted")
         self.count.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
         self.note = ElidedLabel()
-        """Label with the reasons why requests wait or were refused."""
         self.note.setProperty("look", "muted")
         self.note.hide()
         self._is_reordering = False
@@ -286,7 +284,6 @@ class RequestsView(View):
             self.search.setText(f"client {self.model.client_at(row)}")
 
     def _select_pending(self) -> None:
-        """Select the request of another engine run once that run is shown."""
         if self._pending_selection is not None and self._pending_selection[0] == self.session.mirror.epoch:
             number, self._pending_selection = self._pending_selection[1], None
             self.session.selection.select_request(number)
@@ -311,7 +308,6 @@ class RequestsView(View):
         self.detail.refresh()
 
     def _show_selection(self, *, scroll: bool) -> None:
-        """Select the row of the session's selected request, which sorting may have moved."""
         number = self.session.selection.request
         row = None if number is None else self.model.row_of(number)
         selection = self.table.selectionModel()
@@ -392,10 +388,10 @@ class RequestsView(View):
             self.note.setText(note)
         self.note.setVisible(bool(note))
 
-    def _why(self, number: int) -> str:
+    def _waiting_reason(self, number: int) -> str:
         return why_waits(self.session.mirror, number)
 
-    def _reason(self, key: int) -> str:
+    def _delay_reason(self, key: int) -> str:
         log = self.session.requests.log
         reason, version = self._reasons.get(key, ("", -2))
         if version in (-1, log.version):
@@ -407,13 +403,13 @@ class RequestsView(View):
         self._reasons[key] = reason, -1 if has_ended else version
         return reason
 
-    def _chain(self, number: int) -> tuple[str, ...]:
+    def _delays_of_number(self, number: int) -> tuple[str, ...]:
         key = self.model.key_of(number)
         return () if key is None else self.session.requests.log.chain(key)
 
-    def _reason_of(self, number: int) -> str:
+    def _delay_of_number(self, number: int) -> str:
         key = self.model.key_of(number)
-        return "" if key is None else self._reason(key)
+        return "" if key is None else self._delay_reason(key)
 
     def _show_plots(self) -> None:
         columns, plots = self.model.columns, self.detail.plots

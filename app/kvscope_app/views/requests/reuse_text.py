@@ -74,9 +74,6 @@ def _resumption_text(event: Event) -> str:
 
 
 def _from_counts(prompt: PromptReuse) -> list[str]:
-    """Return the text for a request whose admission event is missing, because kvscope connected later or dropped the
-    event.
-    """
     if not prompt.num_reused:
         return []
     return [f"Reused {count(prompt.num_reused)} of {plural(prompt.num_tokens, 'prompt token')}."]

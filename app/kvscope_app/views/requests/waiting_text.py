@@ -28,7 +28,7 @@ _REASONS: dict[int, str] = {
     WaitsFor.INPUT: "waiting for the rest of its prompt",
     WaitsFor.PROMPT: "its prompt is being computed for another completion, whose blocks it will share",
 }
-"""Reasons that do not follow from the numbers of blocks and running requests."""
+"""Text of the reasons that the numbers of blocks and running requests do not show, by `WaitsFor`."""
 
 
 def why_waits(mirror: Mirror, number: int) -> str:
@@ -72,7 +72,6 @@ def why_waits(mirror: Mirror, number: int) -> str:
 
 
 def _needed_blocks(mirror: Mirror, row: int) -> tuple[int, str]:
-    """Return the number of blocks that the request needs, and text on it."""
     assert mirror.hello is not None, "there is an engine"
     requests, cache = mirror.requests, mirror.hello.cache
     output = int(requests.num_output_tokens[row])

@@ -43,19 +43,18 @@ colour of preempted ones.
 QUEUED_PALENESS: Final = 0.35
 """Share of background in the colour of waiting requests, which hold no blocks and are drawn as a thin line."""
 STOPPED_COLOR: Final = "muted"
-"""Colour of all requests while the engine is paused or suspended."""
 STOPPED_PALENESS: Final = 0.45
 STOPPED_LABEL: Final = "engine paused or suspended"
 STOPPED_BACKGROUND_PALENESS: Final = 0.83
 """Share of the normal background behind the lanes while the engine is paused or suspended."""
 
 
-def ink(name: str, theme: Theme) -> int:
+def theme_pixel(name: str, theme: Theme) -> int:
     """Return a colour of the theme as a pixel, 0xAARRGGBB."""
     return _pixel(str(getattr(theme, name)))
 
 
-def softened(name: str, theme: Theme, share: float) -> int:
+def pale_pixel(name: str, theme: Theme, share: float) -> int:
     """Return a colour of the theme as a pixel, mixed with `share` (0 to 1) of the background."""
     return _pixel(mix(str(getattr(theme, name)), theme.base, share))
 

@@ -18,15 +18,12 @@ _LOW_HEIGHT: Final = 380
 """Widget height, in pixels, below which the lanes have their low height."""
 LEGEND_HEIGHT: Final = 16
 _MIN_HEIGHT_FOR_LEGEND: Final = 300
-"""Minimum widget height for the legend of request colours, in pixels."""
 _MIN_ROWS: Final = 4
 """Number of request rows to keep visible. The last lanes scroll if there is no space for them above these rows."""
 _NUM_FIXED_LANES: Final = 2
-"""Number of lanes at the top that never scroll."""
 
 
 def gutter() -> int:
-    """Return `GUTTER` in pixels at the current scale."""
     return scaled(GUTTER)
 
 
@@ -54,7 +51,6 @@ class TickLane:
 
     title: str
     color: str
-    """Name of the colour in the theme."""
     column: str
     """Column of the summaries with the count per second; empty if there is none."""
     noun: str
@@ -95,7 +91,6 @@ LANES: Final = (
     Lane("gaps", "Gaps", 11, 14),
     Lane(PAUSED, "Paused", 11, 14),
 )
-CURVES: Final = ("usage", "running", "waiting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +107,9 @@ class LaneLayout:
     """Names of the lanes without data, which are hidden in a low widget."""
     first_row: int = 0
     has_requests: bool = True
-    """Whether there are request rows, for which lanes must scroll if necessary."""
 
     @property
     def chart_width(self) -> int:
-        """Width of the time axis in pixels."""
         return max(self.width - gutter(), 1)
 
     @property

@@ -73,7 +73,6 @@ def _paint_lane_names(painter: QPainter, shown: ShownLanes, layout: LaneLayout, 
 
 
 def _paint_legend(painter: QPainter, layout: LaneLayout, theme: Theme, *, has_stops: bool) -> None:
-    """Draw as many entries of the legend of request colours as fit."""
     x, middle, spacing = gutter(), layout.legend_top + row_height() // 2 - 1, scaled(14)
     entries = [
         (text, PHASE_COLORS[phase], QUEUED_PALENESS if is_thin else 0.0, is_thin)
@@ -96,7 +95,6 @@ def _paint_legend(painter: QPainter, layout: LaneLayout, theme: Theme, *, has_st
 def _paint_requests(
     painter: QPainter, shown: ShownLanes, layout: LaneLayout, theme: Theme, selected: tuple[int, int] | None
 ) -> None:
-    """Draw the owner colour and number of each request that is wide enough, and the outline of the selected one."""
     requests, span = shown.lanes.requests, shown.span
     ends = np.where(requests["end"] == OPEN_NS, max(shown.until_ns, span.begin_ns), requests["end"])
     rows = shown.rows - shown.first_row

@@ -1,6 +1,6 @@
 """Widget of the lanes: paints them, and handles mouse and keyboard for zooming, panning, selecting and hovering.
 
-Owns the visible span, whether it follows the cursor, and the scroll position. Selections are only emitted.
+Owns the visible span, whether it follows the cursor, and the scroll position. Selections are emitted, not stored.
 """
 
 from __future__ import annotations
@@ -50,11 +50,10 @@ class LanesCanvas(QWidget):
     """Widget of the lanes. Call `show_overview` on each change of the data; signals report the user's actions."""
 
     chosen = Signal(object)
-    """Emitted with the `LaneHit` whose time to show and whose request to select."""
+    """Emitted with the `LaneHit` that the user chose, for moving the cursor to its time and selecting its request."""
     pointed = Signal(str)
     """Emitted with a description of the item under the pointer, "" for none."""
     moved = Signal()
-    """Emitted when the visible span or the scroll position changed."""
     span_chosen = Signal(object)
     """Emitted with the `TimeSpan` to which the user zoomed or panned; None for the whole timeline."""
     measuring = Signal()
@@ -72,11 +71,10 @@ class LanesCanvas(QWidget):
         self.batch_epoch = 0
         self._pointer: QPoint | None = None
         self._pointed_step_ns: int | None = None
-        """End of the step under the pointer; None if there is none."""
+        """End of the step under the pointer, in ns since 1970; None if there is none."""
         self.cursor_ns = 0
         self.shown = ShownLanes(SessionOverview(), RequestLanes(), self.whole, 0)
         self.first_row = 0
-        """Scroll position of lanes and requests (see `LaneLayout`)."""
         self._lanes_without_data: frozenset[str] = frozenset((MARKS,))
         self._pixels: Pixels | None = None
         self._press_point: QPoint | None = None
@@ -91,7 +89,6 @@ class LanesCanvas(QWidget):
 
     @property
     def lane_layout(self) -> LaneLayout:
-        """Positions of the lanes at the current size and scroll position."""
         empty_lanes = self._lanes_without_data - {MARKS} if self.shown.marks.bookmarks else self._lanes_without_data
         has_requests = len(self.shown.lanes.requests) > 0
         return LaneLayout(self.width(), self.height(), empty_lanes, self.first_row, has_requests)
@@ -174,13 +171,11 @@ class LanesCanvas(QWidget):
         self.shown.first_row = max(self.first_row, 0)
 
     def set_by_arrival(self, by_arrival: bool) -> None:
-        """Show one row per request in order of arrival, or packed rows."""
         self.shown.by_arrival = by_arrival
         self._set_span(self.shown.span)
 
     @property
     def last_first_row(self) -> int:
-        """Maximum of `first_row`."""
         return max(0, self.shown.num_rows - replace(self.lane_layout, first_row=0).num_rows)
 
     def zoom(self, factor: float, at_share: float) -> None:
@@ -201,7 +196,6 @@ class LanesCanvas(QWidget):
 
     @property
     def is_measuring(self) -> bool:
-        """Whether the user is dragging an end of the measured range."""
         return self._measured_from_ns is not None
 
     def measure(self, span: TimeSpan | None) -> None:
@@ -332,7 +326,6 @@ class LanesCanvas(QWidget):
             super().keyPressEvent(event)
 
     def _pointed_share(self) -> float:
-        """Return the pointer's share of the visible span (0 to 1), or the cursor's if the pointer is elsewhere."""
         if self._pointer is not None and self._pointer.x() >= gutter():
             return min((self._pointer.x() - gutter()) / self.lane_layout.chart_width, 1.0)
         return self._cursor_share
@@ -344,7 +337,6 @@ class LanesCanvas(QWidget):
         return share if 0 <= share <= 1 else 0.5
 
     def _time_at(self, point: QPoint) -> int:
-        """Return the time at a point, clamped to the visible span."""
         share = (point.x() - gutter()) / self.lane_layout.chart_width
         return self.shown.span.time_at(min(max(share, 0.0), 1.0))
 
@@ -391,7 +383,6 @@ class LanesCanvas(QWidget):
             self._go_to(hit)
 
     def _go_to(self, hit: LaneHit) -> None:
-        """Select a hit that the keyboard reached, and scroll its time into view."""
         self._set_span(self.shown.span.showing(hit.time_ns, self.whole))
         self.chosen.emit(hit)
 
@@ -428,7 +419,6 @@ class LanesCanvas(QWidget):
         self.span_chosen.emit(None if self.length_ns is None else span)
 
     def _update_rows(self) -> None:
-        """Assign rows again if requests changed since the last assignment."""
         if self.shown.assigned_version != self.shown.lanes.version:
             self.shown.assign_rows()
             self._pixels = None
@@ -454,7 +444,6 @@ class LanesCanvas(QWidget):
             painter.fillRect(x - 2, axis_height() // 2, 5, 4, self.theme.color("accent"))
 
     def _paint_measured(self, painter: QPainter, layout: LaneLayout) -> None:
-        """Draw the measured range as a translucent band with an edge at each end, and its length if it fits."""
         if self.measured is None:
             return
         shares = [self.shown.span.share_at(time_ns) for time_ns in (self.measured.begin_ns, self.measured.end_ns)]

@@ -27,7 +27,7 @@ class LaneMarks:
     bookmarks: Sequence[Bookmark] = ()
     loop: tuple[int | None, int | None] = (None, None)
 
-    def near(self, time_ns: int, reach_ns: int) -> Bookmark | None:
+    def nearest(self, time_ns: int, reach_ns: int) -> Bookmark | None:
         """Return the bookmark nearest to `time_ns`, at most twice `reach_ns` away; else None. An alarm covers its whole
         duration.
         """
@@ -36,9 +36,8 @@ class LaneMarks:
 
 
 def paint_marks(painter: QPainter, marks: LaneMarks, span: TimeSpan, layout: LaneLayout, theme: Theme) -> None:
-    """Draw the signs, with their text where it fits, and the loop's markers."""
     box = QRectF(gutter(), axis_height(), layout.chart_width, layout.height - axis_height())
-    left, right = (None if at is None else _x(at, span, layout) for at in marks.loop)
+    left, right = (None if time_ns is None else _x(time_ns, span, layout) for time_ns in marks.loop)
     paint_loop(painter, left, right, box, theme)
     top, height = next(((top, height) for lane, top, height in layout.boxes() if lane.name == MARKS), (0, 0))
     if not height:
@@ -49,7 +48,7 @@ def paint_marks(painter: QPainter, marks: LaneMarks, span: TimeSpan, layout: Lan
     visible = [mark for mark in visible if mark.time_ns <= span.end_ns]
     for mark in visible:
         if mark.until_ns:
-            begin, end = (_x(at, span, layout) for at in (mark.time_ns, mark.until_ns))
+            begin, end = (_x(time_ns, span, layout) for time_ns in (mark.time_ns, mark.until_ns))
             painter.fillRect(
                 QRectF(begin, top + height - 3, max(end - begin, 2), 3), sign_color(mark.is_user_note, theme)
             )

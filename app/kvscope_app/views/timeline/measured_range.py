@@ -34,7 +34,7 @@ class WholeSeconds:
     until_ns: int
 
     @classmethod
-    def of(cls, span: TimeSpan) -> WholeSeconds:
+    def from_span(cls, span: TimeSpan) -> WholeSeconds:
         """Return the seconds of `span`, rounded at both ends; for a span within one second, that second."""
         first, last = ((at_ns + SECOND_NS // 2) // SECOND_NS for at_ns in (span.begin_ns, span.end_ns))
         if last <= first:
@@ -61,15 +61,11 @@ class DelayedRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRange:
-    """Figures of a range as text."""
-
     title: str
     rows: tuple[tuple[str, str], ...]
     """(name, value) pairs."""
     delayed: tuple[DelayedRequest, ...]
-    """Most delayed requests, longest delay first."""
     note: str
-    """Text on the whole seconds that the figures cover."""
 
     @property
     def text(self) -> str:
@@ -82,13 +78,13 @@ class MeasuredRange:
 
 def measure_range(overview: SessionOverview, lanes: RequestLanes, span: TimeSpan, until_ns: int) -> MeasuredRange:
     """Return the figures of `span`. Open request spans last until `until_ns`."""
-    whole_seconds = WholeSeconds.of(span)
+    whole_seconds = WholeSeconds.from_span(span)
     first_second, end_second = _second_text(whole_seconds.from_ns), _second_text(whole_seconds.until_ns + 1)
     rows = rows_in(overview, whole_seconds)
     figures = [
         (figure.name, _text(figure.unit, figure.measure(overview, rows, whole_seconds)))
         for figure in FIGURES
-        if figure.places.in_range
+        if figure.uses.in_range
     ]
     latencies = [(f"{name}, p50 / p95 / max", _latency_text(overview, latency, rows)) for latency, name in _LATENCIES]
     return MeasuredRange(
@@ -104,18 +100,20 @@ def most_delayed(
 ) -> Sequence[DelayedRequest]:
     """Return the requests with the longest total delay within `span`, at most `_MAX_DELAYED`, longest first."""
     spans = lanes.spans
-    ends = np.where(spans["end"] == OPEN_NS, max(until_ns, span.begin_ns), spans["end"]).clip(None, span.end_ns)
-    begins = spans["begin"].clip(span.begin_ns, None)
-    indices = np.flatnonzero(np.isin(spans["phase"], WAITING_PHASES) & (begins < ends))
+    ends_ns = np.where(spans["end"] == OPEN_NS, max(until_ns, span.begin_ns), spans["end"]).clip(None, span.end_ns)
+    begins_ns = spans["begin"].clip(span.begin_ns, None)
+    indices = np.flatnonzero(np.isin(spans["phase"], WAITING_PHASES) & (begins_ns < ends_ns))
     if not indices.size:
         return []
-    delays = overview.stops.running_between(begins[indices], ends[indices])
+    delays_ns = overview.stops.running_between(begins_ns[indices], ends_ns[indices])
     requests, first, request_indices = np.unique(spans["request"][indices], return_index=True, return_inverse=True)
-    totals = np.bincount(request_indices, delays, requests.size).astype(np.int64)
+    totals_ns = np.bincount(request_indices, delays_ns, requests.size).astype(np.int64)
     numbers, epochs = lanes.requests["number"][requests], lanes.requests["epoch"][requests]
-    order = [index for index in np.lexsort((numbers, -totals)).tolist() if totals[index] >= _MIN_DELAY_NS]
+    order = [index for index in np.lexsort((numbers, -totals_ns)).tolist() if totals_ns[index] >= _MIN_DELAY_NS]
     return [
-        DelayedRequest(int(epochs[index]), int(numbers[index]), int(begins[indices[first[index]]]), int(totals[index]))
+        DelayedRequest(
+            int(epochs[index]), int(numbers[index]), int(begins_ns[indices[first[index]]]), int(totals_ns[index])
+        )
         for index in order[:_MAX_DELAYED]
     ]
 

@@ -30,7 +30,6 @@ class OverviewFollower:
         self._num_consumed = 0
         """Number of events consumed, including those that the overview has dropped since."""
         self._num_phases_consumed = 0
-        """Number of phase changes consumed, including those that the overview has dropped since."""
         self._recent: deque[TimedEvent] = deque(maxlen=_NUM_RECENT_EVENTS)
 
     def update(self, overview: SessionOverview, max_events: int = 600) -> bool:

@@ -18,11 +18,8 @@ _MIN_WIDTH_FOR_TWO_COLUMNS: Final = 640
 
 
 class RangeCard(QFrame):
-    """Card with a `MeasuredRange`, which can be copied as text."""
-
     closed = Signal()
     chosen = Signal(object)
-    """Emitted with the `DelayedRequest` to select."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)

@@ -59,7 +59,6 @@ class RequestLanes:
         its end.
         """
         self.version = 0
-        """Number that increases with each change."""
         self._open_requests: dict[int, int] = {}
         """Index in `requests` of each unfinished request of the current epoch, by number."""
         self._index_by_request: dict[tuple[int, int], int] = {}
@@ -219,8 +218,8 @@ class RequestLanes:
         return time_ns
 
     def _free_row(self, time_ns: int) -> int:
-        """Reserve the first row without a request at `time_ns` or later. A row whose request ended at `time_ns` is not
-        free.
+        """Reserve the first row that is free after `time_ns`, and return it. A request that ends at `time_ns` occupies
+        its row until then, so that marks of zero length do not overlap.
         """
         free = np.flatnonzero(self._row_ends < time_ns)
         if not free.size:
@@ -268,5 +267,5 @@ class GrowingColumns:
         """Keep only the rows for which `mask`, shape (n,), is True."""
         self._size = int(np.count_nonzero(mask))
         for name, column in self._columns.items():
-            kept = column[: mask.size][mask]
-            self._columns[name] = np.concatenate((kept, np.empty(max(64, kept.size // 2), column.dtype)))
+            kept_values = column[: mask.size][mask]
+            self._columns[name] = np.concatenate((kept_values, np.empty(max(64, kept_values.size // 2), column.dtype)))

@@ -16,12 +16,9 @@ from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.views.timeline.steps import NO_STEPS, StepColumns, read_steps
 
 _MARGIN_SHARE: Final = 0.5
-"""Share of the span that is also read before and after it."""
 _TIMEOUT_S: Final = 10.0
 _MIN_INTERVAL_S: Final = 0.7
-"""Minimum seconds between two reads of a recording that grows."""
 RETRY_DELAY_S: Final = 5.0
-"""Seconds before a failed read is retried."""
 
 
 class StepFeed(QObject):
@@ -62,7 +59,6 @@ class StepFeed(QObject):
         self._reader.start(lambda recorded, report_progress: read_steps(recorded, first_ns, last_ns, report_progress))
 
     def finish(self) -> None:
-        """Wait for a running read."""
         self._reader.finish(_TIMEOUT_S)
 
     def close(self) -> None:

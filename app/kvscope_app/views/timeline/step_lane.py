@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.ui.theme import Theme
 from kvscope_app.views.timeline import lane_raster
-from kvscope_app.views.timeline.lane_colors import PHASE_COLORS, ink
+from kvscope_app.views.timeline.lane_colors import PHASE_COLORS, theme_pixel
 from kvscope_app.views.timeline.lane_raster import FloatArray, IntArray, Pixels
 from kvscope_app.views.timeline.steps import MAX_STEPS, StepColumns
 from kvscope_telemetry.request_phase import RequestPhase
@@ -24,7 +24,6 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 _MIN_STEP_WIDTH_PX: Final = 1.5
 """Minimum average width of steps; narrower ones are drawn per second."""
 _MIN_GAP_WIDTH_PX: Final = 4.0
-"""Minimum width of a step that is drawn with a gap before it."""
 _MIN_PART_WIDTH_PX: Final = 5.0
 
 
@@ -47,7 +46,6 @@ def draw_steps(
     seconds: tuple[IntArray, IntArray],
     theme: Theme,
 ) -> None:
-    """Draw tokens per second, and instead the steps where these have been read."""
     prefill, decode = overview.column("prefill_tokens"), overview.column("decode_tokens")
     max_tokens = float((prefill + decode).max(initial=1.0))
     total, decoded = (lane_raster.min_and_max(values, *seconds)[1] for values in (prefill + decode, decode))
@@ -84,7 +82,7 @@ def draw_request_parts(
     last = np.repeat(_columns(steps.end_ns[visible], span, width), counts)
     is_visible = (rows >= 0) & (rows < lines.shape[0])
     palette = np.array(
-        [ink(PHASE_COLORS[phase], theme) for phase in (RequestPhase.DECODE, RequestPhase.PREFILL)], np.uint32
+        [theme_pixel(PHASE_COLORS[phase], theme) for phase in (RequestPhase.DECODE, RequestPhase.PREFILL)], np.uint32
     )
     if is_visible.any():
         colors = palette[(tokens[is_visible] > 1).astype(np.int64)]
@@ -112,8 +110,8 @@ def _max_tokens(steps: StepColumns, edges: IntArray) -> float:
 def _fill(box: Pixels, total: FloatArray, decode: FloatArray, max_tokens: float, theme: Theme) -> None:
     heights = np.log1p(total) / np.log1p(max(max_tokens, 1.0))
     share = np.divide(decode, total, out=np.zeros_like(decode), where=np.nan_to_num(total) > 0)
-    lane_raster.fill_below(box, heights, ink(PHASE_COLORS[RequestPhase.PREFILL], theme))
-    lane_raster.fill_below(box, heights * share, ink(PHASE_COLORS[RequestPhase.DECODE], theme))
+    lane_raster.fill_below(box, heights, theme_pixel(PHASE_COLORS[RequestPhase.PREFILL], theme))
+    lane_raster.fill_below(box, heights * share, theme_pixel(PHASE_COLORS[RequestPhase.DECODE], theme))
 
 
 def _columns(times: IntArray, span: TimeSpan, width: int) -> IntArray:

@@ -52,7 +52,7 @@ def _paint_labels(painter: QPainter, steps: StepColumns, shown: ShownLanes, layo
     if visible.stop - visible.start > _MAX_LABELS:
         return
     for index in range(visible.start, visible.stop):
-        left, right = (_x(int(at), shown, layout) for at in (steps.begin_ns[index], steps.end_ns[index]))
+        left, right = (_x(int(time_ns), shown, layout) for time_ns in (steps.begin_ns[index], steps.end_ns[index]))
         left, right = max(left, gutter()), min(right, gutter() + layout.chart_width)
         if right - left < _MIN_LABEL_WIDTH_PX:
             continue
@@ -77,7 +77,7 @@ def _label_texts(steps: StepColumns, index: int) -> tuple[str, ...]:
 def _paint_band(
     painter: QPainter, steps: StepColumns, index: int, shown: ShownLanes, layout: LaneLayout, theme: Theme
 ) -> None:
-    left, right = (_x(int(at), shown, layout) for at in (steps.begin_ns[index], steps.end_ns[index]))
+    left, right = (_x(int(time_ns), shown, layout) for time_ns in (steps.begin_ns[index], steps.end_ns[index]))
     band = QRectF(left, axis_height(), max(right - left, 1.0), layout.height - axis_height())
     painter.fillRect(band, theme.color("selection", 34))
     painter.setPen(QPen(theme.color("selection", 150), 1))

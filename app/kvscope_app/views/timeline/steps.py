@@ -22,7 +22,7 @@ _NO_VALUES: Final = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """Numbers of the requests in one step, and of their tokens in it; shape (num_requests,) each."""
+    """Numbers of the requests in one step, and each request's number of tokens; shape (num_requests,) each."""
 
     numbers: IntArray
     tokens: IntArray
@@ -63,9 +63,12 @@ class StepColumns:
     def index_at(self, time_ns: int, reach_ns: int = 0) -> int | None:
         """Return the index of the step at `time_ns`, else of the nearest one at most `reach_ns` away, else None."""
         index = int(np.searchsorted(self.end_ns, time_ns, "left"))
-        candidates = [at for at in (index - 1, index) if 0 <= at < len(self)]
-        distances = {at: max(int(self.begin_ns[at]) - time_ns, time_ns - int(self.end_ns[at]), 0) for at in candidates}
-        nearest = min(candidates, key=lambda at: distances[at], default=None)
+        candidates = [candidate for candidate in (index - 1, index) if 0 <= candidate < len(self)]
+        distances = {
+            candidate: max(int(self.begin_ns[candidate]) - time_ns, time_ns - int(self.end_ns[candidate]), 0)
+            for candidate in candidates
+        }
+        nearest = min(candidates, key=lambda candidate: distances[candidate], default=None)
         return nearest if nearest is not None and distances[nearest] <= reach_ns else None
 
     def neighbor_index(self, time_ns: int, sign: int) -> int | None:

@@ -56,8 +56,6 @@ EMPTY_TEXT: Final = "No history yet.\nThe whole session is drawn here, second by
 
 
 class TimelineView(View):
-    """View with the lanes, a bar above them, and a scroll bar for request rows and scrolling lanes."""
-
     title: ClassVar[str] = "Timeline"
     object_name: ClassVar[str] = "timeline"
     refresh_hz: ClassVar[float] = 10.0
@@ -72,7 +70,6 @@ class TimelineView(View):
         self.canvas.shown.adapter_of = self._adapter_of
         self.card = RangeCard(self.canvas)
         self._measured_inputs: tuple[object, ...] = ()
-        """Inputs of the card's figures, compared to update the card only when they change."""
         self.steps = StepFeed(session, self)
         self.lengths = SegmentedControl(list(_LENGTHS), "Visible range")
         self.orders = SegmentedControl(["Packed", "By arrival"], "Request rows")
@@ -97,7 +94,7 @@ class TimelineView(View):
         self.canvas.show_batch(session.selection.batch, session.mirror.epoch or 0)
         self._show_marks()
         overview, cursor_ns = session.overview, session.timeline.cursor_ns
-        whole = self._whole()
+        whole = self._session_span()
         self._stack.setCurrentIndex(0 if whole is None else 1)
         if whole is None:
             return
@@ -159,7 +156,7 @@ class TimelineView(View):
             self._measured_inputs = ()
             self.card.hide()
             return
-        rows, lanes = rows_in(overview, WholeSeconds.of(span)), self._follower.lanes
+        rows, lanes = rows_in(overview, WholeSeconds.from_span(span)), self._follower.lanes
         is_growing = rows.stop >= len(overview)
         state = (span, overview, rows.stop - rows.start, overview.version if is_growing else 0)
         if state != self._measured_inputs:
@@ -169,7 +166,7 @@ class TimelineView(View):
     def _on_delayed_chosen(self, delayed: DelayedRequest) -> None:
         self._on_chosen(LaneHit(delayed.time_ns, "", delayed.epoch, delayed.number))
 
-    def _whole(self) -> TimeSpan | None:
+    def _session_span(self) -> TimeSpan | None:
         overview, timeline_range = self.session.overview, self.session.timeline.range_ns
         if not len(overview) and not len(overview.events):
             return None
@@ -266,7 +263,6 @@ class TimelineView(View):
             self.refresh()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Hide controls that do not fit; mouse wheel and keys do the same."""
         super().resizeEvent(event)
         self._hide_overflowing_widgets()
         self.card.move_to_corner()

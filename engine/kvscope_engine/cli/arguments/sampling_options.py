@@ -18,7 +18,7 @@ DEFAULTS: Final = SamplingParams()
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options in a group, except `seed`, which is an option of the engine."""
+    """Add the options as a group. `seed` is not among them, because it is an option of the engine."""
     group = parser.add_argument_group(
         "sampling",
         "Defaults of temperature, top-p, top-k, min-p and repetition penalty come from the model's"
@@ -82,7 +82,6 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
-    """Return the sampling parameters. Raises BadInput for a value outside its range."""
     values = {name: getattr(args, name) for name in NAMES if name != "structured"}
     return SamplingParams(
         **values | {"stop": tuple(args.stop), "structured": structured_output_options.structured(args)}
@@ -90,7 +89,9 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
 
 
 def overridden(base: SamplingParams, options: Mapping[str, Any]) -> SamplingParams:
-    """Return `base` with the options of a prompt file's line. Raises BadInput for an unknown name or a bad value."""
+    """Return `base` with the options of a prompt file's line. Raises BadInput for an unknown name or an invalid
+    value.
+    """
     known = (*NAMES, *structured_output_options.NAMES)
     unknown = sorted(set(options) - set(known))
     if unknown:
@@ -99,12 +100,12 @@ def overridden(base: SamplingParams, options: Mapping[str, Any]) -> SamplingPara
     values = {name: value for name, value in options.items() if name not in structured_output_options.NAMES}
     if isinstance(values.get("stop"), str):
         values["stop"] = (values["stop"],)
-    form = structured_output_options.structured_of(options)
-    if form is not None:
-        values["structured"] = msgspec.to_builtins(form)
+    structured = structured_output_options.structured_of(options)
+    if structured is not None:
+        values["structured"] = msgspec.to_builtins(structured)
     try:  # token ids are strings as keys of JSON
-        written = msgspec.to_builtins(base, str_keys=True) | values
-        return msgspec.convert(written, SamplingParams, str_keys=True)
+        merged = msgspec.to_builtins(base, str_keys=True) | values
+        return msgspec.convert(merged, SamplingParams, str_keys=True)
     except msgspec.ValidationError as error:
         raise BadInput(str(error)) from None
 

@@ -443,7 +443,7 @@ def test_reasoning_is_folded_when_the_answer_begins(console, qtbot):
     assert not console.card.reasoning.isVisible()
     console.finish()
     assert console.card.body.toPlainText() == "Yes"
-    console.card.fold.click()
+    console.card.reasoning_toggle.click()
     assert console.card.reasoning.isVisible()
     assert console.card.reasoning.toPlainText() == "Let me see"
 

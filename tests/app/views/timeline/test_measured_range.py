@@ -57,18 +57,18 @@ def test_measured_figures_cover_the_nearest_whole_seconds():
     assert rows["Requests finished"] == "3"
     assert rows["Preemptions"] == "1"
     assert rows["Decode tokens per second"] == "50.0 tokens/s"
-    whole = WholeSeconds.of(span(4.2, 6.9))
+    whole = WholeSeconds.from_span(span(4.2, 6.9))
     assert BY_KEY["decode_tokens_per_s"].of(overview, whole) == pytest.approx(50)
-    assert BY_KEY["finished"].of(overview, WholeSeconds.of(span(4, 5))) == 1, "the end of the range is excluded"
+    assert BY_KEY["finished"].of(overview, WholeSeconds.from_span(span(4, 5))) == 1, "the end of the range is excluded"
 
 
 def test_measured_latencies_include_the_maximum():
     overview = SessionOverview()
     overview.extend([second(0, first_token=latency(0.1, 0.2)), second(1, first_token=latency(0.1, 4.0))])
-    assert largest_of(overview, "first_token", rows_in(overview, WholeSeconds.of(span(0, 2)))) == pytest.approx(
+    assert largest_of(overview, "first_token", rows_in(overview, WholeSeconds.from_span(span(0, 2)))) == pytest.approx(
         4, rel=0.01
     )
-    assert largest_of(overview, "first_token", rows_in(overview, WholeSeconds.of(span(0, 1)))) == pytest.approx(
+    assert largest_of(overview, "first_token", rows_in(overview, WholeSeconds.from_span(span(0, 1)))) == pytest.approx(
         0.2, rel=0.01
     )
     assert largest_of(overview, "inter_token", slice(0, 2)) is None
@@ -97,13 +97,13 @@ def test_most_delayed_requests_are_those_not_served_within_the_range():
 
 @pytest.fixture
 def view(qtbot):
-    made = TimelineView(FakeTimedSession(small_overview()))
-    qtbot.addWidget(made)
-    made.resize(GUTTER + 1_000, 520)
-    made.apply_theme(DARK)
-    made.show()
-    made.refresh()
-    return made
+    view = TimelineView(FakeTimedSession(small_overview()))
+    qtbot.addWidget(view)
+    view.resize(GUTTER + 1_000, 520)
+    view.apply_theme(DARK)
+    view.show()
+    view.refresh()
+    return view
 
 
 def drag_with_shift(view, begin_s, end_s):
@@ -185,5 +185,5 @@ def test_wasd_keys_zoom_at_the_pointer_and_pan(view, qtbot):
     ],
 )
 def test_whole_seconds_nearest_to_the_range_are_used(begin_s, end_s, first, last):
-    whole = WholeSeconds.of(span(begin_s, end_s))
+    whole = WholeSeconds.from_span(span(begin_s, end_s))
     assert (whole.from_ns, whole.until_ns + 1) == (span(first, last).begin_ns, span(first, last).end_ns)

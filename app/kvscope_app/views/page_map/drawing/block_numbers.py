@@ -43,8 +43,8 @@ def draw_gutter(painter: QPainter, scene: Scene, theme: Theme, gutter: int, rati
     left = gutter_left(scene, ratio)
     pitch, height = scene.camera.pitch / ratio, painter.fontMetrics().height()
     sections = scene.grid.sections
-    for above, section in zip((None, *sections), sections, strict=False):
-        is_crowded = above is not None and labels_overlap(above, section, scene.grid.columns, pitch, height)
+    for previous, section in zip((None, *sections), sections, strict=False):
+        is_crowded = previous is not None and labels_overlap(previous, section, scene.grid.columns, pitch, height)
         for row, y in _labelled_rows(scene, section, ratio, height, dirty):
             if row == 0 and is_crowded:
                 continue
@@ -54,20 +54,19 @@ def draw_gutter(painter: QPainter, scene: Scene, theme: Theme, gutter: int, rati
             painter.drawText(box, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, count(number))
 
 
-def labels_overlap(above: Section, section: Section, columns: int, pitch: float, height: float) -> bool:
+def labels_overlap(previous: Section, section: Section, columns: int, pitch: float, height: float) -> bool:
     """Whether the first row number of `section` would overlap the last one of `above`, the section before it.
 
     `pitch` (of cells) and `height` (of the text) are in device-independent pixels.
     """
     interval = _nice_step(scaled(_LABEL_SPACING) / pitch)
-    last_row = (-(-above.size // columns) - 1) // interval * interval
-    return (section.first_row - above.first_row - last_row) * pitch < height
+    last_row = (-(-previous.size // columns) - 1) // interval * interval
+    return (section.first_row - previous.first_row - last_row) * pitch < height
 
 
 def _labelled_rows(
     scene: Scene, section: Section, ratio: float, height: int, dirty: QRect
 ) -> Iterator[tuple[int, float]]:
-    """Yield (row within the section, y coordinate of its top) for rows with a number inside `dirty`."""
     pitch = scene.camera.pitch / ratio
     interval = _nice_step(scaled(_LABEL_SPACING) / pitch)
     section_top = scene.camera.y / ratio + section.first_row * pitch
@@ -81,7 +80,6 @@ def _labelled_rows(
 
 
 def draw_block_numbers(painter: QPainter, scene: Scene, gutter: int, ratio: float) -> None:
-    """Draw the number of each visible block in its cell, if the cells are large enough."""
     pitch = scene.camera.pitch / ratio
     if pitch < scaled(_MIN_PITCH_FOR_NUMBERS) or scene.cells is None:
         return
@@ -97,7 +95,6 @@ def draw_block_numbers(painter: QPainter, scene: Scene, gutter: int, ratio: floa
 
 
 def _text_color_at(scene: Scene, x: float, y: float) -> QColor:
-    """Return a light or dark text colour, whichever contrasts more with the scene's pixel at (x, y)."""
     index = (min(max(0, int(y)), scene.height - 1), min(max(0, int(x)), scene.width - 1))
     color = QColor.fromRgb(int(scene.pixels[index]))
     is_light = 0.299 * color.red() + 0.587 * color.green() + 0.114 * color.blue() > 120
@@ -111,7 +108,7 @@ def _visible(scene: Scene) -> tuple[range, range]:
 
 
 def _nice_step(minimum: float) -> int:
-    """Return the smallest of 1, 2, 4, 5, 10, 20, 40, 50, ... that is at least `least`."""
+    """Return the smallest of 1, 2, 4, 5, 10, 20, 40, 50, ... that is at least `minimum`."""
     step = 1
     while True:
         for factor in (1, 2, 4, 5):

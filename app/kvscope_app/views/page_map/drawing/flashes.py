@@ -10,7 +10,7 @@ import numpy as np
 from kvscope_app.views.page_map.drawing.cells import Ids, distinct
 from kvscope_app.views.page_map.drawing.flash_kinds import FIRST_MOVE_LEVEL, LEVELS, FlashKind, level_below, top_level
 
-MAX_AT_ONCE: Final = 4096
+MAX_CHANGED_BLOCKS: Final = 4096
 """Maximum number of blocks that flash for a change in one frame. If more change, none flashes, because single ones
 could not be distinguished.
 """
@@ -30,7 +30,7 @@ class Flashes:
         self._batches: tuple[deque[tuple[int, Ids]], ...] = tuple(deque() for _ in LEVELS)
 
     @property
-    def active(self) -> bool:
+    def is_active(self) -> bool:
         return any(self._batches)
 
     def change(self, ids: Ids, now_ns: int) -> LitCells:
@@ -39,9 +39,9 @@ class Flashes:
         moving = level >= FIRST_MOVE_LEVEL
         if not moving.any():
             return [(self._light(ids, FlashKind.CHANGED, now_ns), ids)]
-        others = ids[~moving]
+        unmoved = ids[~moving]
         moved = [(int(lit), ids[level == lit]) for lit in np.unique(level[moving])]
-        return [(self._light(others, FlashKind.CHANGED, now_ns), others), *moved]
+        return [(self._light(unmoved, FlashKind.CHANGED, now_ns), unmoved), *moved]
 
     def move(self, kind: FlashKind, ids: Ids, now_ns: int) -> LitCells:
         """Flash `ids` (oldest first, possibly repeated) for the move `kind`. Returns the blocks that flash, with their
@@ -60,13 +60,13 @@ class Flashes:
             queue = self._batches[level]
             while queue and now_ns - queue[0][0] >= LEVELS[level].fade_ns:
                 lit_ns, ids = queue.popleft()
-                still = ids[(self._lit_ns[ids] == lit_ns) & (self._level[ids] == level)]
-                if still.size:
-                    below = level_below(level)
-                    self._level[still] = below
-                    result.append((below, still))
-                    if below:
-                        self._batches[below].append((lit_ns, still))
+                fading = ids[(self._lit_ns[ids] == lit_ns) & (self._level[ids] == level)]
+                if fading.size:
+                    next_level = level_below(level)
+                    self._level[fading] = next_level
+                    result.append((next_level, fading))
+                    if next_level:
+                        self._batches[next_level].append((lit_ns, fading))
         return result
 
     def clear(self) -> None:
@@ -76,7 +76,7 @@ class Flashes:
 
     def _light(self, ids: Ids, kind: FlashKind, now_ns: int) -> int:
         """Start a flash of `ids`, unless they are too many. Returns the level to draw, 0 for none."""
-        level = top_level(kind) if 0 < ids.size <= MAX_AT_ONCE else 0
+        level = top_level(kind) if 0 < ids.size <= MAX_CHANGED_BLOCKS else 0
         self._lit_ns[ids] = now_ns
         self._level[ids] = level
         if level:

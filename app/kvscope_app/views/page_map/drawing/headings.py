@@ -56,10 +56,10 @@ def _details(mirror: Mirror, cache: CacheInfo, tier: Tier, size: int) -> tuple[s
         parts.append(num_bytes(size * row_bytes))
     if tier is Tier.HBM:  # its other numbers are shown above the map
         return tuple(parts)
-    held, cached = mirror.count(BlockState.ACTIVE, tier), mirror.count(BlockState.CACHED, tier)
+    num_held, num_cached = mirror.count(BlockState.ACTIVE, tier), mirror.count(BlockState.CACHED, tier)
     if tier is Tier.STATES:
-        return (f"{count(held)} of requests", f"{count(cached)} cached", *parts)
-    return (f"{count(held)} swapped out", f"{count(cached)} cached", *parts)
+        return (f"{count(num_held)} of requests", f"{count(num_cached)} cached", *parts)
+    return (f"{count(num_held)} swapped out", f"{count(num_cached)} cached", *parts)
 
 
 def draw_headings(

@@ -17,7 +17,6 @@ _MAX_SIZE: Final = 14.0
 
 
 def draw_pins(painter: QPainter, scene: Scene, pinned: frozenset[int], theme: Theme, gutter: int, ratio: float) -> None:
-    """Draw a folded corner at the upper right of each pinned block."""
     pitch = scene.camera.pitch / ratio
     if not pinned or pitch < _MIN_PITCH or scene.cells is None:
         return

@@ -19,7 +19,7 @@ from kvscope_app.views.page_map.drawing.cells import CellRaster, Cells, DenseRas
 from kvscope_app.views.page_map.drawing.flash_kinds import FIRST_MOVE_LEVEL, FlashKind
 from kvscope_app.views.page_map.drawing.flashes import Flashes, LitCells
 from kvscope_app.views.page_map.drawing.grid import MIN_CELL_PITCH, Camera, Grid
-from kvscope_app.views.page_map.drawing.ink import Pixels, ink_of
+from kvscope_app.views.page_map.drawing.pixel_tables import Pixels, cached_tables
 from kvscope_telemetry.ledger import Ledger
 
 MAX_FIT_PITCH: Final = 48
@@ -48,14 +48,13 @@ class Scene:
         self.camera = Camera(1.0, 0.0, 0.0)
         self.cells: Cells | None = None
         self._theme = DARK
-        self._ink = ink_of(self.mode, self._theme)
+        self._tables = cached_tables(self.mode, self._theme)
         self._raster: CellRaster | DenseRaster | None = None
         self._flashes = Flashes(0)
         self._sizes: tuple[int, ...] = ()
         self._full_heading_height = 0
         self._last_used: npt.NDArray[np.uint32] | None = None
         self._aged_step = 0
-        """Step whose ages are drawn."""
 
     @property
     def height(self) -> int:
@@ -68,7 +67,7 @@ class Scene:
     @property
     def is_fading(self) -> bool:
         """Whether some flashes have not ended, so that `fade` must be called."""
-        return self._flashes.active
+        return self._flashes.is_active
 
     def set_ledger(self, ledger: Ledger, block_size: int, step: int, sizes: tuple[int, ...] = ()) -> Span:
         """Switch to `ledger`. The camera stays if the number of blocks and the sections stay the same.
@@ -91,7 +90,6 @@ class Scene:
 
     @property
     def heading_height(self) -> int:
-        """Height of each section's heading in pixels; 0 if there are no headings."""
         return heading_height(len(self._sizes), self.height, self._full_heading_height)
 
     def resize(self, width: int, height: int, heading: int = 0) -> Span:
@@ -142,7 +140,6 @@ class Scene:
         return self._draw_lit(self._flashes.move(kind, ids[ids < self.grid.num_blocks], now_ns))
 
     def fade(self, now_ns: int) -> Span:
-        """Draw the flashes that dropped to a lower level by `now_ns`."""
         return self._draw_lit(self._flashes.fade(now_ns))
 
     def set_last_used(self, last_used: npt.NDArray[np.uint32]) -> None:
@@ -177,7 +174,6 @@ class Scene:
         return self._set_camera(self._with_slim_headings(camera, py))
 
     def pan(self, dx: float, dy: float) -> Span:
-        """Move the grid by (dx, dy) pixels, at most to its edges."""
         return self._set_camera(Camera(self.camera.pitch, self.camera.x + dx, self.camera.y + dy))
 
     def reveal(self, block: int) -> Span:
@@ -223,28 +219,28 @@ class Scene:
         self.cells.select(old_cells.selected if old_cells.has_selection else None)
 
     def _update_colors(self) -> Span:
-        self._ink = ink_of(self.mode, self._theme)
+        self._tables = cached_tables(self.mode, self._theme)
         return self._redraw(fresh_ranks=True)
 
     def _redraw(self, fresh_ranks: bool = False) -> Span:
         if self.cells is None:
-            self.pixels.fill(self._ink.background)
+            self.pixels.fill(self._tables.background)
             return 0, self.height
         if fresh_ranks:
             self._aged_step = self.cells.step
             self.cells.refresh_all()
         kind = CellRaster if self.camera.pitch >= MIN_CELL_PITCH else DenseRaster
         self._raster = kind(self.cells, self.camera, self.pixels)
-        self._raster.draw_all(self._ink)
+        self._raster.draw_all(self._tables)
         return 0, self.height
 
     def _draw(self, ids: Ids, level: int) -> Span:
         if self._raster is None or not ids.size:
             return None
         if level < FIRST_MOVE_LEVEL and ids.size * _FULL_REDRAW_DIVISOR > self.grid.num_blocks:
-            self._raster.draw_all(self._ink)
+            self._raster.draw_all(self._tables)
             return 0, self.height
-        return self._raster.draw(ids, level, self._ink)
+        return self._raster.draw(ids, level, self._tables)
 
     def _draw_lit(self, lit: LitCells) -> Span:
         span: Span = None
@@ -283,8 +279,6 @@ def heading_height(num_sections: int, height: int, full_height: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Sections to fit into a window, and the height of their headings in pixels."""
-
     sizes: tuple[int, ...]
     heading: int
 
@@ -294,7 +288,7 @@ class _Shape:
 
     @property
     def widest(self) -> int:
-        """Number of columns above which no section has fewer rows."""
+        """Maximum useful number of columns: more do not reduce the number of rows."""
         return max(self.sizes)
 
     def gap_rows(self, pitch: float) -> int:
@@ -305,7 +299,6 @@ class _Shape:
 
 
 def gap_rows(heading: int, pitch: float) -> int:
-    """Return the number of rows of height `pitch` that a heading needs."""
     return math.ceil(heading / pitch)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvscope_engine.simulator.costs.cost_model import PRESETS
 from kvscope_engine.simulator.simulated_tiers import Tiers
-from kvscope_engine.simulator.simulation import Setup, Simulation
+from kvscope_engine.simulator.simulation import Simulation, SimulationSetup
 from kvscope_engine.simulator.simulation_limits import SimulatedLimits
 from kvscope_engine.simulator.simulation_report import report
 from kvscope_engine.simulator.workloads.azure import read_azure
@@ -183,7 +183,7 @@ def test_prefixes_of_a_trace_are_loaded_from_lower_tiers(write_trace: Callable[.
     workload = read_mooncake(write_trace("\n".join(lines), "trace.jsonl"))
 
     def hit_rate(**sizes: int) -> float:
-        setup = Setup(
+        setup = SimulationSetup(
             workload, SimulatedLimits(num_blocks=256, max_model_len=4096), COST, "paged", tiers=Tiers(**sizes)
         )
         simulation = Simulation(setup)
