@@ -17,7 +17,7 @@ from kvscope_engine.model.loader.download.hub import hub_file
 from kvscope_engine.model.loader.download.model_names import parse_model_name
 from kvscope_engine.model.loader.supported_models import blueprint
 from kvscope_engine.model.loader.text_part import make_model, text_config
-from kvscope_engine.model.quantization.quantization_recipe import take_recipe
+from kvscope_engine.model.quantization.quantization_recipe import pop_recipe
 from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def read_skeleton(model: str) -> Skeleton:
     Raises BadInput for a model that this engine does not serve, KvscopeError if the hub cannot be reached.
     """
     config = _config(model)
-    take_recipe(config, model)  # --dtype, not the checkpoint, determines the type of planned quantized layers
+    pop_recipe(config, model)  # --dtype, not the checkpoint, determines the type of planned quantized layers
     plan = blueprint(config, model)
     module = build(config, torch.bfloat16, torch.device("meta"))
     layers: dict[int, Parameters] = {}

@@ -82,7 +82,7 @@ UNNAMED: Final = Recipe("FP8", 0)
 """Recipe for files with quantized weights whose configuration does not mention quantization."""
 
 
-def take_recipe(hf_config: Any, name: str) -> Recipe | None:
+def pop_recipe(hf_config: Any, name: str) -> Recipe | None:
     """Remove the quantization settings from a model's configuration and return them; None without a supported method.
 
     Raises BadInput, naming the model, for an unsupported variant of the method.
