@@ -73,7 +73,6 @@ class BlockFacts:
 
     @property
     def sentence(self) -> str:
-        """All facts in one line, for screen readers."""
         return ", ".join([f"{self.title}: {self.state}", *(f"{k.lower()} {v}" for k, v in self.rows)])
 
 

@@ -73,7 +73,6 @@ class ColorMode:
         return f"{engine_name(capabilities)} does not report {self.needs}{how}"
 
     def key_colors(self, theme: Theme) -> list[str]:
-        """Return the colour of each of the 256 keys; unused keys have the background colour."""
         colors = [theme.base] * NUM_KEYS
         colors[UNMAPPED] = theme.block_unmapped
         colors[FREE] = theme.block_free
@@ -185,7 +184,6 @@ def _lower_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
 
 
 def _prefix_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
-    """Return swatches of lower tiers for engines that report only cached prefixes."""
     tiers = _lower_tiers(theme, shown)
     return [LegendSwatch(lower_cached(color, theme), f"{word}: cached prefix") for color, word in tiers]
 
