@@ -82,7 +82,7 @@ def measure_range(overview: SessionOverview, lanes: RequestLanes, span: TimeSpan
     figures = [
         (figure.name, _text(figure.unit, figure.measure(overview, rows, whole_seconds)))
         for figure in FIGURES
-        if figure.places.in_range
+        if figure.uses.in_range
     ]
     latencies = [(f"{name}, p50 / p95 / max", _latency_text(overview, latency, rows)) for latency, name in _LATENCIES]
     return MeasuredRange(
