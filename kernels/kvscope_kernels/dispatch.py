@@ -1,10 +1,11 @@
 """Registry of operations: which implementation is used on a device (`ops_for`), and why (`explain_ops`).
 
 On `cpu`, these are the operations compiled from C if the machine can compile them (`cpu`), and for the rest the torch
-references, which support everything. On `cuda`, they are the Triton kernels. The choice by device is made at load
-(`ops_for`), and callers pass the result on. A C operation also checks at each call whether it supports its arguments,
-because callers may pass other dtypes than the model's; `explain_ops` makes the same checks, so that it names the
-implementation that actually runs.
+references, which support everything. On `cuda`, they are the Triton kernels, except where the engine measured at load
+that an attention library or torch is faster (`attention_backend.py` and `product_choice.py` in
+`kvscope_engine/model/runner`). The choice by device is made at load (`ops_for`), and callers pass the result on. A C
+operation also checks at each call whether it supports its arguments, because callers may pass other dtypes than the
+model's; `explain_ops` makes the same checks, so that it names the implementation that actually runs.
 
 The engine decides which parts of a model use these operations. A norm that was not fused is transformers' own
 (`kvscope_engine/model/verification/fuse.py`). In steps of decodes only, a whole layer on a CPU may be one C call
@@ -45,7 +46,7 @@ from kvscope_kernels.kv_write import kv_write, kv_write_torch
 from kvscope_kernels.linear.skinny_linear import Linear, linear, linear_torch
 from kvscope_kernels.logits.allow_tokens import allow_tokens, allow_tokens_torch
 from kvscope_kernels.logits.draw_tokens import draw_tokens, draw_tokens_torch
-from kvscope_kernels.operation_choice import TORCH, TRITON, C, NamedImplementation, Operands, OperationChoice
+from kvscope_kernels.operation_row import TORCH, TRITON, C, NamedImplementation, Operands, OperationChoice
 from kvscope_kernels.paged_decode_attention import paged_decode_attention, paged_decode_attention_torch
 from kvscope_kernels.paged_latent_attention import (
     latent_decode,

@@ -9,7 +9,7 @@ from torch.nn.functional import linear
 from kvscope_kernels.cpu.grouped import NativeGrouped
 from kvscope_kernels.cpu.library import library
 from kvscope_kernels.cpu.weight_buffer import WeightBuffer
-from kvscope_kernels.operation_choice import TORCH, TRITON, C
+from kvscope_kernels.operation_row import TORCH, TRITON, C
 from kvscope_kernels.quantized_linear.grouped_weight import GroupedWeight
 from kvscope_kernels.quantized_linear.triton_product import TritonGrouped, check_product
 

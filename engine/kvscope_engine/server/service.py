@@ -229,7 +229,7 @@ class EngineService:
             step=engine.step_count,
             num_unfinished=engine.num_unfinished,
             step_started_ns=engine.step_started_ns,
-            paused_by=self.receiver.pauses.names,
+            paused_by=self.receiver.pausing_clients.names,
             pinned=facts.pinned,
             pinned_by=facts.pinned_by,
             max_num_seqs=facts.max_num_seqs,

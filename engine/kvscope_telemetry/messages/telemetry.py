@@ -250,8 +250,8 @@ class Hello(_Message, frozen=True, kw_only=True):
     num_ranks: int = 1
     """Number of tensor-parallel processes; each has its share of the heads of every block."""
     api: str = ""
-    """Address for prompts that the command socket does not accept, in the form of `external.address`, such as
-    vllm://127.0.0.1:8000, as seen from the engine's machine; empty: none.
+    """Address for prompts that the command socket does not accept, in the form of `collectors.external_address`, such
+    as vllm://127.0.0.1:8000, as seen from the engine's machine; empty: none.
     """
 
 

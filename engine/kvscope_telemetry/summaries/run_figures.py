@@ -66,7 +66,7 @@ USAGE: Final = Share(("active",), ("pool",))
 """Share of the pool's blocks that requests hold."""
 ACCEPTED: Final = Share(("accepted_tokens",), ("draft_tokens",))
 WASTE: Final = Share(("wasted_slots",), ("held_slots",))
-"""Share of the slots held by requests that are unused, as `state.pool_use` counts them."""
+"""Share of the slots held by requests that are unused, as `mirror.pool_use` counts them."""
 _ALL: Final = slice(None)
 
 

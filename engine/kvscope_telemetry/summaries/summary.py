@@ -172,7 +172,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     peak_waiting: int = -1
     peak_waiting_ns: int = -1
     held_slots: int = -1
-    """Slots that requests hold. `wasted_slots` of them are unused (`state.pool_use`)."""
+    """Slots that requests hold. `wasted_slots` of them are unused (`mirror.pool_use`)."""
     wasted_slots: int = -1
     carried_step: CarriedStep | None = None
 

@@ -16,7 +16,7 @@ from torch.nn.functional import linear, pad
 
 from kvscope_kernels.checks import require
 from kvscope_kernels.launch import compute_capability
-from kvscope_kernels.operation_choice import TORCH, TRITON
+from kvscope_kernels.operation_row import TORCH, TRITON
 from kvscope_kernels.quantized_linear.grouped_weight import CHUNK, in_parts
 from kvscope_kernels.quantized_linear.triton_product import (
     KernelWeight,

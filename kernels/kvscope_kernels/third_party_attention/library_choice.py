@@ -18,7 +18,7 @@ from kvscope_kernels.host_lengths import HostLengths
 from kvscope_kernels.third_party_attention.flash_attention import FlashAttention2, FlashAttention3
 from kvscope_kernels.third_party_attention.flashinfer import FlashInfer
 from kvscope_kernels.third_party_attention.library import AttentionShape, Library, Missing, Prefill
-from kvscope_kernels.third_party_attention.preferred import Options, with_library_prefill
+from kvscope_kernels.third_party_attention.prefill_with_fallback import Options, with_library_prefill
 
 AUTO: Final = "auto"
 OURS: Final = "kvscope"

@@ -20,7 +20,7 @@ from kvscope_app.ui.clock_text import clock_text
 from kvscope_app.ui.number_text import NOTHING, count, percent, seconds, short
 from kvscope_app.ui.plain_text import plain_tip
 from kvscope_app.ui.theme import DARK, Theme, owner_color
-from kvscope_app.views.requests.request_columns import NOT_YET, RequestQuery, judge_requests, latencies_s, order_rows
+from kvscope_app.views.requests.request_rows import NOT_YET, RequestQuery, judge_requests, latencies_s, order_rows
 from kvscope_app.views.table import LEFT, RIGHT, Index, TableColumn, TableHead, TableModel
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.request_log import Ending, RequestColumns

@@ -38,9 +38,9 @@ from kvscope_app.ui.widgets import ElidedLabel
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.base import View
 from kvscope_app.views.requests.numbers import RequestNumbers
-from kvscope_app.views.requests.request_columns import FILTER_TIPS, Filter, at_moment
 from kvscope_app.views.requests.request_detail import RequestDetail
 from kvscope_app.views.requests.request_model import RequestModel
+from kvscope_app.views.requests.request_rows import FILTER_TIPS, Filter, at_moment
 from kvscope_app.views.requests.requests_table import MOMENTS, RequestTable
 from kvscope_app.views.requests.waiting_text import queue_text, why_waits
 from kvscope_app.views.visibility import is_on_screen

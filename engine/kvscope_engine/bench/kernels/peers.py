@@ -23,7 +23,7 @@ from kvscope_kernels.graph_timing import Call
 from kvscope_kernels.third_party_attention.flash_attention import FlashAttention2, FlashAttention3
 from kvscope_kernels.third_party_attention.library import Library, Missing
 from kvscope_kernels.third_party_attention.library_choice import prefill_of
-from kvscope_kernels.third_party_attention.preferred import shape_of
+from kvscope_kernels.third_party_attention.prefill_with_fallback import shape_of
 
 Peer = Callable[[AttentionWorkload, Pool], Call]
 _MAX_COMPILED_SHAPES: Final = 64

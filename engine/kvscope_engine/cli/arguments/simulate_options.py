@@ -393,7 +393,7 @@ def _chosen_layout(args: argparse.Namespace, limits: SimulatedLimits, cache: Cac
         from kvscope_engine.cli.lazy_engine import quick_imports
 
         with quick_imports():
-            from kvscope_engine.planning.kv_layout import model_layout
+            from kvscope_engine.planning.simulated_layout import model_layout
 
             return model_layout(args.model, limits.max_model_len, limits.block_size)
     return None if cache is None else recorded_layout(cache)

@@ -325,6 +325,27 @@ def test_lowest_priority_is_preempted_first(drive: Make) -> None:
     one.run()
 
 
+@pytest.mark.parametrize(
+    ("prompts", "num_blocks", "reason"),
+    [
+        (([1] * 7, [2] * 7), 6, "being the newest"),
+        (([1] * 5, [2] * 7), 7, "its client held the most tokens"),
+    ],
+    ids=["equal", "unequal"],
+)
+def test_reason_is_the_client_only_if_it_held_more_tokens(
+    drive: Make, prompts: Any, num_blocks: int, reason: str
+) -> None:
+    one = drive(num_blocks=num_blocks, block_size=4, prefix_caching=False)
+    requests = [one.submit(prompt, 12, client=name) for prompt, name in zip(prompts, ("ann", "bob"), strict=True)]
+    while not any(request.num_preemptions for request in requests):
+        one.step()
+    (event,) = events(one, "preempted")
+    assert (event.number, event.other) == (2, 1)
+    assert reason in event.cause
+    one.run()
+
+
 def test_preempted_request_is_removed_from_the_plan(drive: Make, expected_completion: Make) -> None:
     """A prefill of higher priority runs out of blocks after a decode of lower priority was scheduled."""
     one = drive(num_blocks=24, block_size=1, max_num_batched_tokens=5, prefix_caching=False)
