@@ -24,7 +24,7 @@ from kvscope_kernels.fused_moe.mixture import (
     expert_tiles,
 )
 from kvscope_kernels.gated_activation import GELU_TANH, SILU, _gated_activation_kernel, gate_constants
-from kvscope_kernels.kv_formats import AS_IS, E4M3, E4M3_BITS, INT8, fp8_format
+from kvscope_kernels.kv_formats import E4M3, E4M3_BITS, INT8, UNQUANTIZED, fp8_format
 from kvscope_kernels.kv_write import _kv_write_kernel, write_constants
 from kvscope_kernels.launch import (
     DotTiles,
@@ -66,14 +66,14 @@ _SHORT_RUNS: Final = (3, 128)
 """Queries of a draft, and of a short turn."""
 _MANY_RUNS: Final = 64
 _TYPES: Final = {
-    **dict.fromkeys(("block_tables", "seq_lens", "query_start", "parts", "ranges", "places"), "*i32"),
+    **dict.fromkeys(("block_tables", "seq_lens", "query_start", "parts", "ranges", "sum_offsets"), "*i32"),
     **dict.fromkeys(("slot_mapping", "pairs", "addresses", "row_words", "rows"), "*i64"),
     "allowed": "*i32",
     **dict.fromkeys(("keys", "tokens"), "*i64"),
     "asked": "*fp64",
     "logits": "*fp32",
     **dict.fromkeys(("partial", "partial_lse", "k_scale", "v_scale"), "*fp32"),
-    **dict.fromkeys(("of_pieces", "lse_of_parts", "shares", "sums"), "*fp32"),
+    **dict.fromkeys(("piece_sums", "part_lse", "shares", "sums"), "*fp32"),
     **dict.fromkeys(("x", "total", "weight", "norm_weight", "eps"), "*fp32"),
     **dict.fromkeys(("scale", "softcap"), "fp32"),
 }
@@ -92,9 +92,9 @@ _DATA: Final = frozenset({"query", "key", "value", "k_cache", "v_cache", "out", 
 }
 _CACHES: Final = frozenset({"k_cache", "v_cache"})
 _EIGHT_BITS: Final = {INT8: "*i8", E4M3: "*fp8e4nv", E4M3_BITS: "*u8"}
-_FORMAT_NAMES: Final = {AS_IS: "", INT8: " int8", E4M3: " fp8", E4M3_BITS: " fp8 bits"}
+_FORMAT_NAMES: Final = {UNQUANTIZED: "", INT8: " int8", E4M3: " fp8", E4M3_BITS: " fp8 bits"}
 _SCALES: Final = ("k_scale", "v_scale", "scale_stride_b", "scale_stride_s", "scale_stride_h")
-_SUMS: Final = ("places", "of_pieces", "lse_of_parts")
+_SUMS: Final = ("sum_offsets", "piece_sums", "part_lse")
 _UNALIGNED: Final = frozenset({"scale", "softcap", "window"})
 
 
@@ -168,11 +168,11 @@ EVERY_OPTION: Final = (
 
 
 def decode_case(
-    heads: Heads, options: Options, dtype: str = "bf16", form: int = AS_IS, *, is_measured: bool = False
+    heads: Heads, options: Options, dtype: str = "bf16", form: int = UNQUANTIZED, *, is_measured: bool = False
 ) -> Launch:
     """Decode, and with `is_measured` where attention falls; a window is no variant, since the kernel takes it as a
     number."""
-    is_quantized = form != AS_IS
+    is_quantized = form != UNQUANTIZED
     tiles = decode_tiles(heads.head_dim, heads.head_dim, heads.group, _element_bytes(dtype), is_quantized=is_quantized)
     constants = {"NUM_KV_HEADS": heads.num_kv_heads, **_attention_constants(heads, tiles, options, form)}
     constants |= _piece_constants(tiles.tile_n, is_measured=is_measured)
@@ -180,7 +180,7 @@ def decode_case(
     return _launch("paged_decode", variant, _paged_decode_attention_kernel, constants, dtype, tiles)
 
 
-def bounds_case(heads: Heads, dtype: str = "bf16", form: int = AS_IS) -> Launch:
+def bounds_case(heads: Heads, dtype: str = "bf16", form: int = UNQUANTIZED) -> Launch:
     """Bounds of keys."""
     constants: dict[str, object] = {
         "NUM_KV_HEADS": heads.num_kv_heads,
@@ -206,7 +206,7 @@ def prefill_case(
     options: Options,
     capability: int,
     dtype: str = "bf16",
-    form: int = AS_IS,
+    form: int = UNQUANTIZED,
     *,
     max_query_len: int = 512,
     is_cut: bool = False,
@@ -217,13 +217,13 @@ def prefill_case(
     one size, whatever the runs. In other `tiles` than those of a launch, if given."""
     dims = heads.head_dim, heads.value_dim or heads.head_dim, heads.group, _element_bytes(dtype)
     if is_fixed:
-        tiles = fixed_prefill_tiles(*dims, capability, is_quantized=form != AS_IS)
+        tiles = fixed_prefill_tiles(*dims, capability, is_quantized=form != UNQUANTIZED)
     tiles = tiles or prefill_tiles(
         *dims,
         max_query_len,
         capability,
         num_runs=heads.num_kv_heads * (_MANY_RUNS if max_query_len >= _LONG_RUN else 1),
-        is_quantized=form != AS_IS,
+        is_quantized=form != UNQUANTIZED,
     )
     constants = {
         "IS_SLIDING": int(options.window),
@@ -242,7 +242,7 @@ def prefill_case(
 
 
 def cut_cases(
-    heads: Heads, capability: int, dtype: str = "bf16", form: int = AS_IS, options: Options = PLAIN
+    heads: Heads, capability: int, dtype: str = "bf16", form: int = UNQUANTIZED, options: Options = PLAIN
 ) -> Iterator[Launch]:
     """Short runs behind long contexts."""
     for max_query_len in _SHORT_RUNS:
@@ -256,7 +256,7 @@ def memory_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator
     for is_chunked in (False, True):
         for block_size in (0, _BLOCK_SIZE):
             plan: dict[str, object] = {"LONGEST": MAX_PART_TOKENS, "TILE_B": TILE_B, "IS_CHUNKED": is_chunked}
-            plan |= {"BLOCK_SIZE": block_size, **({} if block_size else {"places": None})}
+            plan |= {"BLOCK_SIZE": block_size, **({} if block_size else {"sum_offsets": None})}
             variant_of_plan = f"every batch{' of chunks' * is_chunked}{' heat' * (block_size > 0)}"
             yield _launch("plan_decode", variant_of_plan, _plan_decode_kernel, plan, dtype)
     yield write_case(heads, dtype)
@@ -292,7 +292,7 @@ def draw_case() -> Launch:
     return _launch("draw_tokens", "every vocabulary", _draw_tokens_kernel, shapes, "fp32", num_warps=_DRAW_WARPS)
 
 
-def write_case(heads: Heads, dtype: str = "bf16", form: int = AS_IS) -> Launch:
+def write_case(heads: Heads, dtype: str = "bf16", form: int = UNQUANTIZED) -> Launch:
     """Writing keys and values, as they are or quantized."""
     shapes = write_constants(heads.num_kv_heads, heads.head_dim, heads.head_dim, _BLOCK_SIZE)
     constants = {**shapes, **_format_constants(form)}
@@ -309,7 +309,7 @@ def layer_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator[
     for kind, name in ((SILU, "silu"), (GELU_TANH, "gelu")):
         constants = gate_constants(4 * hidden, kind)
         yield _launch("gate", f"{4 * hidden} {name} {dtype}", _gated_activation_kernel, constants, dtype)
-    for form in (AS_IS, INT8):
+    for form in (UNQUANTIZED, INT8):
         yield rotate_case(heads, dtype, form)
     yield rotate_case(heads, dtype, has_norm=True)
     for num_rows, bits in product((1, 16, 64, 512), (4, 8)):
@@ -319,7 +319,7 @@ def layer_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator[
             yield linear_case(heads, num_rows, capability, dtype, times=times)
 
 
-def rotate_case(heads: Heads, dtype: str = "bf16", form: int = AS_IS, *, has_norm: bool = False) -> Launch:
+def rotate_case(heads: Heads, dtype: str = "bf16", form: int = UNQUANTIZED, *, has_norm: bool = False) -> Launch:
     """Rotating queries and keys, and writing keys and values."""
     constants = {
         **rotate_constants(heads.num_heads, heads.num_kv_heads, heads.head_dim, _BLOCK_SIZE),
@@ -422,10 +422,10 @@ def _with_expert_types(launch: Launch, dtype: str) -> Launch:
 
 
 def latent_case(
-    heads: Heads, capability: int, max_queries: int, dtype: str, form: int = AS_IS, *, is_measured: bool = False
+    heads: Heads, capability: int, max_queries: int, dtype: str, form: int = UNQUANTIZED, *, is_measured: bool = False
 ) -> Launch:
     """Decodes, or short runs of queries, over latents."""
-    rows, is_quantized = max_queries * heads.num_heads, form != AS_IS
+    rows, is_quantized = max_queries * heads.num_heads, form != UNQUANTIZED
     tiles = latent_tiles(rows, _element_bytes(dtype), capability, is_quantized=is_quantized)
     constants: dict[str, object] = {
         **latent_constants(heads.num_heads, heads.value_dim, heads.head_dim, _BLOCK_SIZE, tiles),
@@ -444,14 +444,14 @@ def latent_case(
 
 def latent_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator[Launch]:
     """What touches latents: decodes, short runs, where attention fell, writing, merging."""
-    for form in (AS_IS, INT8, fp8_format(capability)) if dtype != "fp32" else (AS_IS,):
+    for form in (UNQUANTIZED, INT8, fp8_format(capability)) if dtype != "fp32" else (UNQUANTIZED,):
         for max_queries in (1, _SHORT_RUNS[0]):
             yield latent_case(heads, capability, max_queries, dtype, form)
         yield latent_case(heads, capability, 1, dtype, form, is_measured=True)
     yield from merge_cases(heads, heads.value_dim, dtype)
     write = {
         **write_constants(1, heads.value_dim, heads.head_dim - heads.value_dim, _BLOCK_SIZE),
-        **_format_constants(AS_IS),
+        **_format_constants(UNQUANTIZED),
     }
     yield _launch("kv_write", f"{heads} {dtype}", _kv_write_kernel, write, dtype)
 
@@ -579,7 +579,7 @@ def _attention_constants(heads: Heads, tiles: DotTiles, options: Options, form: 
 
 def _format_constants(form: int) -> dict[str, object]:
     """What the launcher passes: a cache that is not quantized has no scales."""
-    return {"KV_FORMAT": form, **(dict.fromkeys(_SCALES) if form == AS_IS else {})}
+    return {"KV_FORMAT": form, **(dict.fromkeys(_SCALES) if form == UNQUANTIZED else {})}
 
 
 def _launch(
@@ -593,8 +593,8 @@ def _launch(
 ) -> Launch:
     names = [name for name in kernel.arg_names if name not in constants]
     arguments = {name: f"*{dtype}" if name in _DATA else _TYPES.get(name, "i32") for name in names}
-    form = constants.get("KV_FORMAT", AS_IS)
-    if isinstance(form, int) and form != AS_IS:
+    form = constants.get("KV_FORMAT", UNQUANTIZED)
+    if isinstance(form, int) and form != UNQUANTIZED:
         arguments |= dict.fromkeys(_CACHES, _EIGHT_BITS[form])
     aligned = frozenset(name for name in names if name not in _UNALIGNED) - varying_arguments(kernel)
     warps, stages, registers = tiles[4:7] if tiles else (num_warps, 3, None)

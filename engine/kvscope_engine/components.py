@@ -72,7 +72,7 @@ from kvscope_engine.roofline.step_costs import ModelWork
 from kvscope_engine.structured_output.structured_output_manager import StructuredOutputManager
 from kvscope_engine.submission import SubmissionLimits
 from kvscope_kernels.third_party_attention.library_choice import LibraryChoice
-from kvscope_kernels.tuning.tile_table import describe_own_table
+from kvscope_kernels.tuning.tile_table import describe_user_table
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.capabilities import Capabilities
@@ -395,7 +395,7 @@ def _notes_at_start(
     streamed = streamed_weights(loaded.module)
     return [
         *loaded.notes,
-        *filter(None, (model.products, describe_own_table(loaded.device))),
+        *filter(None, (model.products, describe_user_table(loaded.device))),
         *expanded_notes(loaded.module),
         *_notes_on_bias(loaded.module),
         *allocator_notes,

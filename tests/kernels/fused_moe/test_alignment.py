@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvscope_kernels.fused_moe.alignment import align_experts, align_experts_torch, most_tiles
+from kvscope_kernels.fused_moe.alignment import align_experts, align_experts_torch, max_tiles
 
 
 @pytest.mark.interpreter
@@ -43,7 +43,7 @@ def test_room_for_tiles_is_exact() -> None:
                 sum(-(-count // 16) for count in counts)
                 for counts in (_one_pair_each(num_pairs, num_experts), _evenly(num_pairs, num_experts))
             )
-            assert worst == most_tiles(num_pairs, num_experts, 16)
+            assert worst == max_tiles(num_pairs, num_experts, 16)
 
 
 def _one_pair_each(num_pairs: int, num_experts: int) -> list[int]:

@@ -141,7 +141,7 @@ def test_failing_library_is_retried_and_then_disabled(
 
     for _ in range(num_errors):
         assert [run(), run()] == [1, 0]
-        now_s += preferred.PAUSE_S
+        now_s += preferred.RETRY_DELAY_S
     is_given_up = num_errors == preferred.MAX_ERRORS
     assert run() == (0 if is_given_up else 1)
     failed = "flash-attn 3 failed; kvscope's own kernels run prompts"
