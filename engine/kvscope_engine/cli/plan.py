@@ -60,9 +60,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(msgspec.json.encode(answer).decode())
         return 0
-    from kvscope_engine.planning.plan_report_text import text
+    from kvscope_engine.planning.plan_report_text import plan_text
 
-    print_text(text(answer))
+    print_text(plan_text(answer))
     return 0
 
 
@@ -97,14 +97,14 @@ def _answers(args: argparse.Namespace) -> Iterator[PlanAnswer]:
     with quick_imports():
         question, training = _serving_question(args), _training_question(args)
         from kvscope_engine.planning.inference_plan import plan_inference
-        from kvscope_engine.planning.plan_answer import answer
+        from kvscope_engine.planning.plan_answer import build_answer
         from kvscope_engine.planning.skeleton import read_skeleton
         from kvscope_engine.planning.training_plan import plan_training
 
         skeleton = read_skeleton(args.model)  # imports the code of the model's architecture
         plan = plan_inference(skeleton, question)
-    yield answer(skeleton, plan, lengths, is_first=True)
-    yield answer(skeleton, plan, lengths, None if training is None else plan_training(skeleton, training))
+    yield build_answer(skeleton, plan, lengths, is_first=True)
+    yield build_answer(skeleton, plan, lengths, None if training is None else plan_training(skeleton, training))
 
 
 def _add_serving(group: argparse._ArgumentGroup) -> None:

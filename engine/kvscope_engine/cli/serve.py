@@ -19,7 +19,7 @@ from kvscope_engine.cli.notices import print_notice, print_notices
 from kvscope_engine.cli.other_ranks import run_as_follower, stop_when_rank_lost
 from kvscope_engine.cli.signal_shutdown import STOP_S, stopped_by_signals
 from kvscope_engine.command_parser import whole_number
-from kvscope_engine.http.http_child import HttpChild, connectable
+from kvscope_engine.http.http_child import HttpChild, local_endpoint
 from kvscope_engine.http.http_command import add_api_options, api_key
 from kvscope_engine.model.loader.download.progress import IMPORT, TerminalProgress
 from kvscope_engine.server.parent_watch import watch_parent
@@ -214,7 +214,7 @@ def serve(
         stopping.set_service(service)
         print(f"listening on {service.telemetry_endpoint}, loading the model", flush=True)
         key = ring.folder / LOCAL_KEY if ring is not None else NO_KEY
-        http_context = nullcontext() if http is None else http.running(connectable(service.telemetry_endpoint), key)
+        http_context = nullcontext() if http is None else http.running(local_endpoint(service.telemetry_endpoint), key)
         with http_context:
             service.run()
     if stopping.was_loading:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_engine.command_parser import parse_size, whole_number
-from kvscope_engine.http.listen_address import listen, url
+from kvscope_engine.http.listen_address import listen, listener_url
 from kvscope_engine.http.tool_calling.tool_call_formats import FORMATS_BY_NAME
 from kvscope_telemetry.errors import BadInput
 
@@ -154,7 +154,7 @@ def run(args: argparse.Namespace) -> int:
         _pages(args, settings) as pages,
     ):
         if not is_child:
-            print(f"listening on {url(listener)}", flush=True)
+            print(f"listening on {listener_url(listener)}", flush=True)
         HttpServer(settings, listener, pages).run()
     return 0
 

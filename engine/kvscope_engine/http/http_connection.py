@@ -46,8 +46,8 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 
 class HttpConnection(H11Protocol):
-    """Protocol of one connection, created by uvicorn. `bounded` returns a subclass with its `limits` and
-    `max_connections` set.
+    """Protocol of one connection, created by uvicorn. `bounded_connection_class` returns a subclass with its `limits`
+    and `max_connections` set.
     """
 
     limits = HttpLimits()
@@ -222,11 +222,11 @@ def head_refusal(head: bytes) -> tuple[int, str] | None:
     return None
 
 
-def bounded(limits: HttpLimits, max_connections: int) -> type[HttpConnection]:
+def bounded_connection_class(limits: HttpLimits, max_connections: int) -> type[HttpConnection]:
     return type("BoundedConnection", (HttpConnection,), {"limits": limits, "max_connections": max_connections})
 
 
-def encoded(chunks: Iterable[msgspec.Struct]) -> bytes:
+def encode_events(chunks: Iterable[msgspec.Struct]) -> bytes:
     """Return the server-sent events of all chunks, concatenated."""
     return b"".join(b"data: " + _ENCODER.encode(chunk) + b"\n\n" for chunk in chunks)
 
@@ -241,7 +241,7 @@ class TextEvents:
     def event(self, number: int, text: str) -> bytes:
         parts = self._event_parts.get(number)
         if parts is None:
-            before, _, after = encoded([self._chunk(number, TEXT_PLACEHOLDER)]).partition(
+            before, _, after = encode_events([self._chunk(number, TEXT_PLACEHOLDER)]).partition(
                 _ENCODER.encode(TEXT_PLACEHOLDER)
             )
             parts = self._event_parts[number] = (before, after)
@@ -292,7 +292,7 @@ class EventStream(Response):
         except asyncio.CancelledError:
             error = ApiError(503, STOPPING).body
             with contextlib.suppress(Exception):
-                await send({"type": "http.response.body", "body": encoded([error]), "more_body": False})
+                await send({"type": "http.response.body", "body": encode_events([error]), "more_body": False})
         finally:
             self._close()
             await self._events.aclose()
@@ -303,7 +303,7 @@ class EventStream(Response):
             async for data in self._events:
                 await write(data)
         except ApiError as error:
-            last = encoded([error.body])
+            last = encode_events([error.body])
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
 

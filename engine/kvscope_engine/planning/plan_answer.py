@@ -48,7 +48,7 @@ _MOMENTS: Final = {
 }
 
 
-def answer(
+def build_answer(
     skeleton: Skeleton,
     plan: InferencePlan,
     lengths: Sequence[int],

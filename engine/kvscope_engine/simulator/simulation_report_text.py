@@ -14,7 +14,7 @@ UNKNOWN_TEXT = "–"
 MIB = 1 << 20
 
 
-def text(
+def report_text(
     workload: Workload, limits: SimulatedLimits, reports: Sequence[SimulationReport], notes: Sequence[str] = ()
 ) -> str:
     """Describe the run, with `notes`, and append tables of memory, throughput and latency with a row per allocator."""

@@ -13,7 +13,7 @@ from kvscope_engine.model.layers.attention.no_attention import NoAttention
 from kvscope_engine.model.layers.forward import Forward
 from kvscope_engine.model.verification.hook_check import record_calls
 from kvscope_engine.planning.inference_plan import InferenceQuestion, forward_shape, plan_inference
-from kvscope_engine.planning.plan_answer import answer
+from kvscope_engine.planning.plan_answer import build_answer
 from kvscope_engine.planning.skeleton import build
 
 DEEPSEEK_V3: dict[str, Any] = {
@@ -62,7 +62,7 @@ def test_deepseek_v3_holds_576_numbers_per_token_and_layer(skeleton: Make, tenso
 
 def test_answer_gives_the_size_of_expanded_keys_and_values(skeleton: Make) -> None:
     small = skeleton(SMALL)
-    said = answer(small, plan_inference(small, question()), (1024,))
+    said = build_answer(small, plan_inference(small, question()), (1024,))
     assert any(
         "with MLA expanded, as keys and values of each head, it would be 18.0 times as large: " in note
         for note in said.inference.notes

@@ -13,7 +13,7 @@ from kvscope_engine.simulator.costs.cost_model import PRESETS, CostModel
 from kvscope_engine.simulator.simulated_paging import Paging
 from kvscope_engine.simulator.simulation import Simulation, SimulationSetup
 from kvscope_engine.simulator.simulation_limits import SimulatedLimits
-from kvscope_engine.simulator.simulation_report import SimulationReport, report
+from kvscope_engine.simulator.simulation_report import SimulationReport, make_report
 from kvscope_engine.simulator.workloads.generators import GeneratorOptions, generate
 from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
 from kvscope_telemetry.errors import BadInput
@@ -37,12 +37,12 @@ def test_waste_in_pages_equals_the_one_calculated_by_hand(one_second_step: CostM
     """One request at a time has two of 4 pages of 16 tokens, with 17 and 18 tokens, while the second waits."""
     simulation = simulate(one_second_step, [(0, 17, 2), (0, 3, 1)], 16, num_blocks=16, max_num_seqs=1)
     simulation.run()
-    memory = report(simulation).memory
+    memory = make_report(simulation).memory
     assert memory is not None
     shares = (memory.states, memory.reserved, memory.internal, memory.external_and_others, memory.cached)
     assert [64 * share for share in shares] == pytest.approx([17.5, 0, 14.5, 32, 0])
     assert memory.external_fragmentation == 0.0
-    assert report(simulation).tokens_per_page_group == 16.0
+    assert make_report(simulation).tokens_per_page_group == 16.0
 
 
 def test_pool_and_scheduler_agree_after_each_step(one_second_step: CostModel) -> None:
@@ -65,7 +65,7 @@ def run_llama(allocator: str, page_bytes: int) -> SimulationReport:
     paging = Paging(preset.num_layers, page_bytes)
     simulation = Simulation(SimulationSetup(workload, limits, preset.cost, allocator, paging))
     simulation.run()
-    return report(simulation)
+    return make_report(simulation)
 
 
 def test_pages_of_2_mib_waste_much_and_pages_of_64_kib_little() -> None:

@@ -13,7 +13,7 @@ from kvscope_engine.simulator.costs.cost_model import PRESETS, CostModel
 from kvscope_engine.simulator.simulated_tiers import Tiers
 from kvscope_engine.simulator.simulation import Simulation, SimulationSetup
 from kvscope_engine.simulator.simulation_limits import SimulatedLimits
-from kvscope_engine.simulator.simulation_report import SimulationReport, report
+from kvscope_engine.simulator.simulation_report import SimulationReport, make_report
 from kvscope_engine.simulator.workloads.generators import GeneratorOptions, generate
 from kvscope_telemetry.errors import BadInput
 
@@ -44,7 +44,7 @@ def simulate_evicted_prefix(make_simulation: Make, cost: CostModel, tiers: Tiers
     simulation = make_simulation(requests, tokens_per_text=24, tiers=tiers, cost=cost)
     while simulation.advance():
         simulation.scheduler.check_integrity()
-    found = report(simulation)
+    found = make_report(simulation)
     assert (found.num_preemptions, found.num_recomputed_tokens) == (0, 0)
     return found
 
@@ -101,7 +101,7 @@ def simulate_memory_pressure(make_simulation: Make, cost: CostModel, tiers: Tier
         simulation.scheduler.check_integrity()
     assert simulation.tally.num_finished == 3
     assert simulation.pool.num_free == 8
-    return report(simulation)
+    return make_report(simulation)
 
 
 def test_swapped_requests_recompute_no_tokens(make_simulation: Make, cost: CostModel) -> None:
@@ -143,7 +143,7 @@ def test_only_the_paged_allocator_has_lower_tiers() -> None:
         tiers = Tiers(kv_host_memory=1 << 30, preemption="swap")
         simulation = Simulation(SimulationSetup(workload, limits, PRESETS["opt-13b"].cost, allocator, tiers=tiers))
         simulation.run()
-        assert (report(simulation).tiers is not None) == (allocator == "paged")
+        assert (make_report(simulation).tiers is not None) == (allocator == "paged")
 
 
 def test_equal_setups_with_tiers_give_equal_reports_and_more_reuse_than_without() -> None:
@@ -158,7 +158,7 @@ def test_equal_setups_with_tiers_give_equal_reports_and_more_reuse_than_without(
         while simulation.advance():
             if simulation.step_count % 20 == 0:
                 simulation.scheduler.check_integrity()
-        return report(simulation)
+        return make_report(simulation)
 
     host = {"kv_host_memory": 256 << 20}
     none, first, disk = found(), found(**host), found(**host, kv_disk=1 << 30)

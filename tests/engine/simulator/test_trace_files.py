@@ -12,7 +12,7 @@ from kvscope_engine.simulator.costs.cost_model import PRESETS
 from kvscope_engine.simulator.simulated_tiers import Tiers
 from kvscope_engine.simulator.simulation import Simulation, SimulationSetup
 from kvscope_engine.simulator.simulation_limits import SimulatedLimits
-from kvscope_engine.simulator.simulation_report import report
+from kvscope_engine.simulator.simulation_report import make_report
 from kvscope_engine.simulator.workloads.azure import read_azure
 from kvscope_engine.simulator.workloads.mooncake import read_mooncake
 from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
@@ -188,7 +188,7 @@ def test_prefixes_of_a_trace_are_loaded_from_lower_tiers(write_trace: Callable[.
         )
         simulation = Simulation(setup)
         simulation.run()
-        found = report(simulation)
+        found = make_report(simulation)
         assert found.prefix_hit_rate is not None
         assert found.tiers is None or found.tiers.loaded_blocks > 0
         return found.prefix_hit_rate

@@ -14,7 +14,7 @@ import numpy as np
 
 from kvscope_engine.policy.request import Request
 from kvscope_engine.simulator.what_if.candidates import Candidate, check_candidate
-from kvscope_engine.simulator.what_if.placing import LayoutUse, PlacedPool
+from kvscope_engine.simulator.what_if.placed_pool import LayoutUse, PlacedPool
 from kvscope_engine.simulator.what_if.slot_map import Spans
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 from kvscope_telemetry.messages.what_if import MapKind, Running
