@@ -108,7 +108,7 @@ def _run_all(runs: Sequence[_Run], model: str) -> None:
             simulation, total = run.simulation, run.simulation.num_requests
             with (
                 Meter(bar, "simulate", simulation.allocator, total, "requests") as meter,
-                _recorded(run, model),
+                _recording_context(run, model),
             ):
                 while simulation.advance():
                     meter.reach(simulation.tally.num_ended, total)
@@ -116,7 +116,7 @@ def _run_all(runs: Sequence[_Run], model: str) -> None:
         bar.close()
 
 
-def _recorded(run: _Run, model: str) -> AbstractContextManager[object]:
+def _recording_context(run: _Run, model: str) -> AbstractContextManager[object]:
     if run.recording is None:
         return nullcontext()
     from kvscope_engine.simulator.simulation_recording import SimulationRecording

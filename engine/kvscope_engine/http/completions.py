@@ -57,7 +57,9 @@ from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 ChoiceReplies: TypeAlias = list[tuple[int, Tokens | Finished]]
 """Replies with the index of the choice that each belongs to."""
-TOO_SLOW = "too much of the answer is unread: the client reads too slowly, or the answer is too large for one response"
+TOO_SLOW_MESSAGE = (
+    "too much of the answer is unread: the client reads too slowly, or the answer is too large for one response"
+)
 
 
 class _Answer(Protocol):
@@ -427,4 +429,4 @@ class Generation:
 
     def _check(self) -> None:
         if self._inbox.overflowed:
-            raise ApiError(400, TOO_SLOW)
+            raise ApiError(400, TOO_SLOW_MESSAGE)

@@ -14,7 +14,7 @@ from kvscope_engine.model.layers.forward import Forward
 from kvscope_engine.model.verification.hook_check import record_calls
 from kvscope_engine.planning.inference_plan import InferenceQuestion, forward_shape, plan_inference
 from kvscope_engine.planning.plan_answer import build_answer
-from kvscope_engine.planning.skeleton import build
+from kvscope_engine.planning.skeleton import build_model
 
 DEEPSEEK_V3: dict[str, Any] = {
     "model_type": "deepseek_v3",
@@ -76,7 +76,7 @@ def test_planned_kv_and_activations_match_a_cpu(skeleton: Make) -> None:
     """In float32, because bfloat16 products need workspace on some processors."""
     model = skeleton(SMALL)
     shape = forward_shape(model, torch.float32, 512)
-    module = build(model.config, torch.float32, torch.device("cpu")).eval()
+    module = build_model(model.config, torch.float32, torch.device("cpu")).eval()
     record_calls(module)
     ids = torch.zeros(512, dtype=torch.int64)
     with torch.inference_mode():

@@ -10,7 +10,7 @@ import pytest
 
 from kvscope_engine.policy.allocation.mapped_pool import page_slots_of
 from kvscope_engine.simulator.costs.cost_model import PRESETS, CostModel
-from kvscope_engine.simulator.simulated_paging import Paging
+from kvscope_engine.simulator.simulated_paging import SimulatedPaging
 from kvscope_engine.simulator.simulation import Simulation, SimulationSetup
 from kvscope_engine.simulator.simulation_limits import SimulatedLimits
 from kvscope_engine.simulator.simulation_report import SimulationReport, make_report
@@ -29,7 +29,7 @@ def simulate(
     cost = dataclasses.replace(one_second_step, kv_bytes_per_token=2 * 4096 / page_tokens, memory_bandwidth=1e18)
     sizes = {"num_blocks": 8, "block_size": 4, "max_model_len": 32} | limits
     return Simulation(
-        SimulationSetup(Workload("by hand", made), SimulatedLimits(**sizes), cost, "virtual", Paging(2, 4096))
+        SimulationSetup(Workload("by hand", made), SimulatedLimits(**sizes), cost, "virtual", SimulatedPaging(2, 4096))
     )
 
 
@@ -62,7 +62,7 @@ def run_llama(allocator: str, page_bytes: int) -> SimulationReport:
     preset = PRESETS["llama-3.1-8b"]
     limits = SimulatedLimits(num_blocks=1024, enable_prefix_caching=False, max_model_len=8192)
     workload = generate("sharegpt", GeneratorOptions(num_requests=80, rate=math.inf), 8192)
-    paging = Paging(preset.num_layers, page_bytes)
+    paging = SimulatedPaging(preset.num_layers, page_bytes)
     simulation = Simulation(SimulationSetup(workload, limits, preset.cost, allocator, paging))
     simulation.run()
     return make_report(simulation)
@@ -93,7 +93,7 @@ def test_pages_of_2_mib_waste_much_and_pages_of_64_kib_little() -> None:
 )
 def test_invalid_paging_is_refused(paging: dict[str, int], said: str) -> None:
     with pytest.raises(BadInput, match=said):
-        Paging(**paging)
+        SimulatedPaging(**paging)
 
 
 def test_pool_smaller_than_a_page_is_refused(one_second_step: CostModel) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kvscope_engine.simulator.costs.cost_model import PRESETS
-from kvscope_engine.simulator.simulated_tiers import Tiers
+from kvscope_engine.simulator.simulated_tiers import SimulatedTiers
 from kvscope_engine.simulator.simulation import Simulation, SimulationSetup
 from kvscope_engine.simulator.simulation_limits import SimulatedLimits
 from kvscope_engine.simulator.simulation_recording import SimulationRecording
@@ -136,7 +136,7 @@ def test_without_prefix_caching_no_shared_prefixes_are_known(
 @pytest.mark.parametrize("preemption", ["auto", "swap"])
 def test_frames_with_lower_tiers_rebuild_the_ledger(tmp_path: Path, preemption: str) -> None:
     """This holds after each step in every row of every tier, and wherever the recording is opened."""
-    tiers = Tiers(kv_host_memory=60 * BLOCK_BYTES, kv_disk=200 * BLOCK_BYTES, preemption=preemption)
+    tiers = SimulatedTiers(kv_host_memory=60 * BLOCK_BYTES, kv_disk=200 * BLOCK_BYTES, preemption=preemption)
     options = GeneratorOptions(num_requests=60, rate=8, shared_prefix_tokens=100, num_prefixes=6, seed=3)
     cost = replace(PRESETS["opt-13b"].cost, disk_bandwidth=1e12)
     setup = SimulationSetup(generate("mixed", options, 512), LIMITS, cost, "paged", tiers=tiers)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvscope_engine.simulator.costs.cost_model import PRESETS
-from kvscope_engine.simulator.simulated_tiers import Tiers
+from kvscope_engine.simulator.simulated_tiers import SimulatedTiers
 from kvscope_engine.simulator.simulation import Simulation, SimulationSetup
 from kvscope_engine.simulator.simulation_limits import SimulatedLimits
 from kvscope_engine.simulator.simulation_report import make_report
@@ -184,7 +184,7 @@ def test_prefixes_of_a_trace_are_loaded_from_lower_tiers(write_trace: Callable[.
 
     def hit_rate(**sizes: int) -> float:
         setup = SimulationSetup(
-            workload, SimulatedLimits(num_blocks=256, max_model_len=4096), COST, "paged", tiers=Tiers(**sizes)
+            workload, SimulatedLimits(num_blocks=256, max_model_len=4096), COST, "paged", tiers=SimulatedTiers(**sizes)
         )
         simulation = Simulation(setup)
         simulation.run()

@@ -23,8 +23,8 @@ from kvscope_engine.http.tool_calling.tool_call import (
     to_json,
 )
 
-SPACE: Final = " \t\r\n"
-SEPARATORS: Final = f"{SPACE},;"
+WHITESPACE: Final = " \t\r\n"
+SEPARATORS: Final = f"{WHITESPACE},;"
 MAX_PYTHON_CHARACTERS: Final = 1 << 20
 PYTHON_NAMES: Final = {"true": True, "false": False, "null": None}
 """JSON's constants, which models write in place of Python's."""
@@ -44,7 +44,7 @@ def read_json(text: StreamedText, start: int, tools: Tools) -> Search[ParseResul
     """Read calls, or lists of calls, as JSON values in succession, up to any other text."""
     calls: list[ParsedCall] = []
     while True:
-        start = yield from text.skip(SEPARATORS if calls else SPACE, start)
+        start = yield from text.skip(SEPARATORS if calls else WHITESPACE, start)
         if text.text[start : start + 1] not in ("{", "["):
             return ParseResult(calls or None, start)
         result = yield from read_json_value(text, start, tools)
@@ -56,7 +56,7 @@ def read_json(text: StreamedText, start: int, tools: Tools) -> Search[ParseResul
 
 def read_json_value(text: StreamedText, start: int, tools: Tools) -> Search[ParseResult]:
     """Read one call `{"name": ..., "arguments": {...}}` (Llama: `parameters`), or a list of them."""
-    start = yield from text.skip(SPACE, start)
+    start = yield from text.skip(WHITESPACE, start)
     if text.text[start : start + 1] not in ("{", "["):
         return ParseResult(None, start)
     end = yield from text.closing(JSON_TOKENS, start)
@@ -158,7 +158,7 @@ def read_python(text: StreamedText, start: int, tools: Tools) -> Search[ParseRes
     """
     calls: list[ParsedCall] = []
     while True:
-        start = yield from text.skip(SEPARATORS if calls else SPACE, start)
+        start = yield from text.skip(SEPARATORS if calls else WHITESPACE, start)
         first = text.text[start : start + 1]
         head = (yield from text.match(_PYTHON_HEAD, start)) if first == "[" or first.isidentifier() else None
         if head is None:
