@@ -118,7 +118,7 @@ class AlarmStrip(PassingStrip):
         if alarm is None:
             return
         num_others = len(self._shown_alarms) - 1
-        self._line.show_alarm(alarm.name, f"{describe_rule(alarm.rule)}, {_detail(alarm)}")
+        self._line.show_alarm(alarm.name, f"{describe_rule(alarm.rule)}, {_detail_text(alarm)}")
         self._more_label.setText(f"and {num_others} more" if num_others else "")
         self.setAccessibleName(f"Alarm: {self.text}")
 
@@ -142,7 +142,7 @@ class AlarmStrip(PassingStrip):
         outer.addWidget(frame)
 
 
-def _detail(alarm: Alarm) -> str:
+def _detail_text(alarm: Alarm) -> str:
     start_text = wall_text(alarm.begin_ns)
     if alarm.until_ns:
         duration = seconds((alarm.until_ns - alarm.begin_ns) / 1e9)
