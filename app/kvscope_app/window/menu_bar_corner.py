@@ -162,9 +162,8 @@ class MenuBarCorner(QWidget):
         if color != self._color:
             self._color = color
             self._state_label.setStyleSheet(f"color: {color}; font-weight: 700; padding: 0 8px;")
-            self._state_label.setFixedHeight(
-                self._state_label.sizeHint().height()
-            )  # or each new digit causes a window layout
+            # Without a fixed height, each new digit would cause a layout of the window.
+            self._state_label.setFixedHeight(self._state_label.sizeHint().height())
 
 
 def _delay_text(seconds: float) -> str:

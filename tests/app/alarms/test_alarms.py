@@ -131,9 +131,9 @@ def test_each_alarm_has_one_notice_and_the_newest_is_shown_first(window_with_scr
     assert "and 1 more" in driver.visible_texts(strip)
     strip.dismiss_button.click()
     assert strip.names == [KV_USAGE]
-    alone.go.click()
-    alone.dismiss.click()
-    alone.go.click()
+    alone.go_button.click()
+    alone.dismiss_button.click()
+    alone.go_button.click()
     assert went == [START_NS + 11 * SECOND_NS, START_NS]
     strip.all_button.click()
     assert window_with_scripted_overview.docks["bookmarks"].isVisible()
@@ -237,7 +237,7 @@ def test_dialog_shows_the_rules_and_saves_edits_to_the_settings(window_with_scri
     again = AlarmDialog(
         window_with_scripted_overview.alarms, window_with_scripted_overview.themes.theme, window_with_scripted_overview
     )
-    again.add.click()
+    again.add_button.click()
     again.rows[-1].expression.setText("running > 8")
     again.buttons.button(QDialogButtonBox.StandardButton.RestoreDefaults).click()
     assert again.rules[:-1] == DEFAULT_RULES
