@@ -426,8 +426,8 @@ def read_changes(
     if (start > before).any():
         first = int(np.argmax(start > before))
         raise ProtocolError(
-            f"block table of request {numbers[row_indices[first]]}: an update starts at block {start[first]}, but the table has"
-            f" only {before[first]} blocks"
+            f"block table of request {numbers[row_indices[first]]}: an update starts at block {start[first]}, but the"
+            f" table has only {before[first]} blocks"
         )
     return RequestRowColumns(
         rows=row_indices,
