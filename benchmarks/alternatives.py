@@ -328,7 +328,6 @@ def _times_us(action: Callable[[], object], repeats: int) -> list[float]:
 
 
 def _min_us(action: Callable[[], object], repeats: int = 200) -> float:
-    """Return the minimum processor time of `repeats` calls, in microseconds."""
     return _times_us(action, repeats)[0]
 
 

@@ -80,19 +80,16 @@ def process_cpu_s(pid: int) -> float:
 
 
 def cpu_of_rings_s(sessions: Iterable[Session]) -> float:
-    """Return the processor time in seconds of the processes that write the recent history of `sessions`."""
     times = [process_cpu_s(pid) for pid in pids_of_rings(sessions)]
     return sum(seconds for seconds in times if not math.isnan(seconds))
 
 
 def pids_of_rings(sessions: Iterable[Session]) -> list[int]:
-    """Return the ids of the running processes that write the recent history of `sessions`."""
     pids = [session.disk_history.ring.pid for session in sessions if session.disk_history is not None]
     return [pid for pid in pids if pid]
 
 
 def print_result(result: Mapping[str, object], as_json: bool) -> None:
-    """Print names and values as a table, or as one JSON object."""
     if as_json:
         print(json.dumps(result))
         return

@@ -169,7 +169,6 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "lfm2": _SIZES | {"model_type": "lfm2", "layer_types": ["conv", "conv", _FULL, "conv"] * 2},
     "rwkv": _SIZES | {"model_type": "rwkv", "attention_hidden_size": 768, "context_length": 8192},
 }
-"""Model configurations by the name of a model of that family."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -220,7 +219,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure(family: str, counts: Sequence[int], args: argparse.Namespace) -> dict[str, Any]:
-    """Return a summary of the step times for each number of concurrent requests."""
     import torch
 
     from kvscope_engine import Engine
@@ -257,7 +255,6 @@ def _saved_model(family: str, dtype: Any, folder: str) -> Any:
 
 
 def family_config(family: str) -> Any:
-    """Return transformers' configuration of a family."""
     from transformers import AutoConfig
 
     return AutoConfig.for_model(**FAMILIES[family])
@@ -317,7 +314,6 @@ def _turns(engine: Any, module: Any, count: int, args: argparse.Namespace) -> li
 
 
 def _engine_step_ms(engine: Any) -> float:
-    """Return milliseconds of CPU time per step of the engine, over one turn."""
     began_s = time.process_time()
     for _ in range(TURN_STEPS):
         engine.step()

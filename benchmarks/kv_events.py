@@ -35,7 +35,6 @@ BATCHES_PER_FRAME: Final = 10
 NUM_FRAMES: Final = 20
 NUM_FILL_BATCHES: Final = 10
 MIN_EVENTS_PER_S: Final = 100_000
-"""Minimum number of events per second, with one block per event."""
 
 
 class RequestHistory:
@@ -47,7 +46,6 @@ class RequestHistory:
         self._stored: deque[tuple[int, ...]] = deque()
 
     def batch(self, num_events: int, *, with_removals: bool = True) -> bytes:
-        """Return the next batch, encoded."""
         events: list[KvEvent] = []
         while len(events) < num_events:
             hashes = tuple(range(self._next, self._next + self._blocks_per_event))
@@ -89,14 +87,12 @@ def measure(blocks_per_event: int) -> tuple[float, float, float, float]:
 
 
 def pending_update(translator: RankTranslator, now_ns: int) -> Update:
-    """Return the translator's pending messages as one update."""
     messages = translator.messages(now_ns, is_alive=False)
     snapshot = next((message for message in messages if isinstance(message, Snapshot)), None)
     return coalesce([message for message in messages if isinstance(message, Frame)], snapshot=snapshot)
 
 
 def apply_pending(mirror: Mirror, translator: RankTranslator, now_ns: int) -> None:
-    """Apply the translator's pending messages to the mirror."""
     mirror.apply(pending_update(translator, now_ns))
 
 

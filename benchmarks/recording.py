@@ -69,7 +69,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write recordings and measure them, or measure an existing one."""
     if args.open is not None:
         measure(args.open, args.jumps)
         return 0
@@ -108,7 +107,6 @@ def make(path: Path, seconds: int, rate: int, args: argparse.Namespace) -> None:
 
 
 def measure(path: Path, num_jumps: int) -> None:
-    """Measure the recording at `path` and print the results."""
     before_mib = resident_mib()
     recording, opened = timed(lambda: Recording.open(path))
     overview, read = timed(lambda: read_overview(recording))
@@ -147,7 +145,6 @@ def _measure_jumps(name: str, recordings: Iterable[Recording]) -> None:
 
 
 def _measure_waits(recording: Recording) -> None:
-    """Measure operations on the last minutes for which a user waits: reading a block's history, and saving."""
     cache, end_ns = recording.info.hello.cache, recording.end_ns
     for minutes in (1, 10):
         from_ns = max(recording.start_ns, end_ns - minutes * 60_000_000_000)
@@ -162,7 +159,6 @@ def _measure_waits(recording: Recording) -> None:
 
 
 def _play(recording: Recording) -> None:
-    """Play the last minute as quickly as it can be read."""
     reader = PlaybackReader(recording)
     length_ns = round(recording.info.duration_s * 1e9)
     from_ns = max(0, length_ns - 60_000_000_000)
@@ -179,7 +175,6 @@ def timed(work: Callable[[], _Result]) -> tuple[_Result, str]:
 
 
 def resident_mib() -> float:
-    """Return the resident memory of this process in MiB."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / (1 << 20)
 
 
@@ -222,7 +217,6 @@ def print_table(sizes: Sizes, minutes: float) -> None:
 
 
 def _column_sizes(data: bytes) -> Iterator[tuple[str, int]]:
-    """Yield each column of a message with its compressed size in bytes."""
     for name, (_, column) in msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(data))["columns"].items():
         yield name, len(zstandard.compress(column)) if len(column) > 64 else len(column)
 

@@ -57,7 +57,6 @@ class _ScriptedSource:
 
 
 def measure_requests(num_requests: int, size: tuple[int, int]) -> dict[str, object]:
-    """Return the milliseconds of each user action on a table with `num_requests` finished requests."""
     session = Session(_ScriptedSource(_updates(num_requests)))
     view = RequestsView(session)
     view.resize(*size)

@@ -214,8 +214,6 @@ def _run_block_history(pool: BlockPool, number: int, prefixes: list[Prefix]) -> 
 
 @dataclass(slots=True)
 class Cost:
-    """CPU time of steps (independent of other load on the machine), and counts of their work."""
-
     schedule_ns: int = 0
     commit_ns: int = 0
     finish_ns: int = 0
@@ -269,14 +267,12 @@ class SteadyLoad:
         self._fill()
 
     def run(self, num_steps: int) -> Cost:
-        """Run `num_steps` steps. Returns their cost."""
         cost = Cost()
         for _ in range(num_steps):
             self._advance(cost)
         return cost
 
     def _fill(self) -> None:
-        """Add requests of every age, so that equally many end in each step, and warm up."""
         for _ in range(self.num_running):
             self._scheduler.add_request(self._request(self._random.randint(1, OUTPUT_TOKENS[1])))
         while self._scheduler.totals.admitted < self.num_running:

@@ -54,7 +54,6 @@ class Case:
         return f"prefill {self.num_tokens} after {self.start}"
 
     def sample(self, seconds: float) -> Sample:
-        """Return the step with its duration as a sample for the cost fit."""
         pairs_per_request = self.num_tokens * self.start + self.num_tokens * (self.num_tokens + 1) // 2
         context = self.num_requests * (self.start + self.num_tokens)
         return Sample(self.num_requests * self.num_tokens, context, self.num_requests * pairs_per_request, seconds)
@@ -95,7 +94,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _cases(parts: EngineComponents) -> Iterator[Case]:
-    """Yield the cases that fit in the pool and in the model's context."""
     storage, longest = parts.storage, parts.loaded.max_model_len
     decodes = (Case(batch, context - 1, 1) for batch in BATCHES for context in CONTEXTS)
     prefills = (Case(1, start, chunk) for start in STARTS for chunk in CHUNKS)

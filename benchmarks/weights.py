@@ -69,10 +69,10 @@ def _text(report: dict[str, Any]) -> str:
         ]
         for name, row in report["formats"].items()
     ]
-    where = (
+    title = (
         f"model {report['model']}, {report['dtype']}, {report['device']}, {report['num_text_tokens']} tokens of text"
     )
-    return f"{where}\n\n{table(['--quantization', 'MB of weights', 'perplexity', 'change'], rows)}"
+    return f"{title}\n\n{table(['--quantization', 'MB of weights', 'perplexity', 'change'], rows)}"
 
 
 if __name__ == "__main__":

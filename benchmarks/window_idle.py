@@ -37,7 +37,6 @@ from kvscope_telemetry.source import SourceState
 _SETTLE_S: Final = 12.0
 """Seconds after a change until curves no longer move."""
 _START_TIMEOUT_S: Final = 300.0
-"""Maximum seconds until an engine is live, which may have to load a model."""
 EVERY_VIEW: Final = ("timeline", "heatmap", "memory", "throughput", "events", "inspector", "prefixes")
 
 

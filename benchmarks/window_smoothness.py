@@ -153,8 +153,6 @@ def _start_desktop(endpoint: str) -> tuple[float, list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Smoothness:
-    """Results over `seconds` of steady running."""
-
     seconds: float
     frames_painted_per_s: float
     frame_interval_median_ms: float
@@ -168,7 +166,6 @@ class Smoothness:
     cpu_percent: float
     """Percent of one core, over all threads of the desktop."""
     ring_cpu_percent: float
-    """Percent of one core for the process that writes the recent history."""
     ring_messages_lost: int
     """Messages dropped since the window opened because the writing process was too slow."""
     telemetry_frames_per_s: float
@@ -186,8 +183,6 @@ class Smoothness:
 
 
 class EventLatencyMeter:
-    """Records how long each timestamp waited until the event loop handled it."""
-
     def __init__(self) -> None:
         self.latencies_ns: list[int] = []
         command = (sys.executable, "-S", "-c", TIMESTAMP_PROGRAM)
@@ -198,7 +193,6 @@ class EventLatencyMeter:
         self._notifier.activated.connect(self._read_timestamps)
 
     def close(self) -> None:
-        """End the process that writes timestamps."""
         self._notifier.setEnabled(False)
         self.process.kill()
         self.process.wait()
@@ -213,8 +207,6 @@ class EventLatencyMeter:
 
 
 class _PaintWatch(QObject):
-    """Records when a widget is painted."""
-
     def __init__(self) -> None:
         super().__init__()
         self.painted_ns: list[int] = []
@@ -226,8 +218,6 @@ class _PaintWatch(QObject):
 
 
 class Meter:
-    """Measures `canvas` and `session` from construction until `stop`."""
-
     def __init__(self, canvas: QWidget, session: Session) -> None:
         self._canvas = canvas
         self._session = session
@@ -240,7 +230,6 @@ class Meter:
         self._ring_resident = ResidentMemory(lambda: pids_of_rings([session]))
 
     def stop(self) -> Smoothness:
-        """End the measurement and return its results."""
         self._event_latency.close()
         self._canvas.removeEventFilter(self._paints)
         seconds = (time.monotonic_ns() - self._began) / 1e9
@@ -274,7 +263,6 @@ class Meter:
 
 
 def _num_ring_lost(session: Session) -> int:
-    """Return the number of dropped messages, after waiting until all queued ones are written."""
     if session.disk_history is None:
         return 0
     session.disk_history.ring.flush(_FLUSH_S)

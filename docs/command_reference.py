@@ -70,7 +70,6 @@ def _row(parser: argparse.ArgumentParser, action: argparse.Action) -> Iterator[s
 
 
 def _usage(parser: argparse.ArgumentParser) -> str:
-    """Return a short usage line without optional arguments, which the table lists."""
     positionals = [
         action for action in parser._actions if not action.option_strings and action.help is not argparse.SUPPRESS
     ]
@@ -96,6 +95,5 @@ def _text(text: str) -> str:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Register the directive. Sphinx calls this."""
     app.add_directive("command-reference", CommandReference)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

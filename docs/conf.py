@@ -56,8 +56,6 @@ _ROOT = Path(__file__).parents[1]
 
 
 def link_out(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Replace links to files outside docs/ by links to the repository's web page."""
-
     def linked(match: re.Match[str]) -> str:
         target = (_ROOT / "docs" / docname).parent.joinpath(match[1]).resolve()
         return f"]({_REPOSITORY}/{target.relative_to(_ROOT)})" if target.is_file() else match[0]
@@ -92,7 +90,6 @@ def convert_docstring(app: Sphinx, what: str, name: str, member: object, options
 
 
 def setup(app: Sphinx) -> None:
-    """Connect the functions above. Sphinx calls this."""
     app.connect("autodoc-process-docstring", convert_docstring)
     app.connect("source-read", link_out)
     app.connect("builder-inited", load_public_names)

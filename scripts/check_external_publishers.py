@@ -109,7 +109,6 @@ def mirrored_blocks(source: ExternalSource) -> ExpectedBlocks:
 
 
 def apply_events(blocks: ExpectedBlocks, events: Iterable[KvEvent]) -> None:
-    """Update the expected blocks in place."""
     for event in events:
         if isinstance(event, AllBlocksCleared):
             blocks.clear()
@@ -180,7 +179,6 @@ def to_external_event(module: Any, engine: str, event: KvEvent) -> Any:
 
 
 def supported_fields(kind: Any, **fields: object) -> dict[str, object]:
-    """Return the fields that this version of the external struct has."""
     return {name: value for name, value in fields.items() if name in kind.__struct_fields__}
 
 
@@ -220,7 +218,6 @@ def load_module(folder: Path, engine: str) -> Any:
 
 
 def register_stub(name: str, **members: object) -> None:
-    """Register a stub module with `members`, and its parent packages."""
     parts = name.split(".")
     for end in range(1, len(parts) + 1):
         path = ".".join(parts[:end])

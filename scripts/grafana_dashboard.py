@@ -152,7 +152,6 @@ def prefixes() -> list[Panel]:
 
 
 def blocks() -> list[Panel]:
-    """Return panels on the states of blocks, for which vLLM has no metrics."""
     shared = total("kvscope_num_shared_blocks", tier="hbm")
     return [
         row("Blocks and fragmentation"),
@@ -258,7 +257,6 @@ def increase(name: str) -> str:
 
 
 def total(name: str, *, tier: str) -> str:
-    """Return the query for the sum of a gauge over all engines, for one tier."""
     return f"sum({name}{with_label('tier', '=', tier)})"
 
 

@@ -45,7 +45,6 @@ EXPORT_ARGUMENTS: Final = {
     "what-if.png": ("--view", "what-if", "--at", "24", "--size", "960x450"),
     "page-map.webp": ("--to", "video", "--view", "page-map", "--speed", "4", "--fps", "8", "--size", "760x400"),
 }
-"""Arguments of `kvscope export sample` for each picture."""
 PREFIX, OTHER, THIRD = 0, 1, 2
 EVICTION_REQUESTS: Final = (
     (0, 512, 16, (PREFIX,)),
@@ -83,7 +82,6 @@ ENGINE_OPTIONS: Final = (
 WINDOW_SIZE: Final = (1440, 900)
 SCREEN: Final = {"name": "screen", "x": 0, "y": 0, "width": 1920, "height": 1080, "dpr": 1, "logicalDpi": 96}
 LOAD_DURATION_S: Final = 40.0
-"""Seconds under load before the picture of the window is taken."""
 TIMEOUT_S: Final = 600.0
 
 
@@ -143,7 +141,7 @@ def views(folder: Path) -> None:
             dock.resize(*size)
             run_event_loop(3.0)
             if name == "prefixes":
-                window.views[name].model.set_all_open(True)
+                window.views[name].model.set_all_expanded(True)
             window.setFocus()
             run_event_loop(1.0)
             save_picture(window.views[name], f"{name}.png")
@@ -195,7 +193,6 @@ def eviction(folder: Path) -> None:
 
 
 def _captions(requests: Path) -> Iterator[tuple[float, str]]:
-    """Yield (start in seconds, caption) for the requests in an exported table."""
     with requests.open(encoding="utf-8", newline="") as file:
         for number, (row, (during, after)) in enumerate(zip(csv.DictReader(file), CAPTIONS, strict=True), 1):
             arrival_s = float(row["arrival_s"])

@@ -264,7 +264,7 @@ class Desktop(QObject):
         window.alarms.set_run_rules(self._options.alarms, self._options.alarm_webhook)
         dock_state.cascade(window, self.windows, window.has_saved_geometry)
         window.closing.connect(self._closed)
-        window.views_loaded.connect(spare_the_collector)
+        window.views_loaded.connect(exclude_from_collection)
         if self.initial_layout is not None:
             window.views_loaded.connect(partial(window.layouts.apply, self.initial_layout, "opening the layout"))
         window.views_loaded.connect(partial(self._slots.finish_opening, kind, slot))
@@ -370,7 +370,7 @@ def _run(
     with closing_on_signals(app):
         code = app.exec() or (BadInput.exit_code if desktop.failures else 0)
         if engine is not None:
-            engine.close(was_asked=True)  # while the session is open: its thread still sends the request
+            engine.close(was_shutdown_requested=True)  # while the session is open: its thread still sends the request
         desktop.close()
     return code
 
@@ -413,11 +413,11 @@ class _ExposeProbe(QObject):
 def release_caches(app: QApplication) -> None:
     clear_style_cache(app)
     QPixmapCache.clear()  # icon pixmaps, up to 10 MiB, whether they are still in use or not
-    spare_the_collector()
+    exclude_from_collection()
     _trim_malloc()
 
 
-def spare_the_collector() -> None:
+def exclude_from_collection() -> None:
     """Exclude all existing objects from full garbage collections, which would block the GUI thread.
 
     First collects the garbage of closed windows, including objects that were excluded before.

@@ -157,7 +157,7 @@ class LinkedTimes(QObject):
             member.sent_ns = None
             if timeline.is_paused:
                 timeline.go_live()
-            member.window.show_linked(self._text(member))
+            member.window.set_link_text(self._text(member))
             return
         range_ns = timeline.range_ns
         if range_ns is None:
@@ -165,7 +165,7 @@ class LinkedTimes(QObject):
         wanted_ns = lead.cursor_ns + offset_ns
         nearest_ns = max(range_ns[0], min(wanted_ns, range_ns[1]))
         has_data = abs(nearest_ns - wanted_ns) <= _TOLERANCE_NS or (wanted_ns > range_ns[1] and not timeline.is_file)
-        member.window.show_linked(self._text(member, has_data=has_data))
+        member.window.set_link_text(self._text(member, has_data=has_data))
         if lead.is_playing and has_data:
             _play_in_sync(member, lead, wanted_ns)
         else:
@@ -185,8 +185,8 @@ class LinkedTimes(QObject):
 
     def _notify(self) -> None:
         for member in self._members:
-            member.window.can_link(len(self._members) > 1)
-            member.window.show_linked(self._text(member) if self.is_on else "")
+            member.window.set_may_link(len(self._members) > 1)
+            member.window.set_link_text(self._text(member) if self.is_on else "")
 
     def _text(self, member: LinkedWindow, *, has_data: bool = True) -> str:
         if not has_data:

@@ -89,7 +89,6 @@ def _launches(cases: str, capability: int) -> tuple[Launch, ...]:
 
 
 def _compiled(cases: Sequence[_Case], num_jobs: int) -> Iterator[Resources]:
-    """Yield the resources of `cases`, in their order."""
     if num_jobs == 1:
         yield from map(_compile, cases)
         return

@@ -103,8 +103,6 @@ _UNALIGNED: Final = frozenset({"scale", "softcap", "window"})
 
 
 class Heads(NamedTuple):
-    """Attention heads of a model."""
-
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -113,7 +111,6 @@ class Heads(NamedTuple):
 
     @property
     def group(self) -> int:
-        """Number of query heads per KV head."""
         return self.num_heads // self.num_kv_heads
 
     def __str__(self) -> str:
@@ -122,8 +119,6 @@ class Heads(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """Sizes of a mixture-of-experts layer."""
-
     num_experts: int
     top_k: int
     hidden: int
@@ -138,8 +133,6 @@ class Experts(NamedTuple):
 
 
 class Options(NamedTuple):
-    """Variants of attention that a layer may use."""
-
     window: bool = False
     softcap: bool = False
     sinks: bool = False
@@ -187,7 +180,6 @@ def decode_case(
 
 
 def bounds_case(heads: Heads, dtype: str = "bf16", kv_format: int = AS_IS) -> Launch:
-    """Return the kernel that computes the bounds of the keys of blocks."""
     constants: dict[str, object] = {
         "NUM_KV_HEADS": heads.num_kv_heads,
         **bounds_constants(heads.head_dim, _BLOCK_SIZE),
@@ -199,7 +191,6 @@ def bounds_case(heads: Heads, dtype: str = "bf16", kv_format: int = AS_IS) -> La
 
 
 def choice_cases(heads: Heads, dtype: str = "bf16") -> Iterator[Launch]:
-    """Yield the kernels that sparse decode adds: bounds of keys, and scores of blocks computed from them."""
     yield bounds_case(heads, dtype)
     variant, kv_heads = f"{heads} {dtype}", {"NUM_KV_HEADS": heads.num_kv_heads}
     shapes = score_constants(heads.group, heads.head_dim, _element_bytes(dtype))
@@ -253,7 +244,6 @@ def prefill_case(
 def cut_cases(
     heads: Heads, capability: int, dtype: str = "bf16", kv_format: int = AS_IS, options: Options = PLAIN
 ) -> Iterator[Launch]:
-    """Yield prefill attention of short sequences with long contexts."""
     for max_query_len in _SHORT_QUERY_LENS:
         yield prefill_case(heads, options, capability, dtype, kv_format, max_query_len=max_query_len, is_cut=True)
 
@@ -276,13 +266,11 @@ def memory_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator
 
 
 def merge_cases(heads: Heads, value_dim: int, dtype: str) -> Iterator[Launch]:
-    """Yield the merging of split decodes, without and with measuring page heat."""
     for is_measured in (False, True):
         yield merge_case(heads, value_dim, dtype, is_measured=is_measured)
 
 
 def merge_case(heads: Heads, value_dim: int, dtype: str, *, is_run: bool = False, is_measured: bool = False) -> Launch:
-    """Return the merging of split decodes, or, with `is_run`, of sequences of several queries."""
     constants: dict[str, object] = {
         **merge_constants(heads.num_heads, value_dim),
         **shares_constants(
@@ -302,14 +290,12 @@ def draw_case() -> Launch:
 
 
 def write_case(heads: Heads, dtype: str = "bf16", kv_format: int = AS_IS) -> Launch:
-    """Return the kernel that writes keys and values to the cache, unchanged or quantized."""
     shapes = write_constants(heads.num_kv_heads, heads.head_dim, heads.head_dim, _BLOCK_SIZE)
     constants = {**shapes, **_format_constants(kv_format)}
     return _launch("kv_write", f"{heads} {dtype}{_FORMAT_NAMES[kv_format]}", _kv_write_kernel, constants, dtype)
 
 
 def layer_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator[Launch]:
-    """Yield the kernels of a layer other than attention: norms, rotation, gate and matrix products."""
     hidden = heads.num_heads * heads.head_dim
     for name, absent in (("rms_norm", {"delta": None, "total": None}), ("add_rms_norm", {})):
         shapes = norm_constants(hidden)
@@ -329,7 +315,6 @@ def layer_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator[
 
 
 def rotate_case(heads: Heads, dtype: str = "bf16", kv_format: int = AS_IS, *, has_norm: bool = False) -> Launch:
-    """Return the kernel that rotates queries and keys, and writes keys and values."""
     constants = {
         **rotate_constants(heads.num_heads, heads.num_kv_heads, heads.head_dim, _BLOCK_SIZE),
         **_format_constants(kv_format),
@@ -358,7 +343,6 @@ def grouped_case(heads: Heads, num_rows: int, dtype: str = "bf16", bits: int = 4
 
 
 def fp8_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator[Launch]:
-    """Yield the products with FP8 weights, and the rounding of rows to FP8."""
     for num_rows in (1, 16, 64, 512):
         yield grouped_case(heads, num_rows, dtype, 8, is_fp8=True)
     yield round_case(heads, capability, dtype)
@@ -430,14 +414,13 @@ def _with_expert_types(launch: Launch, dtype: str) -> Launch:
         **dict.fromkeys(("x", "weight", "bias", "shares", "parts", "out"), f"*{dtype}"),
         **_EXPERT_TYPES,
     }
-    known = {name: plain[name] for name in launch.arguments if name in plain}
-    return replace(launch, arguments={**launch.arguments, **known})
+    known_types = {name: plain[name] for name in launch.arguments if name in plain}
+    return replace(launch, arguments={**launch.arguments, **known_types})
 
 
 def latent_case(
     heads: Heads, capability: int, max_queries: int, dtype: str, kv_format: int = AS_IS, *, is_measured: bool = False
 ) -> Launch:
-    """Return attention over latents, for decodes (`max_queries` is 1) or short sequences of queries."""
     rows, is_quantized = max_queries * heads.num_heads, kv_format != AS_IS
     tiles = latent_tiles(rows, _element_bytes(dtype), capability, is_quantized=is_quantized)
     constants: dict[str, object] = {
@@ -456,7 +439,6 @@ def latent_case(
 
 
 def latent_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator[Launch]:
-    """Yield the kernels that access latents: decodes, short sequences, measuring page heat, merging, writing."""
     for kv_format in (AS_IS, INT8, fp8_format(capability)) if dtype != "fp32" else (AS_IS,):
         for max_queries in (1, _SHORT_QUERY_LENS[0]):
             yield latent_case(heads, capability, max_queries, dtype, kv_format)
@@ -470,7 +452,6 @@ def latent_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator
 
 
 def quantized_cases(heads: Heads, capability: int, dtype: str = "bf16", options: Options = PLAIN) -> Iterator[Launch]:
-    """Yield the kernels that access the cache, for both 8-bit formats."""
     for kv_format in (INT8, fp8_format(capability)):
         for is_measured in (False, True):
             yield decode_case(heads, options, dtype, kv_format, is_measured=is_measured)

@@ -41,8 +41,6 @@ class LoopFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """A launch of a kernel: types, alignment and constants of its arguments, without their values."""
-
     name: str
     variant: str
     kernel: Kernel
@@ -59,8 +57,6 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """Resources of a multiprocessor that one compiled kernel uses."""
-
     registers: int
     """Registers per thread."""
     spill_bytes: int
@@ -78,7 +74,6 @@ class Resources:
 
     @property
     def num_resident(self) -> int:
-        """Number of programs that fit on a multiprocessor at the same time."""
         threads = self.num_warps * 32
         by_registers = _REGISTERS_PER_MULTIPROCESSOR // (max(self.registers, 1) * threads)
         by_shared = (MAX_SHARED_BYTES[self.capability] + 1024) // (self.shared_bytes + 1024)
@@ -91,7 +86,6 @@ class Resources:
 
     @property
     def faults(self) -> list[str]:
-        """Reasons why this kernel must not be shipped; empty if there are none."""
         faults = []
         if max(self.spill_bytes, self.stack_bytes) > self.accepted_spill_bytes:
             faults.append(f"spills {self.spill_bytes} bytes, stack {self.stack_bytes} bytes")
@@ -148,7 +142,6 @@ def assembly(launch: Launch, capability: int) -> tuple[str, int]:
 
 
 def _assembler_report(ptx: str, capability: int) -> dict[str, int]:
-    """Return registers, spills and stack, reported by the assembler that Triton would use for this capability."""
     from triton.backends.nvidia.compiler import get_ptxas  # type: ignore[import-untyped]
 
     target = re.search(r"\.target (sm_\w+)", ptx)

@@ -44,7 +44,6 @@ def parse_size(text: str) -> int:
 
 
 def whole_number(text: str) -> int:
-    """Parse an integer. The caller checks its range."""
     try:
         return int(text)
     except ValueError:
@@ -52,7 +51,6 @@ def whole_number(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """Parse a float. The caller checks its range."""
     try:
         return float(text)
     except ValueError:

@@ -131,7 +131,6 @@ class EngineComponents:
     work: ModelWork | None
     """Cost model for the FLOPs and bytes of a step; None if they are not reported."""
     modules: tuple[ModuleBytes, ...]
-    """Bytes of the weights by part of the model."""
     lora: LoraAdapters | None
     """LoRA adapters; None if LoRA is disabled."""
     register: GpuRegister
@@ -171,7 +170,6 @@ class EngineComponents:
 
     @property
     def copied_seconds(self) -> float:
-        """Seconds spent copying blocks between the tiers since the start."""
         if self.mover is None:
             return 0.0
         stats = self.mover.stats
@@ -326,8 +324,6 @@ def build_components(
 
 @dataclass(frozen=True, slots=True)
 class _ReadyModel:
-    """A loaded and fused model, with its attention and matrix-multiplication kernels chosen."""
-
     loaded: LoadedModel
     fused: FusedCounts
     attention: LibraryChoice
@@ -341,8 +337,6 @@ class _ReadyModel:
 
 @dataclass(frozen=True, slots=True)
 class _Cache:
-    """The block pool, the storage of its blocks, and the movers to lower tiers."""
-
     storage: KVStorage
     pool: BlockPool
     mover: BlockMover | None
@@ -391,7 +385,6 @@ def _notes_at_start(
     states: StateStorage | None,
     allocator_notes: list[str],
 ) -> list[str]:
-    """Return the deviations from `config` that are known before the runner is built, one line each."""
     streamed = streamed_weights(loaded.module)
     return [
         *loaded.notes,

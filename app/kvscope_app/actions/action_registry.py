@@ -32,10 +32,10 @@ _PLATFORM_KEYS: Final = {
     Qt.Key.Key_Home: (QComboBox,),
     Qt.Key.Key_End: (QComboBox,),
 }
-"""Keys that a focused widget of these classes handles itself on every platform, before an action that `yields`.
+"""Widget classes that handle these keys themselves, on every platform, while they have the focus.
 
-All other shortcuts work regardless of the focus, so a view must use keys that no action has. Qt makes sure that text
-fields keep their editing keys.
+A shortcut of an action that `yields` leaves the key to them. All other shortcuts work regardless of the focus, so a
+view must use keys that no action has. Qt makes sure that text fields keep their editing keys.
 """
 
 

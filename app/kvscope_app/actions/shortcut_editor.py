@@ -20,7 +20,7 @@ from PySide6.QtWidgets import (
 )
 
 from kvscope_app.actions.action_registry import Actions
-from kvscope_app.actions.keymap import Chosen, Command, conflicts, keys_of, with_keys
+from kvscope_app.actions.keymap import Command, UserShortcuts, conflicts, keys_of, with_keys
 from kvscope_app.settings.settings_store import SettingsStore
 from kvscope_app.ui.sheet import Sheet
 from kvscope_app.ui.widget_factories import label
@@ -80,20 +80,20 @@ class ShortcutEditor(Sheet):
             names = " and ".join(f"“{other.text.rstrip('…')}”" for other in others)
             self.hint.setText(f"{_native(keys)} is assigned to {names}. Press Set again to reassign it.")
             return
-        self._change(command, lambda commands, chosen: with_keys(command, (keys,), commands, chosen))
+        self._change(command, lambda commands, shortcuts: with_keys(command, (keys,), commands, shortcuts))
         self.hint.setText(f"{_native(keys)} is now “{command.text.rstrip('…')}”.")
 
     def _on_clear(self) -> None:
         if (command := self._command) is not None:
-            self._change(command, lambda commands, chosen: with_keys(command, (), commands, chosen))
+            self._change(command, lambda commands, shortcuts: with_keys(command, (), commands, shortcuts))
 
     def _on_default(self) -> None:
         if (command := self._command) is not None:
-            self._change(command, lambda commands, chosen: with_keys(command, command.own_keys, commands, chosen))
+            self._change(command, lambda commands, shortcuts: with_keys(command, command.own_keys, commands, shortcuts))
 
-    def _change(self, command: Command, compute: Callable[[list[Command], Chosen], Chosen]) -> None:
+    def _change(self, command: Command, compute: Callable[[list[Command], UserShortcuts], UserShortcuts]) -> None:
         commands = self._actions.commands()
-        self._choices.change_by(lambda now: {"shortcuts": compute(commands, now.shortcuts)})
+        self._choices.change_by(lambda settings: {"shortcuts": compute(commands, settings.shortcuts)})
         self._unconfirmed = None
         self.keys.clear()
         self.hint.setText(_HINT)
@@ -107,16 +107,16 @@ class ShortcutEditor(Sheet):
             button.setEnabled(command is not None)
 
     def _fill(self) -> None:
-        chosen = self._choices.values.shortcuts
+        shortcuts = self._choices.values.shortcuts
         current = self._command
         self.list.clear()
         for spec, command in zip(self._actions, self._actions.commands(), strict=True):
-            keys = keys_of(command.name, command.own_keys, chosen)
+            keys = keys_of(command.name, command.own_keys, shortcuts)
             text = ", ".join(_native(key) for key in keys)
             location = f"{spec.group}, when it has the focus" if command.within else spec.group
             item = QTreeWidgetItem([command.text.rstrip("…"), text, location])
             item.setData(0, _NAME, command.name)
-            if command.name in chosen:
+            if command.name in shortcuts:
                 item.setForeground(1, self._accent)
                 default_keys = ", ".join(_native(key) for key in command.own_keys) or "none"
                 item.setToolTip(1, f"Changed; its own: {default_keys}")
@@ -124,12 +124,12 @@ class ShortcutEditor(Sheet):
         if current is not None:
             self.choose(current.name)
         self._filter(self.search.text())
-        self.reset_button.setEnabled(bool(chosen))
+        self.reset_button.setEnabled(bool(shortcuts))
 
     def _filter(self, text: str) -> None:
-        wanted = text.casefold().strip()
+        folded_text = text.casefold().strip()
         for item in self._items():
-            item.setHidden(not any(wanted in item.text(column).casefold() for column in range(3)))
+            item.setHidden(not any(folded_text in item.text(column).casefold() for column in range(3)))
 
     def _items(self) -> list[QTreeWidgetItem]:
         items = (self.list.topLevelItem(index) for index in range(self.list.topLevelItemCount()))

@@ -113,9 +113,9 @@ class AlarmStrip(PassingStrip):
         self.setVisible(alarm is not None)
         if alarm is None:
             return
-        more = len(self._shown_alarms) - 1
+        num_others = len(self._shown_alarms) - 1
         self._line.show_alarm(alarm.name, f"{describe_rule(alarm.rule)}, {_detail(alarm)}")
-        self._more_label.setText(f"and {more} more" if more else "")
+        self._more_label.setText(f"and {num_others} more" if num_others else "")
         self.setAccessibleName(f"Alarm: {self.text}")
 
     def _lay_out(self) -> None:
@@ -179,8 +179,8 @@ class AlarmLine(QWidget):
         self._fold()
 
     def _fold(self) -> None:
-        wanted = sum(label.fontMetrics().horizontalAdvance(label.text()) + _SPACING for label in self._labels)
-        if self.is_narrow is not (self.width() < wanted):
+        needed_width = sum(label.fontMetrics().horizontalAdvance(label.text()) + _SPACING for label in self._labels)
+        if self.is_narrow is not (self.width() < needed_width):
             self._arrange(is_narrow=not self.is_narrow)
 
     def _arrange(self, *, is_narrow: bool) -> None:

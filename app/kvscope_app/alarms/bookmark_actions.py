@@ -79,7 +79,7 @@ def bookmark_actions(window: SessionWindow, alarms: AlarmEvaluator) -> list[Acti
     ]
 
 
-def offer_undo(window: SessionWindow) -> None:
+def make_deletions_undoable(window: SessionWindow) -> None:
     """Push each deletion of bookmarks to the window's undo stack."""
     bookmarks = window.session.bookmarks
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvscope_app.command_line import Options
 from kvscope_app.commands.progress import ProgressBar
-from kvscope_app.option_values import moment
+from kvscope_app.option_values import parse_moment
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.printable import print_line, print_text
 from kvscope_telemetry.recordings.sample import named_recording
@@ -37,8 +37,12 @@ def add_compare_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Ar
     output.add_argument("--table", action="store_true", help="print the table of key figures (needs no display)")
     output.add_argument("--json", action="store_true", help="print one JSON object (units are in the names)")
     output.add_argument("--csv", metavar="FILE.csv", type=Path, help="write the table to a file (never overwrites one)")
-    parser.add_argument("--from", dest="from_s", metavar="S", type=moment, help="start at S seconds of each recording")
-    parser.add_argument("--until", dest="until_s", metavar="S", type=moment, help="stop at S seconds of each recording")
+    parser.add_argument(
+        "--from", dest="from_s", metavar="S", type=parse_moment, help="start at S seconds of each recording"
+    )
+    parser.add_argument(
+        "--until", dest="until_s", metavar="S", type=parse_moment, help="stop at S seconds of each recording"
+    )
     parser.add_argument(
         "--theme", choices=("auto", "dark", "light"), help="colour theme of the window (default: as last time)"
     )

@@ -72,9 +72,9 @@ def desktop_files(args: argparse.Namespace) -> int:
 
 def program() -> str:
     """Return the command that starts this kvscope again: an absolute path if it is found, otherwise "kvscope"."""
-    own = Path(sys.argv[0])
-    if own.name == "kvscope" and own.is_file():
-        return str(own.absolute())
+    script = Path(sys.argv[0])
+    if script.name == "kvscope" and script.is_file():
+        return str(script.absolute())
     sibling = Path(sys.executable).with_name("kvscope")
     return str(sibling) if sibling.is_file() else shutil.which("kvscope") or "kvscope"
 

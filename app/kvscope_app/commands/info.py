@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_app.commands.progress import ProgressBar
-from kvscope_app.option_values import add_goals
+from kvscope_app.option_values import add_goodput_option
 from kvscope_app.ui.number_text import seconds
 from kvscope_telemetry.plural import counted
 from kvscope_telemetry.printable import print_text, printable
@@ -40,7 +40,7 @@ def add_info_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argum
         help="a recording, complete or truncated; or the word sample or sample-hybrid",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object (units are in the names)")
-    add_goals(parser, "list finished requests that missed them, and what delayed each")
+    add_goodput_option(parser, "list finished requests that missed them, and what delayed each")
     parser.set_defaults(run=info)
     return parser
 
@@ -74,9 +74,9 @@ def info(args: argparse.Namespace) -> int:
 def _goals_as_json(goodput: GoodputReport) -> dict[str, object]:
     return {
         "goals_ms": dict(goodput.goals),
-        "share": goodput.judged.goodput,
+        "share": goodput.results.goodput,
         "num_finished": goodput.num_finished,
-        "num_judged": goodput.judged.num_judged,
+        "num_judged": goodput.results.num_judged,
         "num_missed": goodput.num_missed,
         "missed": [
             {
@@ -93,12 +93,12 @@ def _goals_as_json(goodput: GoodputReport) -> dict[str, object]:
 
 
 def _goals_as_text(goodput: GoodputReport) -> list[str]:
-    lines = [f"{'goodput':<12} {goodput.share_text} {goodput.of_text}"]
+    lines = [f"{'goodput':<12} {goodput.share_text} {goodput.result_text}"]
     for each in goodput.missed:
         lines.append(f"{'missed':<12} #{each.history.info.number} {'; '.join(each.missed)}")
         lines += [f"{'':<14} {printable(link)}" for link in each.chain]
-    more = goodput.num_missed - len(goodput.missed)
-    return [*lines, *([f"{'':<12} {more:,} more missed a goal; --json lists them"] if more else [])]
+    num_unlisted = goodput.num_missed - len(goodput.missed)
+    return [*lines, *([f"{'':<12} {num_unlisted:,} more missed a goal; --json lists them"] if num_unlisted else [])]
 
 
 def _as_json(recording: Recording, summary: RunSummary) -> dict[str, object]:

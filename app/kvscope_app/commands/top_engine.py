@@ -298,8 +298,8 @@ def _tokens(requests: RequestMirror) -> npt.NDArray[np.int64]:
 
 
 def _state_name(state: int) -> str:
-    known = [each.name.lower() for each in RequestState if each == state]
-    return known[0] if known else RequestState.UNKNOWN.name.lower()
+    names = [each.name.lower() for each in RequestState if each == state]
+    return names[0] if names else RequestState.UNKNOWN.name.lower()
 
 
 def _rounded(value: float) -> int | None:

@@ -81,10 +81,10 @@ def request_lines(reading: EngineStatus, width: int, num_rows: int, order: str) 
     lines: list[Line] = [(Styled(_row(titles) + "  id", Style.BOLD),)]
     num_lines = num_rows - 1
     has_more = reading.num_requests > num_lines > 1
-    shown = reading.requests[: num_lines - has_more]
-    lines += [(Styled(_row(_cells(request)) + "  " + printable(request.request_id)),) for request in shown]
+    listed = reading.requests[: num_lines - has_more]
+    lines += [(Styled(_row(_cells(request)) + "  " + printable(request.request_id)),) for request in listed]
     if has_more:
-        lines.append((Styled(f"  and {plural(reading.num_requests - len(shown), 'more request')}", Style.MUTED),))
+        lines.append((Styled(f"  and {plural(reading.num_requests - len(listed), 'more request')}", Style.MUTED),))
     return _clipped(lines, width)
 
 

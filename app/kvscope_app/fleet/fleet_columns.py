@@ -109,7 +109,7 @@ def sort_key(row: FleetRow, column: int) -> Key | None:
     return None if text == NOTHING else (0.0, text.casefold())
 
 
-def tip_of(row: FleetRow) -> str:
+def fleet_row_tip(row: FleetRow) -> str:
     lines = [row.entry.address.text, state_text(row)]
     if row.num_blocks is not None:
         lines.append(plural(row.num_blocks, "block"))

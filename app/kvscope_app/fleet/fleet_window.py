@@ -33,7 +33,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvscope_app.fleet.fleet_columns import COLUMNS, MAP, NAME, PADDING, STATE, search_text, sort_key, tip_of
+from kvscope_app.fleet.fleet_columns import COLUMNS, MAP, NAME, PADDING, STATE, fleet_row_tip, search_text, sort_key
 from kvscope_app.fleet.map_picture import SIZE, map_pixmap
 from kvscope_app.session.state_text import STATE_COLORS
 from kvscope_app.ui.number_text import NOTHING, count, plural, seconds
@@ -50,7 +50,7 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.fleet.fleet import Fleet
 from kvscope_telemetry.fleet.fleet_list import FleetEntry
 from kvscope_telemetry.fleet.fleet_row import FleetRow
-from kvscope_telemetry.fleet.list_reader import Listed, ListReader
+from kvscope_telemetry.fleet.list_reader import ListReader, ListReading
 from kvscope_telemetry.fleet.own_member import CURRENT_STATES
 from kvscope_telemetry.fleet.pool_bins import PoolBins
 
@@ -127,9 +127,9 @@ class FleetWindow(QMainWindow):
         self._show_table_or_message()
         self._show_buttons()
 
-    def open_chosen(self) -> None:
+    def open_selected(self) -> None:
         self._open_error = ""
-        for row in self.table.chosen[:MAX_OPENED]:
+        for row in self.table.selected[:MAX_OPENED]:
             try:
                 self._attach(row.entry.address)
             except BadInput as error:
@@ -203,9 +203,9 @@ class FleetWindow(QMainWindow):
         self._timer.start()
         self.search.textChanged.connect(self._search)
         self.search.returnPressed.connect(self._focus_table)
-        self.table.open_requested.connect(self.open_chosen)
+        self.table.open_requested.connect(self.open_selected)
         self.table.selectionModel().selectionChanged.connect(self._show_buttons)
-        self.open_button.clicked.connect(self.open_chosen)
+        self.open_button.clicked.connect(self.open_selected)
         self.add_button.clicked.connect(self.ask_engine)
         self.reload.clicked.connect(self._read_again)
         self._themes.changed.connect(self._apply_theme)
@@ -298,7 +298,7 @@ def counts_text(rows: Sequence[FleetRow], num_shown: int) -> str:
     return " · ".join(parts)
 
 
-def list_text(name: str, listed: Listed, now_ns: int) -> str:
+def list_text(name: str, listed: ListReading, now_ns: int) -> str:
     """Return the name of the list, its age, and the error of the last read if it failed."""
     if not listed.num_tries:
         return f"Reading {name} …"
@@ -336,13 +336,13 @@ class FleetTable(OpenableTable):
         header.setSectionResizeMode(NAME, QHeaderView.ResizeMode.Stretch)
 
     @property
-    def chosen(self) -> list[FleetRow]:
+    def selected(self) -> list[FleetRow]:
         """Selected engines in displayed order."""
         return [self.proxy.row_at(position) for position in selected_rows(self)]
 
     def show_rows(self, rows: tuple[FleetRow, ...], *, sorts: bool) -> None:
         """Show `rows`, reordered if `sorts`. The selection is kept."""
-        selected = {row.entry for row in self.chosen}
+        selected = {row.entry for row in self.selected}
         self.fleet.ratio = self.devicePixelRatioF()
         self.fleet.show(rows)
         if sorts:
@@ -395,7 +395,7 @@ class FleetModel(TableModel):
         if role == Qt.ItemDataRole.DecorationRole and column == MAP:
             return self._map_pixmap(row)
         if role == Qt.ItemDataRole.ToolTipRole:
-            return plain_tip(tip_of(row))
+            return plain_tip(fleet_row_tip(row))
         if role == Qt.ItemDataRole.TextAlignmentRole:
             return self.table_head.side(column)
         if role == Qt.ItemDataRole.ForegroundRole:

@@ -97,9 +97,9 @@ class PlanForm(QWidget):
             options.append("--gradient-checkpointing")
         return tuple(options)
 
-    def _show_training(self, shown: bool) -> None:
+    def _show_training(self, is_shown: bool) -> None:
         for widget in self._training:
-            widget.setVisible(shown)
+            widget.setVisible(is_shown)
 
     def _widgets_from(self, row: int) -> list[QWidget]:
         widgets = []

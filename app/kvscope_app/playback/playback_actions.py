@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Final
 
 from kvscope_app.actions.action_registry import ActionSpec
-from kvscope_app.playback.playback import BACK_S, STEP_S, change_speed, to_start, toggle
+from kvscope_app.playback.playback import LONG_JUMP_S, SHORT_JUMP_S, change_speed, to_start, toggle
 from kvscope_app.session.timeline import Timeline
 from kvscope_app.ui.clock_text import clock_text
 from kvscope_app.ui.number_text import count
@@ -15,7 +15,7 @@ from kvscope_telemetry.messages.event_kinds import EVENT_KINDS, cause_text, kind
 from kvscope_telemetry.summaries.summary import TimedEvent
 
 TIME: Final = "Time"
-STEPPED: Final = {kind.name: kind.plural for kind in EVENT_KINDS if kind.is_stepped} | {"": "all events"}
+STEPPED_EVENT_KINDS: Final = {kind.name: kind.plural for kind in EVENT_KINDS if kind.is_stepped} | {"": "all events"}
 """Plural text of each kind of event that the event shortcuts can step through. The empty kind means all events."""
 
 
@@ -36,7 +36,7 @@ class EventJumps:
     def go(self, *, forward: bool) -> None:
         event = self._timeline.go_to_event([self.kind] if self.kind else None, forward=forward)
         if event is None:
-            self._report(f"No {STEPPED[self.kind]} {'after' if forward else 'before'} this moment")
+            self._report(f"No {STEPPED_EVENT_KINDS[self.kind]} {'after' if forward else 'before'} this moment")
         else:
             self._report(_describe(event))
 
@@ -49,7 +49,7 @@ class EventJumps:
 
 
 def playback_actions(timeline: Timeline, jumps: EventJumps) -> list[ActionSpec]:
-    wide_text, narrow_text = f"{BACK_S:.0f} s", f"{STEP_S:.0f} s"
+    wide_text, narrow_text = f"{LONG_JUMP_S:.0f} s", f"{SHORT_JUMP_S:.0f} s"
     end = "Go to end" if timeline.is_file else "Go live"
     jump_by, shared_zoom = timeline.jump_by, timeline.shared_zoom
 
@@ -98,10 +98,14 @@ def playback_actions(timeline: Timeline, jumps: EventJumps) -> list[ActionSpec]:
             enabled=lambda: shared_zoom.can_go_forward,
             tip="Redo the zoom that you undid",
         ),
-        history_action("back", f"Back {wide_text}", partial(jump_by, -BACK_S), ("Ctrl+Left",), starts_section=True),
-        history_action("forward", f"Forward {wide_text}", partial(jump_by, BACK_S), ("Ctrl+Right",)),
-        history_action("back_little", f"Back {narrow_text}", partial(jump_by, -STEP_S), ("Ctrl+Shift+Left",)),
-        history_action("forward_little", f"Forward {narrow_text}", partial(jump_by, STEP_S), ("Ctrl+Shift+Right",)),
+        history_action(
+            "back", f"Back {wide_text}", partial(jump_by, -LONG_JUMP_S), ("Ctrl+Left",), starts_section=True
+        ),
+        history_action("forward", f"Forward {wide_text}", partial(jump_by, LONG_JUMP_S), ("Ctrl+Right",)),
+        history_action("back_little", f"Back {narrow_text}", partial(jump_by, -SHORT_JUMP_S), ("Ctrl+Shift+Left",)),
+        history_action(
+            "forward_little", f"Forward {narrow_text}", partial(jump_by, SHORT_JUMP_S), ("Ctrl+Shift+Right",)
+        ),
         history_action("frame_back", "Previous frame", partial(timeline.step_frames, -1), (",",), "frame-back"),
         history_action("frame_forward", "Next frame", partial(timeline.step_frames, 1), (".",), "frame-forward"),
         history_action(
@@ -131,7 +135,7 @@ def event_kind_actions(jumps: EventJumps, group: str) -> list[ActionSpec]:
             exclusive="event_kind",
             checked=partial(lambda kind: jumps.kind == kind, kind),
         )
-        for kind, plural in STEPPED.items()
+        for kind, plural in STEPPED_EVENT_KINDS.items()
     ]
 
 

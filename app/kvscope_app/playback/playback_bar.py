@@ -35,7 +35,7 @@ _MIN_SLIDER_WIDTH: Final = 40
 _SAMPLE_TIME: Final = "00:00:00"
 
 
-class ShownMarks(Protocol):
+class ShownBookmarks(Protocol):
     """Bookmarks of one session, or of two that are compared, for display only."""
 
     @property
@@ -48,7 +48,7 @@ class ShownMarks(Protocol):
 class PlaybackBar(QFrame):
     """Bar for `timeline`. `buttons` are, in this order: to the start, previous frame, play, next frame, to the end."""
 
-    def __init__(self, timeline: Timeline, bookmarks: ShownMarks, buttons: tuple[QAction, ...]) -> None:
+    def __init__(self, timeline: Timeline, bookmarks: ShownBookmarks, buttons: tuple[QAction, ...]) -> None:
         super().__init__()
         self._timeline = timeline
         self._play = next(action for action in buttons if action.objectName() == "play")
@@ -242,7 +242,7 @@ class _TransportButton(QToolButton):
 class SliderMarks(QWidget):
     """Transparent overlay of `slider` with bookmarks, alarms and the loop. Mouse events pass through to the slider."""
 
-    def __init__(self, timeline: Timeline, bookmarks: ShownMarks, slider: TimeSlider) -> None:
+    def __init__(self, timeline: Timeline, bookmarks: ShownBookmarks, slider: TimeSlider) -> None:
         super().__init__(slider)
         self._timeline, self._bookmarks, self._slider = timeline, bookmarks, slider
         self.theme: Theme = DARK

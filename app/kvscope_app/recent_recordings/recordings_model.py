@@ -128,7 +128,7 @@ class RecordingsModel(TableModel):
         if role == Qt.ItemDataRole.DisplayRole:
             return COLUMNS[index.column()].text(recording)
         if role == Qt.ItemDataRole.ToolTipRole:
-            return plain_tip(tip_of(recording))
+            return plain_tip(recording_tip(recording))
         if role == Qt.ItemDataRole.TextAlignmentRole:
             return self.table_head.side(index.column())
         if role == Qt.ItemDataRole.ForegroundRole and recording.problem:
@@ -136,18 +136,18 @@ class RecordingsModel(TableModel):
         return None
 
     def _arrange(self) -> None:
-        found = [each for each in self._recordings if all(word in each.search_text for word in self._search_words)]
-        found.sort(key=COLUMNS[self._sorted_by].key, reverse=self._is_descending)
+        matches = [each for each in self._recordings if all(word in each.search_text for word in self._search_words)]
+        matches.sort(key=COLUMNS[self._sorted_by].key, reverse=self._is_descending)
         before = self.shown
-        rows = {recording.path: row for row, recording in enumerate(found)}
+        rows = {recording.path: row for row, recording in enumerate(matches)}
         if [recording.path for recording in before] == list(rows):
-            self.shown = found
-            for row, (old, new) in enumerate(zip(before, found, strict=True)):
+            self.shown = matches
+            for row, (old, new) in enumerate(zip(before, matches, strict=True)):
                 if old != new:
                     self.dataChanged.emit(self.index(row, 0), self.index(row, len(COLUMNS) - 1))
             return
         self.layoutAboutToBeChanged.emit()  # must precede the change: views read the old rows in response
-        self.shown = found
+        self.shown = matches
         old_indexes = self.persistentIndexList()
         new_cells = [(rows.get(before[index.row()].path), index.column()) for index in old_indexes]
         self.changePersistentIndexList(old_indexes, [self._index_at(row, column) for row, column in new_cells])
@@ -157,7 +157,7 @@ class RecordingsModel(TableModel):
         return _ROOT if row is None else self.index(row, column)
 
 
-def tip_of(recording: ListedRecording) -> str:
+def recording_tip(recording: ListedRecording) -> str:
     """Return the tooltip: the path, why the file cannot be read, and whether it contains texts."""
     lines = [recording.path]
     if recording.problem:

@@ -75,10 +75,10 @@ def arrange(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
         docks[name].raise_()
     if window.isVisible() and not window.isMaximized() and not window.isFullScreen():
         window.resize(size)
-    share_out(window, docks)
+    apply_default_sizes(window, docks)
 
 
-def share_out(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
+def apply_default_sizes(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
     for orientation, areas in ((Qt.Orientation.Horizontal, ("left", "right")), (Qt.Orientation.Vertical, ("bottom",))):
         specs = [spec for spec in DOCKS if spec.area in areas]
         window.resizeDocks(

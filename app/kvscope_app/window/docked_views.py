@@ -144,16 +144,16 @@ class DockedViews(QObject):
             self.views[name].became_visible()
             self._refresher.touch(self.views[name])
         elif not is_visible:
-            self.pass_focus_on()
+            self.move_focus_out_of_hidden_dock()
 
-    def pass_focus_on(self) -> None:
+    def move_focus_out_of_hidden_dock(self) -> None:
         """Move the keyboard focus out of a hidden dock, where shortcuts would act invisibly.
 
         Deferred to the next turn of the event loop, because the caller may be inside `restoreState`.
         """
-        QTimer.singleShot(1, self, self._pass_focus_on)
+        QTimer.singleShot(1, self, self._move_focus_out_of_hidden_dock)
 
-    def _pass_focus_on(self) -> None:
+    def _move_focus_out_of_hidden_dock(self) -> None:
         focus = QApplication.focusWidget()
         dock = next((each for each in self.docks.values() if focus is not None and each.isAncestorOf(focus)), None)
         if focus is None or dock is None or is_on_screen(dock):

@@ -13,13 +13,13 @@ from PySide6.QtCore import QEvent, QSettings, Signal
 from PySide6.QtGui import QCloseEvent, QCursor, QDragEnterEvent, QDragLeaveEvent, QDropEvent, QShowEvent
 
 from kvscope_app.alarms.alarm_strip import AlarmStrip
-from kvscope_app.alarms.bookmark_actions import offer_undo
+from kvscope_app.alarms.bookmark_actions import make_deletions_undoable
 from kvscope_app.debugger.debug_actions import NUM_STEPS, DebugAnswers
 from kvscope_app.debugger.paused_bar import PausedBar
 from kvscope_app.debugger.selection_menus import add_to_requests
 from kvscope_app.engine_launcher.engine_supervisor import EngineSupervisor
 from kvscope_app.playback.playback_bar import PlaybackBar
-from kvscope_app.recent_recordings.file_drops import DropSign, accept_drag, open_dropped
+from kvscope_app.recent_recordings.file_drops import DropOverlay, accept_drag, open_dropped
 from kvscope_app.recording.recording_actions import recording_menu
 from kvscope_app.recording.text_consent import apply_text_consent
 from kvscope_app.session.session import Session
@@ -79,13 +79,13 @@ class MainWindow(WindowBody):
         self._dock_lengths.edge_moved.connect(self._zoomed_sizes.on_edge_moved)
         self.layouts = NamedLayouts(self, self.actions_by_name, self.layout_undo)
         build_menus(self, self.actions_by_name, self.layouts)
-        offer_undo(self)
+        make_deletions_undoable(self)
         apply_text_consent(self)
         if openers.open_recording is not None:
             for name in ("sample", "recordings"):
                 self.welcome.offer(self.actions_by_name[name])
             self.setAcceptDrops(True)
-        self.drop_sign = DropSign(self)
+        self.drop_overlay = DropOverlay(self)
         self.playback = self._build_playback()
         self.paused_bar = self._build_paused_bar()
         for strip in (self.banner, self.alarm_strip, self.paused_bar):
@@ -128,13 +128,13 @@ class MainWindow(WindowBody):
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
         accept_drag(event)
         if event.mimeData().hasUrls():
-            self.drop_sign.offer(event.mimeData())
+            self.drop_overlay.offer(event.mimeData())
 
     def dragLeaveEvent(self, event: QDragLeaveEvent) -> None:
-        self.drop_sign.hide()
+        self.drop_overlay.hide()
 
     def dropEvent(self, event: QDropEvent) -> None:
-        self.drop_sign.hide()
+        self.drop_overlay.hide()
         accept_drag(event)
         open_dropped(self, event.mimeData())
 
@@ -200,7 +200,7 @@ class MainWindow(WindowBody):
             console.show()
 
     def _on_link(self) -> None:
-        self.status_bar.show_linked(self.link_text)
+        self.status_bar.show_link_text(self.link_text)
 
     def _build_corner(self) -> MenuBarCorner:
         actions = self.actions_by_name
@@ -208,7 +208,7 @@ class MainWindow(WindowBody):
         names = ("play", *(() if is_file else ("record",)), "palette", "theme_toggle", "shortcuts")
         live = None if is_file else actions["to_end"]
         corner = MenuBarCorner(self.session, live, [actions[name] for name in names], self)
-        corner.set_scroll_area(self.menuBar())
+        corner.attach_to(self.menuBar())
         return corner
 
     def _build_playback(self) -> PlaybackBar:
@@ -244,7 +244,7 @@ class MainWindow(WindowBody):
         if self._has_own_layout:
             dock_state.restore_docks(self, self.settings, self._settings_group)
         else:
-            dock_state.share_out(self, self.docks)
+            dock_state.apply_default_sizes(self, self.docks)
         self._auto_close_console()
 
     def _on_loaded(self, name: str) -> None:

@@ -41,9 +41,9 @@ class MenuBarCorner(QWidget):
         if live is not None:
             self._live.setToolTip(live.toolTip())
             self._live.clicked.connect(live.trigger)
-        kept = self._live.sizePolicy()
-        kept.setRetainSizeWhenHidden(True)
-        self._live.setSizePolicy(kept)
+        size_policy = self._live.sizePolicy()
+        size_policy.setRetainSizeWhenHidden(True)
+        self._live.setSizePolicy(size_policy)
         self._live.hide()
         self._has_live = live is not None
         if self._has_live:
@@ -62,7 +62,7 @@ class MenuBarCorner(QWidget):
         session.timeline.paused_changed.connect(self._paused_changed)
         session.status_changed.connect(self.refresh)
 
-    def set_scroll_area(self, bar: QMenuBar) -> None:
+    def attach_to(self, bar: QMenuBar) -> None:
         """Place this widget at the end of `bar`, with less priority than its menus."""
         self._bar = bar
         bar.setCornerWidget(self, Qt.Corner.TopRightCorner)
@@ -108,17 +108,20 @@ class MenuBarCorner(QWidget):
         """
         if self._bar is None:
             return
-        menus = self._bar.sizeHint().width() - self.sizeHint().width()
+        menus_width = self._bar.sizeHint().width() - self.sizeHint().width()
         if self._bar.actions():  # in line with the menus, with or without buttons
             self.setMinimumHeight(self._bar.actionGeometry(self._bar.actions()[0]).height())
-        others = [*([self._live] if self._has_live else []), *self._buttons]
-        wide = self._state_width() + sum(other.sizeHint().width() + _SPACING for other in others) + _RIGHT_MARGIN
-        is_narrow, before = menus + wide > self._bar.width(), self._state.width()
-        live = self._live.sizeHint().width() + _SPACING if self._has_live else 0
-        more = self._more_button.sizeHint().width() + _SPACING
-        has_more = is_narrow and menus + live + more + _RIGHT_MARGIN <= self._bar.width()
+        shown_widgets = [*([self._live] if self._has_live else []), *self._buttons]
+        full_width = (
+            self._state_width() + sum(widget.sizeHint().width() + _SPACING for widget in shown_widgets) + _RIGHT_MARGIN
+        )
+        is_narrow, before = menus_width + full_width > self._bar.width(), self._state.width()
+        live_width = self._live.sizeHint().width() + _SPACING if self._has_live else 0
+        more_width = self._more_button.sizeHint().width() + _SPACING
+        has_more = is_narrow and menus_width + live_width + more_width + _RIGHT_MARGIN <= self._bar.width()
         has_capacity = not is_narrow or (
-            menus + live + more + self._state_width(is_narrow=True) + _RIGHT_MARGIN <= self._bar.width()
+            menus_width + live_width + more_width + self._state_width(is_narrow=True) + _RIGHT_MARGIN
+            <= self._bar.width()
         )
         had_more = not self._more_button.isHidden()
         self._more_button.setVisible(has_more)

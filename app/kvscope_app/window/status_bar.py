@@ -158,7 +158,7 @@ class StatusBar(QStatusBar):
         self._update_labels()
         self._show_labels_that_fit()
 
-    def show_linked(self, text: str) -> None:
+    def show_link_text(self, text: str) -> None:
         if self._labels["linked"].text() != text:
             self._set_text("linked", text)
             self._show_labels_that_fit()
@@ -228,8 +228,8 @@ class StatusBar(QStatusBar):
         self._set_text("frames", f"{plural(status.frames_received, 'frame')}, {lost}{rejected}")
         self._set_frames_tip(frames_tip(status))
         self._color_frames("warn" if status.frames_dropped or status.messages_rejected else "muted")
-        known = status.latency_ns >= 0 and status.state is SourceState.LIVE
-        self._set_text("latency", f"{seconds(status.latency_ns / 1e9)} behind the engine" if known else "")
+        is_latency_known = status.latency_ns >= 0 and status.state is SourceState.LIVE
+        self._set_text("latency", f"{seconds(status.latency_ns / 1e9)} behind the engine" if is_latency_known else "")
         self._set_text("display", f"{self._display_rate()} updates/s")
 
     def _shortened(self, text: str) -> str:

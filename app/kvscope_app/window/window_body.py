@@ -111,18 +111,18 @@ class WindowBody(SessionWindow):
         if focus is not None and not focus.isVisible():
             # Qt looks for another widget because the focused one is being hidden, maybe inside restoreState: a dock
             # that gets the focus now crashes it.
-            self.docked.pass_focus_on()
+            self.docked.move_focus_out_of_hidden_dock()
             return super().focusNextPrevChild(forward)
         return focus_next(self, forward=forward)
 
     def focus_view(self, name: str) -> None:
         self.docked.focus(name)
 
-    def can_link(self, possible: bool) -> None:
+    def set_may_link(self, possible: bool) -> None:
         self.may_link = possible
         self.link_changed.emit()
 
-    def show_linked(self, text: str) -> None:
+    def set_link_text(self, text: str) -> None:
         if text != self.link_text:
             self.link_text = text
             self.link_changed.emit()

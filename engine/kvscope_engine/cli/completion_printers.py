@@ -103,8 +103,6 @@ class JsonPrinter:
 
 
 class StreamPrinter:
-    """Streams the text of a single completion."""
-
     def __init__(self) -> None:
         self._num_shown = 0
 
@@ -114,15 +112,12 @@ class StreamPrinter:
         self._num_shown = len(text)
 
     def close(self, answers: Sequence[PrintedCompletion]) -> None:
-        """End the line, and print the error if there is one."""
         self.show(answers)
         print()
         _print_error(answers[0])
 
 
 class TextPrinter:
-    """Prints several completions: a progress bar on a terminal while they run, then each under its prompt."""
-
     def __init__(self, num_completions: int) -> None:
         from kvscope_engine.model.loader.download.progress import TerminalProgress
 

@@ -116,7 +116,6 @@ def _generate(engine: Engine, submits: list[Submit], printer: Printer) -> int:
 
 
 def _submit(engine: Engine, index: int, submit: Submit) -> list[PrintedCompletion]:
-    """Return one answer to fill per completion; a single one with the error if the prompt is refused."""
     from kvscope_engine.inputs import prompt_token_ids
 
     model = engine.hello.model

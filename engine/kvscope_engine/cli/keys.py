@@ -40,7 +40,6 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 
 def run_new(ring: KeyRing, name: str, role: Role, out: Path | None) -> dict[str, str]:
-    """Create a key. Returns its name, role, public key and file."""
     path = out or Path(f"{name}.key")
     key = ring.new(name, role, path)
     return {"name": key.name, "role": str(key.role), "public": key.public, "file": str(path)}

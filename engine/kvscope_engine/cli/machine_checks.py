@@ -46,7 +46,6 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_machine() -> list[Check]:
-    """Return all checks, in the order in which they are printed."""
     checks: tuple[Callable[[], Check], ...] = (
         _python,
         _memory,
@@ -107,7 +106,6 @@ def _torch() -> Check:
 
 
 def _gpu_trouble() -> str:
-    """Return why the machine's GPU cannot be used; "" if it can, or there is none."""
     from kvscope_engine.model.platforms.device import unsupported_gpu_reason, unused_gpu
 
     torch = importlib.import_module("torch")
@@ -123,7 +121,7 @@ def _triton() -> Check:
 def _attention() -> Check:
     from kvscope_kernels.third_party_attention.library_choice import installed
 
-    libraries = "; ".join(f"{name}: {what}" for name, what in installed().items())
+    libraries = "; ".join(f"{name}: {version_text}" for name, version_text in installed().items())
     return Check(name="attention", ok=True, detail=f"kvscope's own kernels; for prompts on a GPU also {libraries}")
 
 

@@ -110,7 +110,6 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve the engine that the options describe. Returns the exit code."""
     config = engine_config(args)
     if (code := run_as_follower(config)) is not None:
         return code
@@ -238,7 +237,7 @@ def _http_child(args: argparse.Namespace) -> HttpChild | None:
     if args.http is None:
         if args.api_key is not None or any(getattr(args, name) for name in (*HTTP_VALUE_OPTIONS, *HTTP_FLAGS)):
             option_names = ("api-key", *(name.replace("_", "-") for name in (*HTTP_VALUE_OPTIONS, *HTTP_FLAGS)))
-            names = ", ".join(f"--{word}" for word in option_names)
+            names = ", ".join(f"--{option}" for option in option_names)
             raise BadInput(f"{names} need --http HOST:PORT")
         return None
     if args.keyless == Role.VIEWER:

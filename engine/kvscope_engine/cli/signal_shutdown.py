@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from kvscope_telemetry.recordings.engine_recorder import EngineRecorder
 
 STOP_S: Final = 10.0
-"""Default seconds from a signal to the end of the process."""
 PR_SET_CHILD_SUBREAPER: Final = 36
-"""Option of Linux's `prctl`."""
 FORCED_EXIT_SHARE: Final = 0.8
 """Fraction of the limit after which the process only closes the recording and exits."""
 
@@ -40,14 +38,12 @@ class Stopping:
 
     def __init__(self, limit_s: float) -> None:
         self.was_loading = False
-        """Whether the signal arrived before the engine was loaded."""
         self._service: EngineService | None = None
         self._recorder: EngineRecorder | None = None
         self._limit_s = limit_s
         self._is_requested = False
 
     def set_recorder(self, recorder: EngineRecorder | None) -> None:
-        """Set the recorder, which is closed even if nothing else can be."""
         self._recorder = recorder
 
     def set_service(self, service: EngineService) -> None:

@@ -98,7 +98,6 @@ class _Run:
 
 
 def _run_all(runs: Sequence[_Run], model: str) -> None:
-    """Run the simulations one after another, each with a progress bar on a terminal."""
     from kvscope_engine.model.loader.download.progress import Meter, TerminalProgress
 
     bar = TerminalProgress()

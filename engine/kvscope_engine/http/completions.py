@@ -61,8 +61,6 @@ TOO_SLOW = "too much of the answer is unread: the client reads too slowly, or th
 
 
 class _Answer(Protocol):
-    """An answer that the engine generates, returned whole or as events."""
-
     is_stream: bool
     generation: Generation
 
@@ -100,7 +98,6 @@ async def _read_completion(request: Request) -> tuple[_CompletionAnswer, StreamU
 
 
 def _prompts_of(body: CompletionBody) -> Sequence[str | list[int]]:
-    """Return the prompts in a list, whichever form the body uses. Raises ApiError."""
     value = body.prompt
     if isinstance(value, str):
         return [value]
@@ -117,8 +114,6 @@ def _prompts_of(body: CompletionBody) -> Sequence[str | list[int]]:
 
 
 class _CompletionAnswer:
-    """Answer to the prompts of one completions body."""
-
     def __init__(
         self,
         api: Api,
@@ -153,8 +148,6 @@ class _CompletionAnswer:
             return self._completion([_merged_choice(number, part) for number, part in parts.items()], generation.usage)
 
     async def events(self, usage: StreamUsage) -> Events:
-        """Yield server-sent events as tokens arrive. Call it once the engine has accepted all prompts."""
-
         def chunk(choice: CompletionChoice) -> CompletionResponse:
             if usage is StreamUsage.EACH:
                 return self._completion([choice], self.generation.usage_so_far)
@@ -219,8 +212,6 @@ async def _read_chat(request: Request) -> tuple[_ChatAnswer, StreamUsage]:
 
 
 class _ChatAnswer:
-    """Answer to the conversation of one chat body."""
-
     def __init__(
         self,
         api: Api,
@@ -257,7 +248,6 @@ class _ChatAnswer:
         return ChatCompletion(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)
 
     async def events(self, usage: StreamUsage) -> Events:
-        """Yield server-sent events as tokens arrive. Call it once the engine has accepted the prompt."""
         first_delta = ChatDelta(role="assistant", content="")
 
         def chunk(choice: ChatChunkChoice) -> ChatChunk:
@@ -394,8 +384,8 @@ class Generation:
 
     async def collect(self) -> ChoiceReplies:
         replies: ChoiceReplies = []
-        while more := await self.next():
-            replies += more
+        while new_replies := await self.next():
+            replies += new_replies
         return replies
 
     @property

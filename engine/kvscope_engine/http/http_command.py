@@ -82,7 +82,6 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 
 def add_api_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that `serve --http` has as well."""
     parser.add_argument(
         "--api-key",
         metavar="KEY[,KEY]",
@@ -123,7 +122,6 @@ def api_key(args: argparse.Namespace) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve the API until a signal ends the process."""
     if args.max_requests < 1 or args.max_connections < 1 or args.drain_seconds < 0:
         names = "--max-requests, --max-connections and --drain-seconds"
         raise BadInput(f"{names} must be whole numbers above 0 (the last: 0 or more)")
@@ -163,7 +161,6 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _pages(args: argparse.Namespace, settings: HttpSettings) -> Iterator[list[BaseRoute]]:
-    """Yield the mounted routes of other packages (metrics), and close them on exit."""
     if args.no_metrics:
         yield []
         return

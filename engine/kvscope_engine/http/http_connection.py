@@ -30,14 +30,12 @@ HEAD_END: Final = re.compile(rb"\n\r?\n")
 """End of a head, as h11 recognizes it."""
 VERSION: Final = re.compile(rb" HTTP/([0-9]+(?:\.[0-9]+)?)$")
 MAX_HEAD_BYTES: Final = 32 << 10
-"""Maximum bytes of a request's first line and headers."""
 SLICE_BYTES: Final = 4 << 10
 """Maximum bytes of one connection that are parsed before other connections get their turn."""
 FREE_CHUNKS: Final = 2048
 """Number of a body's chunks that may have any size. If there are more, chunks must average `MIN_CHUNK_BYTES`."""
 MIN_CHUNK_BYTES: Final = 256
 CONNECTION_KEY: Final = "kvscope.connection"
-"""Key in a request's scope of the `HttpConnection` on which the request arrived."""
 DONE: Final = b"data: [DONE]\n\n"
 TEXT_PLACEHOLDER: Final = "\0the text\0"
 STOPPING: Final = "the server is stopping"

@@ -172,6 +172,5 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:
-    """Print the traceback of an unexpected exception to standard error, and send one line to the client."""
     traceback.print_exception(error, file=sys.stderr)
     return error_response(ApiError(500, f"the server failed on this request: {type(error).__name__}"))

@@ -19,15 +19,12 @@ from kvscope_telemetry.messages.commands import ChatMessage
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Fields of a `Submit` that contain the prompt."""
-
     fields: dict[str, Any]
 
 
 async def text_prompts(
     api: Api, owner: WorkOwner, tokenizer: Tokenizer | None, prompts_in: Sequence[str | list[int]]
 ) -> list[Prompt]:
-    """Convert the prompts of a completions body. Raises ApiError."""
     max_len = api.max_model_len
     for prompt in prompts_in:
         if isinstance(prompt, list) and 0 < max_len <= len(prompt):
@@ -45,7 +42,6 @@ async def text_prompts(
 async def chat_prompt(
     api: Api, owner: WorkOwner, tokenizer: Tokenizer | None, body: ChatBody, num_bytes: int
 ) -> Prompt:
-    """Convert the conversation of a chat body of `num_bytes`. Raises ApiError."""
     tools = body.tools if body.tools and body.tool_choice != "none" else ()
     if tokenizer is None:
         return _as_messages(api, body, tools)

@@ -130,7 +130,6 @@ class TokenizerThreads:
 
 
 def tokenizer_folder(model: ModelInfo) -> Path:
-    """Return the folder of the model's files on this machine. Raises BadInput and KvscopeError."""
     name = parse_model_name(model.name)
     if name.kind == "hub":
         return _hub_folder(name.text)

@@ -75,7 +75,6 @@ class InferenceQuestion:
     """Options of a plan, named like the engine's."""
 
     gpu_memory: int
-    """Bytes of each GPU."""
     gpu_memory_utilization: float = 0.9
     dtype: str = "bfloat16"
     """Type of the weights. Quantized ones compute in bfloat16."""
@@ -382,17 +381,14 @@ class ForwardShape:
     """
 
     calls: tuple[LayerCall, ...]
-    """Attention call of each layer."""
     activations: int
     """Peak bytes of activations, without the output head."""
     states: tuple[LayerState, ...] = ()
-    """State that each recurrent layer stores per request."""
     own_forward_reason: str = ""
     """Why the model is run by transformers' own code; "" if kvscope's attention is used."""
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of all recurrent states of one request."""
         return state_bytes(self.states)
 
     @property

@@ -45,20 +45,19 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return round(sum(self.peak.values()))
 
     def reset_peak(self) -> None:
-        """Restart the peak from the bytes that are live now."""
         self.peak = self.live_bytes
 
     def assign(self, kind: str, tensors: Iterable[torch.Tensor]) -> None:
         """Assign the storages of `tensors` to a kind. Storages that are not known yet are counted from then on."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            known = self._storages.get(storage._cdata)
-            if known is None:
+            previous = self._storages.get(storage._cdata)
+            if previous is None:
                 self._add(kind, storage)
-            elif known[0] != kind:
-                self._bytes[known[0]] -= known[1] * self._shares[known[0]]
-                self._bytes[kind] += known[1] * self._shares[kind]
-                self._storages[storage._cdata] = (kind, known[1])
+            elif previous[0] != kind:
+                self._bytes[previous[0]] -= previous[1] * self._shares[previous[0]]
+                self._bytes[kind] += previous[1] * self._shares[kind]
+                self._storages[storage._cdata] = (kind, previous[1])
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

@@ -38,7 +38,6 @@ activations.
 GPU_SIZES_GIB: Final = (8, 12, 16, 24, 32, 40, 48, 80, 96, 141, 192)
 GIB: Final = 1 << 30
 MIN_GAIN: Final = 1.02
-"""Minimum factor by which a change must improve a plan in order to be suggested."""
 BUS_BYTES_A_SECOND: Final = 25e9
 """Practical bandwidth of PCIe 4.0 x16 in bytes/s."""
 DEFAULT_LENGTHS: Final = (1024, 4096, 16384)
@@ -134,10 +133,10 @@ def _serving_notes(plan: InferencePlan) -> tuple[str, ...]:
     question, notes = plan.question, list[str]()
     length = plan.max_model_len
     if plan.expansion_factor > 1:
-        wide = plan.num_requests_of(plan.request_bytes(length) * plan.expansion_factor)
+        num_expanded = plan.num_requests_of(plan.request_bytes(length) * plan.expansion_factor)
         notes.append(
             "the KV cache holds latents and rotary keys (MLA); with MLA expanded, as keys and values of each head, it"
-            f" would be {plan.expansion_factor:,.1f} times as large: {_comparison_text(plan, length, wide)}"
+            f" would be {plan.expansion_factor:,.1f} times as large: {_comparison_text(plan, length, num_expanded)}"
         )
     if plan.index_bytes:
         share = plan.index_bytes / plan.kv_bytes_a_token
@@ -149,12 +148,13 @@ def _serving_notes(plan: InferencePlan) -> tuple[str, ...]:
         )
     if plan.has_windows:
         groups = plan.tightest.groups
-        held, kept = plan.request_bytes(length), plan.unfreed_bytes(length)
+        held_bytes, unfreed_bytes = plan.request_bytes(length), plan.unfreed_bytes(length)
         windows = " and ".join(str(window) for window in sorted({group.rule.window for group in groups} - {0}))
         notes.append(
-            f"a request of {length:,} tokens holds {gib(held)}: layers with a window of {windows} tokens let go of what"
-            f" is behind it; without freeing {gib(kept)}, {kept / held:.1f} times as much:"
-            f" {_comparison_text(plan, length, plan.num_requests_of(kept))}"
+            f"a request of {length:,} tokens holds {gib(held_bytes)}: layers with a window of {windows} tokens let go"
+            f" of what is behind it; without freeing {gib(unfreed_bytes)},"
+            f" {unfreed_bytes / held_bytes:.1f} times as much:"
+            f" {_comparison_text(plan, length, plan.num_requests_of(unfreed_bytes))}"
         )
     if question.tensor_parallel * question.pipeline_parallel > 1:
         notes.append("kvscope's engine runs on one GPU; vLLM and SGLang run on several, and kvscope watches them")
@@ -185,14 +185,14 @@ def _training(skeleton: Skeleton, plan: TrainingPlan, gpu_memory: int) -> Traini
         if question.precision == "mixed"
         else f"as torch's {question.optimizer} makes them"
     )
-    kept = "layers' inputs alone (arXiv:1604.06174)" if question.checkpointing else "what autograd keeps"
-    held, moment = plan.at_worst, _MOMENTS[plan.worst]
+    activations_text = "layers' inputs alone (arXiv:1604.06174)" if question.checkpointing else "what autograd keeps"
+    held_bytes, moment = plan.at_worst, _MOMENTS[plan.worst]
     tokens = f"{question.batch_size} x {question.length:,} tokens"
     parts = [
-        ("weights", held[WEIGHTS], f"{question.precision}{divided if question.zero >= 3 else ''}"),
-        ("gradients", held[GRADIENTS], f"one a parameter{divided if question.zero >= 2 else ''}"),
-        ("optimizer states", held[OPTIMIZER], states + divided),
-        ("activations", held[ACTIVATIONS] - plan.temporary, f"{tokens}: {kept}, and the loss"),
+        ("weights", held_bytes[WEIGHTS], f"{question.precision}{divided if question.zero >= 3 else ''}"),
+        ("gradients", held_bytes[GRADIENTS], f"one a parameter{divided if question.zero >= 2 else ''}"),
+        ("optimizer states", held_bytes[OPTIMIZER], states + divided),
+        ("activations", held_bytes[ACTIVATIONS] - plan.temporary, f"{tokens}: {activations_text}, and the loss"),
         ("temporary buffers", plan.temporary, f"results of the operations that run {moment}"),
         ("gathered weights", plan.gathered, "of the largest layer, and the next (arXiv:1910.02054, 5.3)"),
         ("context", plan.others, "the driver's, as measured on H100 and H200"),
@@ -269,11 +269,11 @@ def _serving_changes(skeleton: Skeleton, plan: InferencePlan) -> Iterator[tuple[
     if question.kv_cache_dtype == "auto":
         yield "--kv-cache-dtype fp8", "8 bits a number, and a scale a vector", replace(question, kv_cache_dtype="fp8")
     if question.max_num_batched_tokens > SUGGESTED_BATCHED_TOKENS:
-        fewer = replace(question, max_num_batched_tokens=SUGGESTED_BATCHED_TOKENS)
-        yield f"--max-num-batched-tokens {SUGGESTED_BATCHED_TOKENS}", "long prompts take more steps", fewer
+        changed_question = replace(question, max_num_batched_tokens=SUGGESTED_BATCHED_TOKENS)
+        yield f"--max-num-batched-tokens {SUGGESTED_BATCHED_TOKENS}", "long prompts take more steps", changed_question
     if question.gpu_memory_utilization < 0.95:
-        more = replace(question, gpu_memory_utilization=0.95)
-        yield "--gpu-memory-utilization 0.95", "less is left for other programs", more
+        higher_utilization = replace(question, gpu_memory_utilization=0.95)
+        yield "--gpu-memory-utilization 0.95", "less is left for other programs", higher_utilization
     if not question.enforce_eager:
         yield "--enforce-eager", "no CUDA graphs: small batches are slower", replace(question, enforce_eager=True)
     for dtype in WEIGHTS_PER_SCALE if question.dtype not in WEIGHTS_PER_SCALE else ():

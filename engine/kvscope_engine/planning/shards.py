@@ -27,7 +27,6 @@ class PipelineStage:
 
 
 def check_divisible(num_query_heads: int, tensor_parallel: int) -> None:
-    """Raise BadInput if the query heads cannot be divided evenly among the ranks."""
     if num_query_heads % tensor_parallel:
         raise BadInput(
             f"tensor_parallel={tensor_parallel} is not accepted: {num_query_heads} query heads are not divisible by it"

@@ -53,7 +53,6 @@ class TrainingQuestion:
     """
     optimizer: str = "adamw"
     checkpointing: bool = False
-    """Whether gradient checkpointing is used."""
     zero: int = 0
     """ZeRO stage, 0 to 3; 0: not used."""
     data_parallel: int = 1
@@ -91,14 +90,12 @@ class TrainingPlan:
     question: TrainingQuestion
     weights: int
     gradients: int
-    """Bytes of all gradients when the optimizer's step starts."""
     optimizer: int
     activations: int
     """Bytes at the end of the forward pass: what the backward pass needs, and the loss."""
     worst: str
     """Moment with the most memory in use: "forward", "backward" or "optimizer"."""
     at_worst: Mapping[str, int]
-    """Bytes in use at that moment, by kind."""
     gathered: int
     """Bytes of weights that ZeRO stage 3 has gathered at that moment: twice the largest layer."""
     others: int = CONTEXT_BYTES
@@ -177,12 +174,12 @@ def measured_step(skeleton: Skeleton, question: TrainingQuestion) -> TrainingPla
         peaks["optimizer"] = memory.peak
     gathered = {name: 0 if name == "optimizer" else _gathered_bytes(skeleton, question) for name in peaks}
     worst = max(peaks, key=lambda name: sum(peaks[name].values()) + gathered[name])
-    held = memory.live_bytes
+    final_bytes = memory.live_bytes
     return TrainingPlan(
         question=question,
-        weights=round(held[WEIGHTS]),
+        weights=round(final_bytes[WEIGHTS]),
         gradients=round(gradients),
-        optimizer=round(held[OPTIMIZER]),
+        optimizer=round(final_bytes[OPTIMIZER]),
         activations=round(retained),
         worst=worst,
         at_worst={kind: round(size) for kind, size in peaks[worst].items()},

@@ -23,7 +23,6 @@ _FILE: Final = "device_limits.json"
 _CACHE_TTL_S: Final = 24 * 3600.0
 """Seconds for which a measurement is reused. It expires because other load may have distorted it."""
 _BUDGET_S: Final = 0.04
-"""Seconds for each of the two measurements, after warm-up."""
 _MIN_RUNS, _MAX_RUNS = 8, 20
 """Bounds of the number of runs. The fastest counts, because other processes on the same cores slow down some."""
 _CPU_BYTES: Final = 64 << 20
@@ -81,13 +80,11 @@ def measure(device: torch.device, dtype: torch.dtype) -> DeviceLimits:
 
 
 def measured_product_s(device: torch.device, side: int, dtype: torch.dtype) -> float:
-    """Return the seconds for the product of two square matrices with `side` rows."""
     left, right = (torch.ones((side, side), dtype=dtype, device=device) for _ in range(2))
     return _best_s(device, lambda: left @ right)
 
 
 def _best_s(device: torch.device, run: Callable[[], object]) -> float:
-    """Return the seconds of the fastest of several runs after a warm-up."""
     run()
     times: list[float] = []
     while len(times) < _MIN_RUNS or (sum(times) < _BUDGET_S and len(times) < _MAX_RUNS):

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from kvscope_engine.model.loaded_model import LoadedModel
 
 _ACTIVE_EXPERT_COUNTS: Final = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k", "moe_top_k")
-"""Names in model configurations for the number of experts per token."""
 
 
 def model_work(loaded: LoadedModel, kv_dtype: torch.dtype, choice: PageChoice | None = None) -> ModelWork:

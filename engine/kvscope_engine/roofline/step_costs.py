@@ -65,7 +65,6 @@ class ModelWork:
     """Bytes of weights that each step transfers from host memory."""
 
     def work_of_plan(self, plan: StepPlan) -> Work:
-        """Return the work of a step, without its timings."""
         if not plan.scheduled:
             return Work()
         _, starts, counts, samples, drafts = zip(
@@ -121,8 +120,8 @@ def _attended(decodes: Sequence[int], chunks: Sequence[Scheduled], kind: LayerKi
 
 def _pairs_in_chunks(num_tokens: int, chunk: int) -> int:
     """Return the number of attended pairs within chunks, over the first `num_tokens` tokens of a sequence."""
-    whole, rest = divmod(num_tokens, chunk)
-    return whole * (chunk * (chunk + 1) // 2) + rest * (rest + 1) // 2
+    whole, remainder = divmod(num_tokens, chunk)
+    return whole * (chunk * (chunk + 1) // 2) + remainder * (remainder + 1) // 2
 
 
 def _positions_read(decodes: Sequence[int], kind: LayerKind) -> int:

@@ -34,7 +34,6 @@ MAX_COMPILING_PER_CLIENT: Final = 2
 """Maximum number of grammars compiled concurrently for one client, which leaves threads for other clients."""
 SMALL_BYTES: Final = 64 << 10
 MAX_REMEMBERED_CLIENTS: Final = 4096
-"""Maximum number of clients whose last turn is remembered."""
 LONG_WORK_S: Final = 0.01
 """After work of more than this many seconds, the thread sleeps for as long as the work took, up to `MAX_SLEEP_S`."""
 MAX_SLEEP_S: Final = 1.0
@@ -50,7 +49,6 @@ class Prepared:
         self.token_ids: Future[list[int]] = Future()
         self._arrival_s = time.monotonic()
         self.is_wanted = True
-        """False once the submission is cancelled."""
 
     @property
     def is_small(self) -> bool:
@@ -107,9 +105,7 @@ class Preparation:
         self._waiting: OrderedDict[_QueueKey, deque[Prepared]] = OrderedDict()
         self._busy: set[Prepared] = set()
         self._compiling: dict[Prepared, _Client] = {}
-        """Submissions in progress whose grammars are being compiled, with their clients."""
         self._recent_compilers: OrderedDict[_Client, None] = OrderedDict()
-        """Clients whose grammars were compiled, least recent first."""
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._threads = [
@@ -128,7 +124,6 @@ class Preparation:
             return reason
 
     def cancel(self, prepared: Prepared) -> None:
-        """Remove a submission from the queue, or abandon it if it is in progress."""
         prepared.is_wanted = False
         prepared.token_ids.cancel()
         with self._changed:

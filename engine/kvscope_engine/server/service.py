@@ -96,7 +96,6 @@ class EngineService:
 
     @property
     def telemetry_endpoint(self) -> str:
-        """Endpoint to which a desktop attaches."""
         return self.sockets.telemetry_endpoint
 
     def stop(self) -> None:
@@ -193,7 +192,6 @@ class EngineService:
             self._recorder.add_requests(self._engine.drain_ended())
 
     def _fail(self, reason: str) -> None:
-        """Refuse all queued and future commands with the reason."""
         self.receiver.fail(reason)
         for client, reply in self.receiver.refuse_waiting():
             self.sockets.reply(client, reply)

@@ -11,8 +11,6 @@ from kvscope_telemetry.ledger import BlockState
 
 
 class GroupUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Blocks of one KV group that requests held, over all steps."""
-
     kind: str
     window: int
     """Window in tokens; 0: no window."""
@@ -31,10 +29,10 @@ class GroupTally:
 
     def add(self, pool: BlockPool) -> None:
         ledger = pool.ledger.part(0, pool.num_blocks)
-        held = np.bincount(ledger.group[ledger.state == BlockState.ACTIVE], minlength=len(self._sums))
+        held_blocks = np.bincount(ledger.group[ledger.state == BlockState.ACTIVE], minlength=len(self._sums))
         self._num_steps += 1
-        self._sums += held
-        np.maximum(self._max, held, out=self._max)
+        self._sums += held_blocks
+        np.maximum(self._max, held_blocks, out=self._max)
 
     def uses(self) -> tuple[GroupUse, ...]:
         return tuple(

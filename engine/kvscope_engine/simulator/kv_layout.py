@@ -164,8 +164,8 @@ def _num_pairs(rule: GroupRule, num_tokens: int) -> int:
     """
     window = rule.window or num_tokens
     if rule.is_chunked:
-        chunks, rest = divmod(num_tokens, window)
-        return chunks * _triangle(window) + _triangle(rest)
+        chunks, remainder = divmod(num_tokens, window)
+        return chunks * _triangle(window) + _triangle(remainder)
     return _triangle(min(num_tokens, window)) + max(0, num_tokens - window) * window
 
 

@@ -33,8 +33,6 @@ class MemoryShares(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryUse:
-    """Running means of the shares."""
-
     __slots__ = ("_sums", "num_samples")
 
     def __init__(self) -> None:
@@ -53,7 +51,6 @@ class MemoryUse:
         sums[5] += use.external_fragmentation
 
     def shares(self) -> MemoryShares | None:
-        """Return the means; None if no step was under load."""
         if not self.num_samples:
             return None
         states, reserved, internal, external, cached, fragmentation = (value / self.num_samples for value in self._sums)

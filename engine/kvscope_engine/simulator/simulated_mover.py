@@ -25,12 +25,9 @@ QUEUE_BYTES: Final = 256 << 20
 
 @dataclass(slots=True)
 class MoveTotals:
-    """Blocks moved since the start, and the time for which the run waited."""
-
     saved_blocks: int = 0
     """Blocks copied to host memory."""
     loaded_blocks: int = 0
-    """Blocks copied to the pool, from any tier."""
     offloaded_blocks: int = 0
     """Blocks copied from host memory to disk."""
     loaded_disk_blocks: int = 0
@@ -42,15 +39,12 @@ class MoveTotals:
 
 
 class SimulatedMover:
-    """Simulates moves of blocks of `block_bytes` at the rates of `cost`."""
-
     failure: Final = ""
     """Always empty: the simulated disk never fails."""
 
     def __init__(self, cost: CostModel, block_bytes: int, *, has_disk: bool) -> None:
         self.has_disk: Final = has_disk
         self.now_ns = 0
-        """Simulated time, advanced by waits."""
         self.moved = MoveTotals()
         self.origins: dict[int, Tier] = {}
         """Tiers from which blocks of the pool were loaded in this step, by block."""
@@ -131,8 +125,6 @@ class SimulatedMover:
 
 
 class _Lane:
-    """A device that does transfers one after another, concurrently with the run."""
-
     def __init__(self, blocks_per_s: float) -> None:
         self.blocks_per_s = blocks_per_s
         self.free_ns = 0

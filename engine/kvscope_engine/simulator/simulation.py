@@ -78,12 +78,10 @@ class SimulationSetup:
 
     @property
     def token_bytes(self) -> float:
-        """KV bytes per token, summed over all layers."""
         return self.cost.kv_bytes_per_token if self.block_layout is None else self.block_layout.token_bytes
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of the keys and values of a block of the pool."""
         if self.block_layout is not None:
             return self.block_layout.block_bytes(self.limits.block_size)
         return round(self.cost.kv_bytes_per_token * self.limits.block_size)
@@ -101,12 +99,16 @@ class SimulationSetup:
         if self.layout is None or not self.layout.state_bytes:
             return replace(self, limits=limits.with_num_blocks(int(kv_bytes) // max(1, self.block_bytes)))
         for_prefixes = limits.max_num_seqs if state_checkpoints is None else state_checkpoints
-        wanted, longest = limits.max_num_seqs + for_prefixes, -(-limits.max_model_len // limits.block_size)
+        num_slots_wanted, longest = limits.max_num_seqs + for_prefixes, -(-limits.max_model_len // limits.block_size)
         if for_blocks:
             return replace(
-                self, limits=limits.with_num_blocks(int(kv_bytes) // max(1, self.block_bytes)), num_states=wanted + 1
+                self,
+                limits=limits.with_num_blocks(int(kv_bytes) // max(1, self.block_bytes)),
+                num_states=num_slots_wanted + 1,
             )
-        slots, blocks = slots_and_blocks(int(kv_bytes), self.block_bytes, self.layout.state_bytes, wanted, longest)
+        slots, blocks = slots_and_blocks(
+            int(kv_bytes), self.block_bytes, self.layout.state_bytes, num_slots_wanted, longest
+        )
         return replace(self, limits=limits.with_num_blocks(blocks), num_states=slots)
 
     @property
@@ -127,7 +129,6 @@ class SimulationSetup:
 
     @property
     def state_copy_seconds(self) -> float:
-        """Seconds to copy a recurrent state to host memory or back."""
         return self._state_bytes / self.cost.host_bandwidth
 
     @property
@@ -144,8 +145,7 @@ class StepObserver(Protocol):
         `waited_ns`: time that the step waited for lower tiers before its forward pass.
         """
 
-    def end(self) -> None:
-        """Called once the last request has ended."""
+    def end(self) -> None: ...
 
 
 class Simulation:
@@ -216,7 +216,6 @@ class Simulation:
         self._observer: StepObserver | None = None
 
     def observe(self, observer: StepObserver) -> None:
-        """Notify `observer` of each following step."""
         self._observer = observer
 
     @property

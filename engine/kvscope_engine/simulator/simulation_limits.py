@@ -18,11 +18,8 @@ class SimulatedLimits:
     block_size: int = 16
     """Token slots per block."""
     max_num_seqs: int = 256
-    """Maximum number of requests per step."""
     max_num_batched_tokens: int = 2048
-    """Maximum number of tokens per step."""
     max_model_len: int = 2048
-    """Maximum number of tokens of a request, prompt and output."""
     enable_prefix_caching: bool = True
     """Whether prefixes are cached under the allocator `paged`; no other allocator shares blocks."""
 

@@ -38,14 +38,11 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     num_refused: int
     """Number of requests that could not run even alone. All other numbers of this report exclude them."""
     first_refusal: str
-    """Reason of the first refusal; "" if there was none."""
     num_steps: int
     num_steps_under_load: int
     simulated_s: float
     memory: MemoryShares | None
-    """Effective memory use, as `memory_use` defines it."""
     mean_batch: float | None
-    """Mean number of requests per step, over all steps."""
     mean_batch_under_load: float | None
     """Mean number of requests per step, over steps under load."""
     requests_per_s: float | None
@@ -57,7 +54,6 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     num_preemptions: int
     num_preempted_requests: int
     num_recomputed_tokens: int
-    """Tokens computed again after a preemption."""
     num_evicted_blocks: int
     prefix_hit_rate: float | None
     """Share of the prompts' tokens found in the prefix cache at the first admission, 0 to 1."""
@@ -73,15 +69,12 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     tiers: TierUse | None
     """Use of lower tiers; None without lower tiers, which only `paged` supports."""
     ttft_s: Percentiles | None
-    """Time from a request's arrival to its first token."""
     latency_s: Percentiles | None
-    """Time from a request's arrival to its last token."""
     normalized_latency_s: Percentiles | None
     """Latency divided by the number of output tokens."""
 
 
 def report(simulation: Simulation) -> SimulationReport:
-    """Return the report of a run that has ended."""
     tally, seconds = simulation.tally, simulation.now_ns / 1e9
     samples, states = tally.memory.num_samples, simulation.states
     return SimulationReport(

@@ -29,7 +29,6 @@ def text(
 
 
 def policy_label(report: SimulationReport) -> str:
-    """Return the name of the allocator and, if there is one, the scenario."""
     return f"{report.allocator}, {report.question}" if report.question else report.allocator
 
 
@@ -103,7 +102,6 @@ def _latency(reports: Sequence[SimulationReport]) -> str:
 
 
 def _groups(reports: Sequence[SimulationReport]) -> Iterator[str]:
-    """Yield the table of blocks by KV group; nothing if the groups are unknown."""
     rows = [
         [
             f"{policy_label(report)} ({report.num_blocks})",
@@ -123,7 +121,6 @@ def _groups(reports: Sequence[SimulationReport]) -> Iterator[str]:
 
 
 def _states(reports: Sequence[SimulationReport]) -> Iterator[str]:
-    """Yield the table of slots for recurrent states; nothing if there are none."""
     rows = [
         [
             policy_label(report),

@@ -25,7 +25,6 @@ class SimulationTally:
         """Use of KV groups; None if the groups are unknown."""
         self.num_steps = 0
         self.num_scheduled = 0
-        """Number of scheduled requests, summed over all steps."""
         self.num_scheduled_under_load = 0
         """Number of scheduled requests, summed over the steps that left requests waiting, which are those that `memory`
         samples.
@@ -34,7 +33,6 @@ class SimulationTally:
         self.num_refused = 0
         self.first_refusal = ""
         self.num_prompt_tokens = 0
-        """Prompt tokens of finished requests."""
         self.num_cached_tokens = 0
         """Number of `num_prompt_tokens` found in the prefix cache at the first admission."""
         self.num_loaded_tokens = {Tier.HOST: 0, Tier.DISK: 0}
@@ -45,7 +43,6 @@ class SimulationTally:
         self.num_needed_tokens = 0
         """Tokens that the finished requests would have computed without preemptions."""
         self.num_preempted = 0
-        """Number of finished requests that were preempted at least once."""
         self.ttft_ns = array("d")
         self.total_ns = array("d")
         self.per_token_ns = array("d")

@@ -20,7 +20,6 @@ class TierUse(msgspec.Struct, frozen=True, kw_only=True):
     offloaded_blocks: int
     """Blocks evicted from the pool, copied to host memory."""
     disk_blocks: int
-    """Blocks copied from host memory to disk."""
     loaded_blocks: int
     """Swapped or offloaded blocks that were loaded to the pool."""
     loaded_from_disk_blocks: int

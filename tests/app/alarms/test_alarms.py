@@ -145,26 +145,26 @@ def test_each_alarm_has_one_notice_and_the_newest_is_shown_first(window_with_scr
 
 
 @pytest.fixture
-def settings_keeper(settings):
+def settings_store(settings):
     return SettingsStore(settings)
 
 
-def test_overview_is_not_checked_while_all_rules_are_off(session, settings_keeper):
-    settings_keeper.change(alarm_rules=tuple(replace(rule, is_on=False) for rule in DEFAULT_RULES))
-    watch, looks = AlarmEvaluator(session, settings_keeper), []
+def test_overview_is_not_checked_while_all_rules_are_off(session, settings_store):
+    settings_store.change(alarm_rules=tuple(replace(rule, is_on=False) for rule in DEFAULT_RULES))
+    watch, looks = AlarmEvaluator(session, settings_store), []
     watch.evaluated.connect(lambda: looks.append(1))
     extend_overview(session, [second(at, used=100) for at in range(60)])
     assert session.bookmarks.shown == looks == []
-    settings_keeper.change(alarm_rules=(RULES[KV_USAGE],))
+    settings_store.change(alarm_rules=(RULES[KV_USAGE],))
     extend_overview(session, [second(at, used=100) for at in range(60, 70)])
     assert session.bookmarks.shown
     assert looks
     watch.deleteLater()
 
 
-def test_long_overview_is_checked_in_several_parts(session, settings_keeper, qtbot):
+def test_long_overview_is_checked_in_several_parts(session, settings_store, qtbot):
     session.overview.extend(second(at, used=97 if at % 100 < 20 else 50) for at in range(1000))
-    watch = AlarmEvaluator(session, settings_keeper)
+    watch = AlarmEvaluator(session, settings_store)
     qtbot.waitUntil(lambda: len(session.bookmarks.shown) == 10, timeout=WAIT_MS)
     assert all(mark.until_ns for mark in session.bookmarks.shown)
     watch.deleteLater()

@@ -7,7 +7,7 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtWidgets import QApplication, QLineEdit
 
 from kvscope_app.alarms.bookmark_actions import BookmarkNotePopup
-from kvscope_app.recording.recording_actions import keep_last
+from kvscope_app.recording.recording_actions import save_last_seconds
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.summaries.bookmark import in_order, new_bookmark, newest_revisions
 
@@ -215,7 +215,7 @@ def test_bookmarks_are_saved_with_recordings_and_edits_leave_the_file_unchanged(
     qtbot.waitUntil(
         lambda: (window.session.disk_history.range_ns or (0, 0))[1] > made.time_ns + SECOND_NS, timeout=WAIT_MS
     )
-    task = keep_last(window, 600.0, str(path))
+    task = save_last_seconds(window, 600.0, str(path))
     qtbot.waitUntil(lambda: task.work.is_finished, timeout=WAIT_MS)
     assert in_order(newest_revisions(Recording.open(path).bookmarks()).values()) == [made]
     whole = path.read_bytes()

@@ -12,7 +12,7 @@ from kvscope_app.ui.theme import DARK, LIGHT
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec, pause_background
 from kvscope_app.views.heatmap.cell_text import cell_text
 from kvscope_app.views.heatmap.pools import PoolRegistry
-from kvscope_app.views.timeline.lane_colors import STOPPED_COLOR, STOPPED_PALENESS, ink, softened
+from kvscope_app.views.timeline.lane_colors import STOPPED_COLOR, STOPPED_PALENESS, pale_pixel, theme_pixel
 from kvscope_app.views.timeline.lane_descriptions import hit_lane, hit_row
 from kvscope_app.views.timeline.lane_layout import LaneLayout
 from kvscope_app.views.timeline.lane_picture import ShownLanes, draw, lanes_without_data
@@ -43,9 +43,9 @@ def test_request_lane_is_dimmed_while_the_engine_is_paused(overview):
         pixels = draw(shown, layout, theme, 1.0)
         line = pixels[layout.requests_top + 15 * row + 6]
         width = pixels.shape[1]
-        assert line[round(0.14 * width)] == ink("good", theme)
-        assert line[round(0.20 * width)] == softened(STOPPED_COLOR, theme, STOPPED_PALENESS)
-        assert line[round(0.26 * width)] == ink("good", theme)
+        assert line[round(0.14 * width)] == theme_pixel("good", theme)
+        assert line[round(0.20 * width)] == pale_pixel(STOPPED_COLOR, theme, STOPPED_PALENESS)
+        assert line[round(0.26 * width)] == theme_pixel("good", theme)
     assert hit_lane("paused", shown, to_ns(20), 0).text == "Engine paused by Ada, 10.0 s"
     assert hit_lane("paused", shown, to_ns(30), 0).text == ""
     assert "(without 10.0 s paused)" in hit_row(row, shown, to_ns(20), 0).text

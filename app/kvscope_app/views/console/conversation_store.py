@@ -82,7 +82,7 @@ class ConversationStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.written_elsewhere: set[str] = set()
-        """Keys of conversations in which a window of a running process other than this window is writing."""
+        """Keys of conversations in which another window of a running process is writing an answer."""
         self._writer = f"{own_identity()}-{secrets.token_hex(4)}"
         self._connection: sqlite3.Connection | None = None
         self._revisions: dict[str, int] = {}
@@ -331,7 +331,6 @@ def read_files(paths: list[Path], warnings: list[str]) -> Iterator[tuple[Path, C
 
 
 def mark_imported(path: Path) -> None:
-    """Rename an imported file, so that it stays but is not read again."""
     path.replace(path.with_suffix(_SUFFIX + _IMPORTED_SUFFIX))
 
 

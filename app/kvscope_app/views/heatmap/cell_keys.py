@@ -15,7 +15,7 @@ import numpy.typing as npt
 from kvscope_app.ui.theme import Theme, mix
 from kvscope_app.views.heatmap.address_rows import NO_ADDRESS
 from kvscope_app.views.page_map import color_modes as page_map
-from kvscope_app.views.page_map.drawing.ink import Pixels, pixel
+from kvscope_app.views.page_map.drawing.pixel_tables import Pixels, pixel
 from kvscope_app.views.tier_style import distinct_tier_colors
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 

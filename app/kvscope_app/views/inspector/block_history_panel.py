@@ -26,7 +26,7 @@ _KINDS_WITH_TEXT: Final = (MomentKind.FILLED, MomentKind.KNOWN, MomentKind.REUSE
 
 
 class MomentTable(RowTable):
-    """List of moments. Enter or a click moves the cursor to a moment; Ctrl+C copies."""
+    """List of what happened to a block. Enter or a click moves the cursor to that time; Ctrl+C copies."""
 
     chosen = Signal(object)
 

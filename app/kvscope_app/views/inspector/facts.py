@@ -21,7 +21,7 @@ class LinkTarget(Enum):
     FRAMES = auto()
     """`Link.number` is a number of frames to move the cursor by, negative for backwards."""
     EVENT = auto()
-    """The state after `Link.event`, or before it if `Link.number` is negative."""
+    """`Link.event`; a negative `Link.number` means the state before the event, otherwise the state after it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,6 @@ _MAX_EVENTS: Final = 50
 _SHOWN_ELSEWHERE: Final = ("Adapter", "Arrived", "Client", "Reason for the delay")
 """Titles of table columns that the page leaves out, because it shows them in another form."""
 _COLD_SHARE: Final = 0.1
-"""Share of the average attention per block below which a block counts as cold."""
 
 
 def request_page(
@@ -67,7 +66,7 @@ def request_page(
 
 
 def wall_offset_ns(hello: Hello) -> int:
-    """Return the offset to add to the engine's monotonic times for the wall-clock time, in ns."""
+    """Return the wall clock minus the engine's monotonic clock, in ns."""
     return hello.wall_time_ns - hello.time_ns
 
 

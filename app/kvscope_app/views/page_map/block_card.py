@@ -48,9 +48,7 @@ class BlockCard(QFrame):
         )
 
     def show_block(self, facts: BlockFacts, content: BlockContent | None, placeholder: str = "") -> None:
-        """Show a block. `content`: its tokens, None while unknown; `placeholder`: text shown instead of the tokens'
-        text then.
-        """
+        """Show a block. `content`: its tokens and text, None while unknown; `placeholder`: text to show until then."""
         self._title.setText(facts.title)
         self._state.setText(facts.state)
         color = str(getattr(self._theme, facts.color))

@@ -44,11 +44,10 @@ class ShownItems:
     has_only_prefixes: bool = False
     """Whether blocks are known only while their prefix is cached, because the engine does not report who holds them."""
     has_sparse_attention: bool = False
-    """Whether decodes select among blocks."""
     has_measured_attention: bool = True
     has_pins: bool = False
     owners: tuple[int, ...] = ()
-    """Numbers of the running requests that hold the most blocks, ascending, at most `MAX_OWNERS`."""
+    """Numbers of the running requests that hold the most blocks, at most `MAX_OWNERS`, ascending."""
     num_more_owners: int = 0
     groups: tuple[str, ...] = ()
     may_flash: tuple[FlashKind, ...] = ()

@@ -42,7 +42,6 @@ _MIN_DRAG_DISTANCE: Final = 4
 _HEADING_PAD: Final = 5
 _MIN_SIZE: Final = QSize(180, 64)
 _MIN_RING_WIDTH: Final = 12
-"""Minimum width in pixels of the ring around the selected block."""
 CELL_KEYS: Final = {
     Qt.Key.Key_Left: (-1, 0),
     Qt.Key.Key_Right: (1, 0),
@@ -55,7 +54,7 @@ CELL_KEYS: Final = {
 
 
 class PageMapCanvas(QWidget):
-    """Widget that shows `scene`. Signals carry block ids; -1 means no block."""
+    """Widget that shows `scene`. Signals have block ids, with -1 for no block."""
 
     pointed = Signal(int)
     """Emitted when the mouse or the keyboard cursor moves to another block, or off all blocks (-1)."""
@@ -122,7 +121,6 @@ class PageMapCanvas(QWidget):
         return QRect(self.gutter, 0, self.width() - self.gutter, max(height, min(self.height(), _MIN_SIZE.height())))
 
     def set_covered_height(self, height: int) -> None:
-        """Exclude the lowest `height` pixels from the map, because the window's strips overlay them."""
         if height != self._covered_height:
             self._covered_height = height
             self.refit_pixels()

@@ -28,7 +28,7 @@ _REASONS: dict[int, str] = {
     WaitsFor.INPUT: "waiting for the rest of its prompt",
     WaitsFor.PROMPT: "its prompt is being computed for another completion, whose blocks it will share",
 }
-"""Reasons that do not follow from the numbers of blocks and running requests."""
+"""Text of the reasons that the numbers of blocks and running requests do not show, by `WaitsFor`."""
 
 
 def why_waits(mirror: Mirror, number: int) -> str:
@@ -88,7 +88,6 @@ def _needed_blocks(mirror: Mirror, row: int) -> tuple[int, str]:
 
 
 def _power_of_two(number: int) -> int:
-    """Return the smallest power of two that is at least `number`, which must be positive."""
     return 1 << (number - 1).bit_length()
 
 

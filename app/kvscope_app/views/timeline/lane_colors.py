@@ -49,12 +49,12 @@ STOPPED_BACKGROUND_PALENESS: Final = 0.83
 """Share of the normal background behind the lanes while the engine is paused or suspended."""
 
 
-def ink(name: str, theme: Theme) -> int:
+def theme_pixel(name: str, theme: Theme) -> int:
     """Return a colour of the theme as a pixel, 0xAARRGGBB."""
     return _pixel(str(getattr(theme, name)))
 
 
-def softened(name: str, theme: Theme, share: float) -> int:
+def pale_pixel(name: str, theme: Theme, share: float) -> int:
     """Return a colour of the theme as a pixel, mixed with `share` (0 to 1) of the background."""
     return _pixel(mix(str(getattr(theme, name)), theme.base, share))
 

@@ -23,8 +23,8 @@ from kvscope_app.views.timeline.lane_colors import (
     STOPPED_BACKGROUND_PALENESS,
     STOPPED_COLOR,
     STOPPED_PALENESS,
-    ink,
-    softened,
+    pale_pixel,
+    theme_pixel,
 )
 from kvscope_app.views.timeline.lane_layout import MARKS, PAUSED, STEPS, TICK_LANES, LaneLayout, axis_height, row_height
 from kvscope_app.views.timeline.lane_raster import FloatArray, IntArray, Pixels
@@ -51,7 +51,7 @@ class ShownLanes:
     span: TimeSpan
     until_ns: int
     first_row: int = 0
-    by_arrival: bool = False
+    is_by_arrival: bool = False
     assigned_version: int = -1
     """Version of `lanes` for which `rows` was computed; -1: none yet."""
     rows: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
@@ -64,7 +64,7 @@ class ShownLanes:
     """Function (epoch, number) -> LoRA adapter of the request, "" if none or unknown."""
 
     def assign_rows(self) -> None:
-        """Assign rows to the requests in the span: packed, or with `by_arrival` one row per request, newest at the
+        """Assign rows to the requests in the span: packed, or with `is_by_arrival` one row per request, newest at the
         bottom.
         """
         requests = self.lanes.requests
@@ -72,7 +72,7 @@ class ShownLanes:
         is_visible = (requests["begin"] <= self.span.end_ns) & (requests["end"] >= self.span.begin_ns)
         indices = np.flatnonzero(is_visible)
         self.rows = np.full(len(requests), -1, np.int64)
-        if self.by_arrival:
+        if self.is_by_arrival:
             self.rows[indices[np.argsort(requests["begin"][indices], kind="stable")]] = np.arange(indices.size)
         else:  # omit rows without any request in the span
             self.rows[indices] = np.unique(requests["row"][indices], return_inverse=True)[1]
@@ -82,14 +82,14 @@ class ShownLanes:
 def draw(shown: ShownLanes, layout: LaneLayout, theme: Theme, scale: float) -> Pixels:
     """Return the pixels of the area right of the lane names, including the axis. `scale`: device pixels per pixel."""
     width, height = (max(1, round(side * scale)) for side in (layout.chart_width, layout.height))
-    pixels = np.full((height, width), ink("base", theme), np.uint32)
+    pixels = np.full((height, width), theme_pixel("base", theme), np.uint32)
     edges = lane_raster.column_edges(shown.span, width)
     seconds = lane_raster.seconds_in(shown.overview.time_ns, edges)
     stopped = lane_raster.covered(*stops_until(shown.overview, shown.until_ns).stretches, edges)
-    pixels[round(axis_height() * scale) :, stopped] = softened("warn", theme, STOPPED_BACKGROUND_PALENESS)
+    pixels[round(axis_height() * scale) :, stopped] = pale_pixel("warn", theme, STOPPED_BACKGROUND_PALENESS)
     for lane, top, lane_height in layout.boxes():
         box = pixels[round(top * scale) : round((top + lane_height) * scale)]
-        box[:, ~stopped] = softened("raised", theme, 0.55)
+        box[:, ~stopped] = pale_pixel("raised", theme, 0.55)
         if lane.name == "usage":
             _draw_usage(box, shown.overview, seconds, theme)
         elif lane.name in ("running", "waiting"):
@@ -99,7 +99,7 @@ def draw(shown: ShownLanes, layout: LaneLayout, theme: Theme, scale: float) -> P
         elif lane.name == STEPS:
             draw_steps(box, shown.overview, shown.steps, edges, seconds, theme)
         elif lane.name == PAUSED:
-            lane_raster.fill_below(box, stopped.astype(np.float64), ink(_PAUSED_COLOR, theme))
+            lane_raster.fill_below(box, stopped.astype(np.float64), theme_pixel(_PAUSED_COLOR, theme))
         elif lane.name != MARKS:  # bookmarks are drawn later, as signs and text
             _draw_moments(box, lane.name, shown, edges, seconds, theme)
     _draw_requests(pixels, shown, layout, theme, scale, stopped)
@@ -149,10 +149,10 @@ def _counts(name: str, overview: SessionOverview) -> FloatArray:
 
 def _draw_usage(box: Pixels, overview: SessionOverview, seconds: tuple[IntArray, IntArray], theme: Theme) -> None:
     active, used = usage_shares(overview)
-    lane_raster.fill_below(box, lane_raster.min_and_max(used, *seconds)[1], ink("block_cached", theme))
+    lane_raster.fill_below(box, lane_raster.min_and_max(used, *seconds)[1], theme_pixel("block_cached", theme))
     low, high = lane_raster.min_and_max(active, *seconds)
-    lane_raster.fill_below(box, high, softened("block_active", theme, 0.35))
-    lane_raster.fill_below(box, low, ink("block_active", theme))
+    lane_raster.fill_below(box, high, pale_pixel("block_active", theme, 0.35))
+    lane_raster.fill_below(box, low, theme_pixel("block_active", theme))
 
 
 def peak_requests(overview: SessionOverview, state: str) -> float:
@@ -165,8 +165,8 @@ def peak_requests(overview: SessionOverview, state: str) -> float:
 
 def _draw_count(box: Pixels, shares: FloatArray, seconds: tuple[IntArray, IntArray], theme: Theme, color: str) -> None:
     low, high = lane_raster.min_and_max(shares, *seconds)
-    lane_raster.fill_below(box, high, softened(color, theme, 0.5))
-    lane_raster.fill_below(box, low, ink(color, theme))
+    lane_raster.fill_below(box, high, pale_pixel(color, theme, 0.5))
+    lane_raster.fill_below(box, low, theme_pixel(color, theme))
 
 
 def _draw_moments(
@@ -174,15 +174,17 @@ def _draw_moments(
 ) -> None:
     overview = shown.overview
     if name == "gaps":
-        color = ink(_GAP_COLOR, theme)
+        color = theme_pixel(_GAP_COLOR, theme)
         lane_raster.fill_below(box, lane_raster.covered(*gaps(overview), edges).astype(np.float64), color)
-        lane_raster.draw_ticks(box, lane_raster.sums(overview.column("num_lost_frames"), *seconds), ink("bad", theme))
+        lane_raster.draw_ticks(
+            box, lane_raster.sums(overview.column("num_lost_frames"), *seconds), theme_pixel("bad", theme)
+        )
         return
     lane, counts = TICK_LANES[name], lane_raster.moments(event_times(name, shown), edges)
     values = _counts(name, overview)
     if lane.kind:
         values = np.where(overview.time_ns < _exact_since(overview), values, 0.0)
-    lane_raster.draw_ticks(box, np.maximum(counts, lane_raster.sums(values, *seconds)), ink(lane.color, theme))
+    lane_raster.draw_ticks(box, np.maximum(counts, lane_raster.sums(values, *seconds)), theme_pixel(lane.color, theme))
 
 
 def _exact_since(overview: SessionOverview) -> int:
@@ -215,18 +217,18 @@ def _draw_requests(
     first, last = (_columns(times[indices], span, width) for times in (spans["begin"], ends))
     is_moment = spans["phase"][indices] >= RequestPhase.ABORTED
     first, last = first - is_moment * round(scale), last + is_moment * round(2 * scale)
-    palette = np.array([ink(PHASE_COLORS[phase], theme) for phase in RequestPhase], np.uint32)
-    palette[RequestPhase.QUEUED] = softened(PHASE_COLORS[RequestPhase.QUEUED], theme, QUEUED_PALENESS)
+    palette = np.array([theme_pixel(PHASE_COLORS[phase], theme) for phase in RequestPhase], np.uint32)
+    palette[RequestPhase.QUEUED] = pale_pixel(PHASE_COLORS[RequestPhase.QUEUED], theme, QUEUED_PALENESS)
     lines = np.zeros((num_rows, width), np.uint32)
     steps = shown.steps
     if steps is not None and steps_are_wide(steps, span, width):
         for phase in (RequestPhase.RUNNING, RequestPhase.DECODE, RequestPhase.PREFILL):
-            palette[phase] = softened(PHASE_COLORS[phase], theme, _BETWEEN_STEPS_PALENESS)
+            palette[phase] = pale_pixel(PHASE_COLORS[phase], theme, _BETWEEN_STEPS_PALENESS)
     lane_raster.draw_spans(lines, rows[indices], first, last, palette[spans["phase"][indices]])
     if steps is not None and steps_are_wide(steps, span, width):
         request_rows = _rows_of_step_requests(steps, shown, num_rows)
         draw_request_parts(lines, steps, span, request_rows, theme, max(round(scale), 1))
-    lines[:, stopped] = np.where(lines[:, stopped] != 0, softened(STOPPED_COLOR, theme, STOPPED_PALENESS), 0)
+    lines[:, stopped] = np.where(lines[:, stopped] != 0, pale_pixel(STOPPED_COLOR, theme, STOPPED_PALENESS), 0)
     for row, line in enumerate(lines):
         begin = top + row * height
         box = pixels[begin : begin + height - round(_ROW_GAP * scale)]
@@ -253,7 +255,7 @@ def _rows_of_step_requests(steps: StepColumns, shown: ShownLanes, num_rows: int)
 
 
 def _columns(times: IntArray, span: TimeSpan, width: int) -> IntArray:
-    """Convert times to pixel columns. Times far outside the span are clamped, to avoid overflow."""
+    # far times would overflow below
     clamped = times.clip(span.begin_ns - span.length_ns, span.end_ns + span.length_ns)
     columns: IntArray = np.floor((clamped - span.begin_ns) * (width / span.length_ns)).astype(np.int64)
     return columns

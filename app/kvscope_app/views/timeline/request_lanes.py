@@ -218,8 +218,8 @@ class RequestLanes:
         return time_ns
 
     def _free_row(self, time_ns: int) -> int:
-        """Reserve the first row without a request at `time_ns` or later. A row whose request ended at `time_ns` is not
-        free.
+        """Reserve the first row that is free after `time_ns`, and return it. A request that ends at `time_ns` occupies
+        its row until then, so that marks of zero length do not overlap.
         """
         free = np.flatnonzero(self._row_ends < time_ns)
         if not free.size:

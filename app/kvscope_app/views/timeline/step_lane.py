@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.ui.theme import Theme
 from kvscope_app.views.timeline import lane_raster
-from kvscope_app.views.timeline.lane_colors import PHASE_COLORS, ink
+from kvscope_app.views.timeline.lane_colors import PHASE_COLORS, theme_pixel
 from kvscope_app.views.timeline.lane_raster import FloatArray, IntArray, Pixels
 from kvscope_app.views.timeline.steps import MAX_STEPS, StepColumns
 from kvscope_telemetry.request_phase import RequestPhase
@@ -82,7 +82,7 @@ def draw_request_parts(
     last = np.repeat(_columns(steps.end_ns[visible], span, width), counts)
     is_visible = (rows >= 0) & (rows < lines.shape[0])
     palette = np.array(
-        [ink(PHASE_COLORS[phase], theme) for phase in (RequestPhase.DECODE, RequestPhase.PREFILL)], np.uint32
+        [theme_pixel(PHASE_COLORS[phase], theme) for phase in (RequestPhase.DECODE, RequestPhase.PREFILL)], np.uint32
     )
     if is_visible.any():
         colors = palette[(tokens[is_visible] > 1).astype(np.int64)]
@@ -110,8 +110,8 @@ def _max_tokens(steps: StepColumns, edges: IntArray) -> float:
 def _fill(box: Pixels, total: FloatArray, decode: FloatArray, max_tokens: float, theme: Theme) -> None:
     heights = np.log1p(total) / np.log1p(max(max_tokens, 1.0))
     share = np.divide(decode, total, out=np.zeros_like(decode), where=np.nan_to_num(total) > 0)
-    lane_raster.fill_below(box, heights, ink(PHASE_COLORS[RequestPhase.PREFILL], theme))
-    lane_raster.fill_below(box, heights * share, ink(PHASE_COLORS[RequestPhase.DECODE], theme))
+    lane_raster.fill_below(box, heights, theme_pixel(PHASE_COLORS[RequestPhase.PREFILL], theme))
+    lane_raster.fill_below(box, heights * share, theme_pixel(PHASE_COLORS[RequestPhase.DECODE], theme))
 
 
 def _columns(times: IntArray, span: TimeSpan, width: int) -> IntArray:

@@ -22,7 +22,7 @@ _NO_VALUES: Final = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """Numbers of the requests in one step, and of their tokens in it; shape (num_requests,) each."""
+    """Numbers of the requests in one step, and each request's number of tokens; shape (num_requests,) each."""
 
     numbers: IntArray
     tokens: IntArray

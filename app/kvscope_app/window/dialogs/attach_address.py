@@ -35,11 +35,11 @@ class TypedAddress:
             )
         if self.kind == OWN_ENGINE:
             return Address(self.where, Path(self.key_file) if self.key_file else None)
-        scheme, separator, rest = self.where.partition("://")
+        scheme, separator, host_port = self.where.partition("://")
         if separator and scheme not in ("http", "https", self.kind):
             name = external_engines.engine_name(self.kind)
             raise BadInput(f"address {self.where!r} is not accepted for {name}: HOST:PORT of its server")
-        host = rest if separator else self.where
+        host = host_port if separator else self.where
         return Address(
             f"{self.kind}://{host.rstrip('/') if '?' not in host else host}",
             kv_events=self.kv_events,

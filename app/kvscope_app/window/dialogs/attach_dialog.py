@@ -184,14 +184,14 @@ class AttachDialog(Sheet):
             self.fields.tls.setChecked(True)
 
     def _try_to_attach(self) -> None:
-        typed = self.fields.typed
+        typed_address = self.fields.typed_address
         try:
-            address = typed.address
+            address = typed_address.address
             address.check()
             self._attach(address)
-            remember(typed.connection(address, self.fields.name.text().strip() or self._label_of(address.text)))
+            remember(typed_address.connection(address, self.fields.name.text().strip() or self._label_of(address.text)))
             if address.is_external:
-                keep_api_key(address.text, typed.api_key if self.fields.keeps_key.isChecked() else "")
+                keep_api_key(address.text, typed_address.api_key if self.fields.keeps_key.isChecked() else "")
         except BadInput as error:
             self._show_error(str(error))
             return

@@ -45,7 +45,7 @@ class AttachFields:
         self._lay_out()
 
     @property
-    def typed(self) -> TypedAddress:
+    def typed_address(self) -> TypedAddress:
         """Contents of the fields that apply to the shown kind of engine."""
         is_own_engine = self.kind == OWN_ENGINE
         return TypedAddress(

@@ -18,7 +18,6 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """Return the configuration. Raises BadInput for incompatible options."""
     return EngineConfig(**engine_option_values(args))
 
 

@@ -17,7 +17,6 @@ from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 _LINE_FIELDS: Final = ("raw", "priority", "cache_salt", "adapter", "tools")
-"""Fields of a line other than the prompt and the sampling options."""
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 

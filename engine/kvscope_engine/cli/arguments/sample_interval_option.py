@@ -9,7 +9,6 @@ from kvscope_telemetry.devices.device_watch import LONGEST_SAMPLE_S, SAMPLE_S, S
 
 
 def add_interval(parser: argparse.ArgumentParser, name: str) -> None:
-    """Add the option `name`, in seconds."""
     parser.add_argument(
         name,
         type=_interval,

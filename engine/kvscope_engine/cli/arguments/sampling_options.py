@@ -82,7 +82,6 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
-    """Return the sampling parameters. Raises BadInput for a value outside its range."""
     values = {name: getattr(args, name) for name in NAMES if name != "structured"}
     return SamplingParams(
         **values | {"stop": tuple(args.stop), "structured": structured_output_options.structured(args)}

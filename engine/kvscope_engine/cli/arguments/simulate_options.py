@@ -42,7 +42,6 @@ WORKLOADS: Final = (
     f" or one of {', '.join(GENERATORS)}"
 )
 SUFFIXES: Final = (".mcap", ".jsonl", ".csv")
-"""Suffixes of workload files: recordings, Mooncake traces and Azure traces."""
 GENERATOR_ONLY: Final = ("rate", "arrivals", "shared_prefix", "num_prefixes", "seed")
 DEFAULT_REQUESTS: Final = 1000
 
@@ -270,7 +269,6 @@ def chosen_preset(args: argparse.Namespace, recording: Recording | None) -> tupl
 
 
 def _as_recorded(preset: Preset, hello: Hello, cost: CostModel | None) -> Preset:
-    """Return the preset with the recorded pool and lengths, and with `cost` unless that is None."""
     token_bytes = recorded_token_bytes(hello.cache) or preset.cost.kv_bytes_per_token
     return Preset(
         cost=cost or dataclasses.replace(preset.cost, kv_bytes_per_token=token_bytes),
@@ -281,13 +279,13 @@ def _as_recorded(preset: Preset, hello: Hello, cost: CostModel | None) -> Preset
 
 
 def _missing_in_recording(args: argparse.Namespace, hello: Hello, name: str, *, has_speeds: bool) -> str:
-    known = {
+    availability = {
         "weights and speeds": has_speeds,
         "bytes a token": recorded_token_bytes(hello.cache) or args.model or args.kv_bytes_per_token is not None,
         "size of the pool": recorded_slots(hello.cache) or args.kv_memory or args.num_gpu_blocks_override,
         "max length": hello.model.max_model_len or args.max_model_len,
     }
-    missing = ", ".join(item for item, is_known in known.items() if not is_known)
+    missing = ", ".join(item for item, is_known in availability.items() if not is_known)
     return f"not told by the recording, so {name}'s: {missing} (--model-preset, --costs)" if missing else ""
 
 
@@ -295,8 +293,8 @@ def chosen_limits(args: argparse.Namespace, preset: Preset, recording: Recording
     """Return the limits: from options, else recorded, else default. Raises BadInput for a value outside its range."""
     cache = CacheInfo(num_blocks=0, block_size=0) if recording is None else recording.info.hello.cache
 
-    def size(given: int | None, recorded: int, default: int) -> int:
-        return given if given is not None else recorded or default
+    def size(option: int | None, recorded: int, default: int) -> int:
+        return option if option is not None else recorded or default
 
     block_size = size(args.block_size, cache.block_size, 16)
     return SimulatedLimits(
@@ -321,9 +319,8 @@ def chosen_cost(args: argparse.Namespace, preset: Preset) -> CostModel:
 
 
 def chosen_paging(args: argparse.Namespace, preset: Preset, layout: KVLayout | None) -> Paging:
-    """Return the division of memory into pages. Raises BadInput for a value outside its range."""
-    known = preset.num_layers if layout is None else max(1, layout.num_layers)
-    num_layers = known if args.num_layers is None else args.num_layers
+    default_layers = preset.num_layers if layout is None else max(1, layout.num_layers)
+    num_layers = default_layers if args.num_layers is None else args.num_layers
     return Paging(num_layers) if args.page_size is None else Paging(num_layers, args.page_size)
 
 
@@ -392,7 +389,6 @@ def chosen_setups(
 
 
 def _chosen_layout(args: argparse.Namespace, limits: SimulatedLimits, cache: CacheInfo | None) -> KVLayout | None:
-    """Return the KV groups and states; None for a single group of all layers."""
     if args.model is not None:
         from kvscope_engine.cli.lazy_engine import quick_imports
 
@@ -404,7 +400,6 @@ def _chosen_layout(args: argparse.Namespace, limits: SimulatedLimits, cache: Cac
 
 
 def _questions(args: argparse.Namespace, layout: KVLayout | None) -> list[str]:
-    """Return the what-if scenarios. Raises BadInput for those that do not apply to the model."""
     obstacles = {
         "without_freeing": "" if layout is not None and layout.has_windows else "no layer has a window or chunks",
         "mla_expanded": "no layer holds latents" if layout is None else layout.why_not_expanded,
@@ -412,13 +407,12 @@ def _questions(args: argparse.Namespace, layout: KVLayout | None) -> list[str]:
     }
     for name, why in obstacles.items():
         if why and getattr(args, name) not in (None, False):
-            known = "" if layout is not None else ": give --model, or a recording that names its KV groups"
-            raise BadInput(f"--{name.replace('_', '-')} is not accepted, as {why}{known}")
+            hint = "" if layout is not None else ": give --model, or a recording that names its KV groups"
+            raise BadInput(f"--{name.replace('_', '-')} is not accepted, as {why}{hint}")
     return [NOT_FREED] * args.without_freeing + [EXPANDED] * args.mla_expanded
 
 
 def chosen_workload(args: argparse.Namespace, max_model_len: int) -> Workload:
-    """Read or generate the workload. Raises BadInput if that fails."""
     from kvscope_engine.simulator.workloads.azure import read_azure
     from kvscope_engine.simulator.workloads.generators import generate
     from kvscope_engine.simulator.workloads.mooncake import read_mooncake
@@ -471,7 +465,6 @@ def recording_paths(args: argparse.Namespace, labels: Sequence[str]) -> list[Pat
 
 
 def chosen_allocators(args: argparse.Namespace) -> list[str]:
-    """Return the allocators without duplicates, in the given order."""
     names: list[str] = []
     for name in args.allocator or ["paged"]:
         names += ALLOCATORS if name == "all" else [name]

@@ -43,14 +43,10 @@ class ErrorDetail(msgspec.Struct, frozen=True):
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """OpenAI's error object."""
-
     error: ErrorDetail
 
 
 class ApiError(Exception):
-    """An error response with HTTP status `status`."""
-
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.status = status

@@ -116,7 +116,6 @@ class NamedFields:
     close: str
     tail: str
     has_value_lines: bool = False
-    """Whether each value is on separate lines."""
 
     def __call__(self, text: StreamedText, start: int, tools: Tools) -> Search[ParseResult]:
         head = yield from text.match(self.head, start)

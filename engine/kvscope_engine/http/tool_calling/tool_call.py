@@ -32,7 +32,6 @@ def decoded(text: str) -> Any:
 
 
 def encoded(value: Any) -> str:
-    """Return `value` as JSON. Raises msgspec's errors for a value without a JSON form."""
     return msgspec.json.encode(value).decode()
 
 

@@ -57,8 +57,6 @@ class CallSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
-    """Format in which one family of models writes calls."""
-
     name: str
     spans: tuple[CallSpan, ...] = ()
     starts: tuple[str, ...] = ()
@@ -79,7 +77,6 @@ class ToolFormat:
 
     @property
     def marks(self) -> str:
-        """All marks, concatenated."""
         spans = [mark for span in self.spans for mark in (span.begin, span.end)]
         return "".join((*spans, *self.starts, *self.prefixes, *self.silent, *self.closers, *self.inner))
 

@@ -153,7 +153,6 @@ class ToolCallReader:
         return self._text.pop(end)
 
     def _skip_after_call(self) -> str | None:
-        """Drop separators between two calls."""
         text = self._text.text
         self._text.pop(len(text) - len(text.lstrip()))
         text = self._text.text

@@ -97,7 +97,6 @@ def tool_use(body: ChatBody, tokenizer: Tokenizer | None, parser: str) -> ToolUs
 
 
 def check_tool_choice(body: ChatBody) -> None:
-    """Raise ApiError for an invalid choice, or one that names none of the tools."""
     choice = body.tool_choice
     if isinstance(choice, str) and choice not in ("none", "auto", "required"):
         raise ApiError(400, f"tool_choice={choice!r:.60} is not accepted: {CHOICES}", param="tool_choice")
@@ -151,5 +150,5 @@ def _reasoning_end(tokenizer: Tokenizer, prompt: Sequence[int]) -> str:
 def hidden_tokens(tool_format: ToolFormat, tokenizer: Tokenizer) -> frozenset[int] | None:
     """Return the tokens to hide when the marks of calls and reasoning are shown; None if no mark is a special token."""
     special = tokenizer.special_texts.items()
-    shown = {token for text, token in special if text and (text in tool_format.marks or text in REASONING_MARKS)}
-    return tokenizer.special_token_ids - shown if shown else None
+    visible = {token for text, token in special if text and (text in tool_format.marks or text in REASONING_MARKS)}
+    return tokenizer.special_token_ids - visible if visible else None

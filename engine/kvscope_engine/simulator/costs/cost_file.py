@@ -19,8 +19,6 @@ MAX_COUNT: Final = 1 << 40
 
 
 class CostFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A cost model, with the model and the device on which it was measured."""
-
     kvscope_costs: int = FORMAT
     """Version of the file format."""
     model: str
@@ -37,7 +35,6 @@ class CostFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def save_costs(path: Path, costs: CostFile) -> None:
-    """Write the file. Raises KvscopeError on failure."""
     try:
         write_whole(path, msgspec.json.format(msgspec.json.encode(costs), indent=2) + b"\n")
     except OSError as error:
@@ -45,7 +42,6 @@ def save_costs(path: Path, costs: CostFile) -> None:
 
 
 def load_costs(path: Path) -> CostFile:
-    """Read the file. Raises BadInput if the file does not exist or is invalid."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)

@@ -48,8 +48,6 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """Sizes of the model, known without measuring."""
-
     weight_bytes: float
     kv_bytes_per_token: float
     flops_per_token: float
@@ -58,8 +56,6 @@ class ModelSizes:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A fitted cost model, and the time in seconds that it predicts for each sample."""
-
     cost: CostModel
     predicted_s: tuple[float, ...]
 

@@ -23,7 +23,6 @@ class CostModel:
     """Costs of a model on a device. Raises BadInput for a value out of range."""
 
     weight_bytes: float
-    """Bytes of weights read in each step."""
     kv_bytes_per_token: float
     """Bytes of keys and values per token, over all layers."""
     flops_per_token: float
@@ -73,8 +72,6 @@ class CostModel:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A model on a device, and the size of the KV cache that fits there."""
-
     cost: CostModel
     num_slots: int
     """KV slots (tokens) that fit in memory next to the weights."""

@@ -23,13 +23,12 @@ class PolicyComparison:
 
     @property
     def shadows(self) -> list[Shadow]:
-        """Shadows of the allocators that can manage this memory."""
         return [shadow for _, shadow in self._shadows if isinstance(shadow, Shadow)]
 
-    def update(self, now: Sequence[Running]) -> WhatIfAnswer:
-        """Return how each allocator places `now`: the running requests in order of number, each once."""
+    def update(self, running_requests: Sequence[Running]) -> WhatIfAnswer:
+        """Return how each allocator places these requests, given in order of number, each once."""
         for shadow in self.shadows:
-            shadow.update(now)
+            shadow.update(running_requests)
         return WhatIfAnswer(
             policies=[self._policy_use(candidate, shadow) for candidate, shadow in self._shadows],
             page_bytes=self._memory.page_bytes,
@@ -37,7 +36,6 @@ class PolicyComparison:
         )
 
     def _shadow(self, candidate: Candidate) -> Shadow | str:
-        """Return the shadow, or the reason why there is none."""
         try:
             return Shadow(candidate, max_model_len=self._memory.max_model_len or self._memory.num_slots)
         except BadInput as refusal:

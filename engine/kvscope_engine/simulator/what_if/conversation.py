@@ -17,8 +17,6 @@ from kvscope_telemetry.messages.what_if import MAX_LINE_BYTES, Complaint, Runnin
 
 
 class _Conversation:
-    """State of a conversation: the comparison that was set up."""
-
     def __init__(self) -> None:
         self._decoder = msgspec.json.Decoder(WhatIfLine)
         self._comparison: PolicyComparison | None = None
@@ -66,15 +64,15 @@ def converse(requests: BinaryIO, output: BinaryIO) -> None:
 def _lines(requests: BinaryIO) -> Iterator[bytes]:
     """Yield the input's lines. A line longer than `MAX_LINE_BYTES` is truncated to one byte more than that."""
     while line := requests.readline(MAX_LINE_BYTES + 1):
-        rest = line
-        while rest and not rest.endswith(b"\n"):
-            rest = requests.readline(MAX_LINE_BYTES)
+        chunk = line
+        while chunk and not chunk.endswith(b"\n"):
+            chunk = requests.readline(MAX_LINE_BYTES)
         yield line
 
 
-def _in_order(now: list[Running]) -> list[Running]:
+def _in_order(requests: list[Running]) -> list[Running]:
     """Return the requests by number. Raises BadInput if one appears twice."""
-    ordered = sorted(now, key=lambda running: running.number)
+    ordered = sorted(requests, key=lambda running: running.number)
     for earlier, later in pairwise(ordered):
         if earlier.number == later.number:
             raise BadInput(f"request {later.number} is there twice")

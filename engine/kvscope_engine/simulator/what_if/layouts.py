@@ -29,7 +29,6 @@ class BlockGroup:
     num_tokens: int
     """Tokens per block; 0: a request has one block, whatever its length (recurrent states)."""
     rule: GroupRule = _EVERYTHING
-    """Rule for which blocks are freed."""
     readers: tuple[tuple[float, GroupRule], ...] = ((1.0, _EVERYTHING),)
     """Shares of the group's bytes, and for each the rule for which tokens are read."""
 
@@ -68,8 +67,6 @@ class PoolLayout:
 
 @dataclass(frozen=True, slots=True)
 class _PublishedGroup:
-    """A KV group as the engine publishes it."""
-
     block_size: int
     block_bytes: int
     rule: GroupRule
@@ -89,14 +86,14 @@ class GroupedMemory:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         _check(memory.groups)
-        known = [group for group in memory.groups if group.kind not in _NOT_COMPARED]
+        compared_groups = [group for group in memory.groups if group.kind not in _NOT_COMPARED]
         self._groups = (
-            [_published_group(group, memory) for group in known if group.kind != "state"]
-            if known
+            [_published_group(group, memory) for group in compared_groups if group.kind != "state"]
+            if compared_groups
             else [_single_group(memory)]
         )
-        self._states = [group for group in known if group.kind == "state"]
-        self._has_separate_pools = bool(known) and all(group.num_blocks for group in known)
+        self._states = [group for group in compared_groups if group.kind == "state"]
+        self._has_separate_pools = bool(compared_groups) and all(group.num_blocks for group in compared_groups)
 
     @property
     def has_windows(self) -> bool:
@@ -114,7 +111,6 @@ class GroupedMemory:
 
     @property
     def num_layers(self) -> int:
-        """Number of layers that store keys and values."""
         return sum(kind.num_layers for kind in self._groups) or self._memory.num_layers
 
     @property

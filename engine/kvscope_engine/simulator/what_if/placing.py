@@ -117,13 +117,13 @@ class PlacedPool:
             ledger.filled[active].astype(np.int64),
             unread[active],
         )
-        used = {
+        used_spans = {
             MapKind.UNREAD: Spans(starts, unread_slots),
             MapKind.USED: Spans(starts + unread_slots, filled - unread_slots),
         }
         if not self._allocation.reserves:
-            return used | {MapKind.INTERNAL: Spans(starts + filled, size - filled)}
-        return used | self._spans_of_runs(requests.values(), limits)
+            return used_spans | {MapKind.INTERNAL: Spans(starts + filled, size - filled)}
+        return used_spans | self._spans_of_runs(requests.values(), limits)
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         holders = (

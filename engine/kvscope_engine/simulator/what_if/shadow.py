@@ -72,20 +72,20 @@ class Shadow:
         """Number of slots of all pools, converted to slots of the first pool."""
         return sum(self._to_first_pool(index, pool.layout.num_slots) for index, pool in enumerate(self._pools))
 
-    def update(self, now: Sequence[Running]) -> None:
-        """Place `now` with the allocator: the running requests in order of number, each once.
+    def update(self, running_requests: Sequence[Running]) -> None:
+        """Place the engine's running requests with the allocator. They are given in order of number, each once.
 
         Requests that do not fit wait, and are tried again in each call. A placed request that cannot grow takes blocks
         from those after it, as a scheduler preempts the newest.
         """
         self._step += 1
-        self._limits = {running.number: running.max_tokens for running in now}
+        self._limits = {running.number: running.max_tokens for running in running_requests}
         for number in [number for number in self._placed if number not in self._limits]:
             self._release(number)
-        newest_last = [running.number for running in now]
-        for running in now:
+        newest_last = [running.number for running in running_requests]
+        for running in running_requests:
             self._place_request(running, newest_last)
-        self.num_waiting = len(now) - len(self._placed)
+        self.num_waiting = len(running_requests) - len(self._placed)
 
     def use(self) -> ShadowUse:
         uses = list(enumerate(self._uses()))
@@ -143,7 +143,6 @@ class Shadow:
         self._placed[running.number] = parts
 
     def _lengthen(self, parts: Sequence[Request], running: Running) -> bool:
-        """Allocate blocks for the request's tokens in each pool. Returns False if a pool has too few."""
         for part in parts:
             set_output_length(part, running)
         return all(

@@ -38,8 +38,6 @@ class LogNormal:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Distributions of the lengths of prompts and outputs of one kind of request."""
-
     prompt: LogNormal
     output: LogNormal
 

@@ -364,12 +364,12 @@ def test_answer_text_loads_no_files_and_renders_no_html(console, qtbot, tmp_path
     assert console.card.body.loadResource(2, secret.as_uri()) is None
 
 
-def first_starter(console):
+def first_sample_button(console):
     return console.page.sample_buttons.findChildren(SamplePromptButton)[0]
 
 
 def test_click_on_a_starter_prompt_sends_it(console, qtbot):
-    button = first_starter(console)
+    button = first_sample_button(console)
     qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
     (submit,) = console.submits
     assert submit.messages[-1].content == button.accessibleName()
@@ -378,7 +378,7 @@ def test_click_on_a_starter_prompt_sends_it(console, qtbot):
 
 
 def test_starter_prompt_can_be_edited_before_sending(console, qtbot):
-    button = first_starter(console)
+    button = first_sample_button(console)
     console.page.sample_buttons.edit_requested.emit(button.accessibleName())
     assert not console.submits
     assert console.page.composer.edit.toPlainText() == button.accessibleName()
@@ -387,14 +387,14 @@ def test_starter_prompt_can_be_edited_before_sending(console, qtbot):
 def test_starter_prompt_is_put_into_the_composer_while_nothing_can_be_sent(console, qtbot):
     console.engine.set_status(SourceState.LOADING)
     console.session.poll()
-    button = first_starter(console)
+    button = first_sample_button(console)
     qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
     assert not console.submits
     assert console.page.composer.edit.toPlainText() == button.accessibleName()
 
 
 def test_starter_button_elides_its_text_when_the_font_grows(console, qtbot):
-    button = first_starter(console)
+    button = first_sample_button(console)
     before = button.text()
     font = button.font()
     font.setPointSizeF(3 * font.pointSizeF())
@@ -478,7 +478,7 @@ def test_answer_finds_its_request_by_id_if_the_engine_reports_no_number(console,
 
 
 def set_adapters(console, *names):
-    """Set the adapters that the engine reports; `None` as the only name means that it reports none."""
+    """Set the adapters that the engine reports. A single name `None` means that it reports none."""
     adapters = None if names == (None,) else tuple(LoadedAdapter(name=name, path=f"/adapters/{name}") for name in names)
     console.engine.source.status = replace_fields(console.engine.source.status, adapters=adapters)
     console.session.poll()

@@ -1,4 +1,4 @@
-"""Tests of the message tree: versions, the shown path, and joining two copies."""
+"""Tests of the message tree: versions, the shown path, and merging two copies."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from kvscope_app.views.console.conversation import Conversation, Message, merge_
 
 
 def make_conversation():
-    made = Conversation(key="a")
-    made.append("user", "One")
-    made.append("assistant", "re One")
-    return made
+    conversation = Conversation(key="a")
+    conversation.append("user", "One")
+    conversation.append("assistant", "re One")
+    return conversation
 
 
 def contents(conversation):
@@ -17,15 +17,15 @@ def contents(conversation):
 
 
 def test_message_after_an_earlier_message_becomes_a_version():
-    made = make_conversation()
-    prompt, answer = made.path
-    made.append("user", "Two")
-    made.last = prompt.key
-    other = made.append("assistant", "other")
-    assert contents(made) == ["One", "other"]
-    assert made.versions(answer) == [answer, other]
-    made.last = made.newest_end(answer)
-    assert contents(made) == ["One", "re One", "Two"]
+    conversation = make_conversation()
+    prompt, answer = conversation.path
+    conversation.append("user", "Two")
+    conversation.last = prompt.key
+    other = conversation.append("assistant", "other")
+    assert contents(conversation) == ["One", "other"]
+    assert conversation.versions(answer) == [answer, other]
+    conversation.last = conversation.newest_end(answer)
+    assert contents(conversation) == ["One", "re One", "Two"]
 
 
 def test_messages_without_keys_are_chained():

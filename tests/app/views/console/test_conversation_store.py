@@ -17,9 +17,9 @@ from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 @pytest.fixture
 def store(tmp_path):
-    made = ConversationStore(tmp_path / "conversations")
-    yield made
-    made.close()
+    store = ConversationStore(tmp_path / "conversations")
+    yield store
+    store.close()
 
 
 def conversation(key="a", changed_s=1.0):

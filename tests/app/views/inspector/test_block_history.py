@@ -89,8 +89,8 @@ def read_history(view, qtbot):
 
 
 def row_at(part, time_ns):
-    place = int(np.searchsorted(part.rows["time_ns"], time_ns, "right")) - 1
-    return tuple(int(part.rows[name][place]) for name in LASTING)
+    index = int(np.searchsorted(part.rows["time_ns"], time_ns, "right")) - 1
+    return tuple(int(part.rows[name][index]) for name in LASTING)
 
 
 def test_block_history_covers_the_whole_recording(recording_and_block, playback_session, show_inspector, qtbot):

@@ -12,7 +12,7 @@ from kvscope_app.ui.theme import DARK, LIGHT
 from kvscope_app.views.page_map import color_modes as modes
 from kvscope_app.views.page_map.color_modes import AGE, ATTENTION, COLOR_MODES, EVICTION, FILL, OWNER, SHARING, STATE
 from kvscope_app.views.page_map.drawing.flash_kinds import LEVELS
-from kvscope_app.views.page_map.drawing.ink import Ink
+from kvscope_app.views.page_map.drawing.pixel_tables import PixelTables
 from kvscope_telemetry.ledger import BlockState, Ledger, Tier, attention_units
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE
 
@@ -114,7 +114,7 @@ def test_every_key_in_use_has_a_color(mode, theme, ledger):
     colors = mode.key_colors(theme)
     for key in mode.keys(ledger, ALL, 16, 100).tolist():
         assert colors[key] != theme.base
-    assert Ink(mode, theme).solid.shape == (3, len(LEVELS), 768)
+    assert PixelTables(mode, theme).solid.shape == (3, len(LEVELS), 768)
 
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT])

@@ -16,11 +16,11 @@ ALL = ShownItems(frozenset({Tier.HOST, Tier.DISK}), has_unmapped=True, flashes=M
 
 @pytest.fixture
 def legend(qtbot, themes):
-    made = PageMapLegend()
-    qtbot.addWidget(made)
-    made.resize(400, 20)
-    made.show()
-    return made
+    legend = PageMapLegend()
+    qtbot.addWidget(legend)
+    legend.resize(400, 20)
+    legend.show()
+    return legend
 
 
 def test_legend_of_a_plain_pool_has_one_line_at_any_width(legend):

@@ -35,13 +35,13 @@ def view(engine, session, poll, qtbot):
         engine.event(kind="finished", number=number)
         engine.request(number, state=FINISHED, num_output_tokens=2)
     poll(session)
-    made = RequestsView(session)
-    qtbot.addWidget(made)
-    made.resize(900, 700)
-    made.apply_theme(THEMES["dark"])
-    made.show()
-    made.refresh()
-    return made
+    view = RequestsView(session)
+    qtbot.addWidget(view)
+    view.resize(900, 700)
+    view.apply_theme(THEMES["dark"])
+    view.show()
+    view.refresh()
+    return view
 
 
 def shown_numbers(view):

@@ -97,13 +97,13 @@ def test_most_delayed_requests_are_those_not_served_within_the_range():
 
 @pytest.fixture
 def view(qtbot):
-    made = TimelineView(FakeTimedSession(small_overview()))
-    qtbot.addWidget(made)
-    made.resize(GUTTER + 1_000, 520)
-    made.apply_theme(DARK)
-    made.show()
-    made.refresh()
-    return made
+    view = TimelineView(FakeTimedSession(small_overview()))
+    qtbot.addWidget(view)
+    view.resize(GUTTER + 1_000, 520)
+    view.apply_theme(DARK)
+    view.show()
+    view.refresh()
+    return view
 
 
 def drag_with_shift(view, begin_s, end_s):

@@ -38,23 +38,23 @@ def recording():
 
 @pytest.fixture
 def session(recording, qtbot):
-    made = Session(PlaybackSource(recording, is_playing=False))
-    made.start()
-    qtbot.waitUntil(lambda: made.mirror.hello is not None and made.is_overview_complete, timeout=WAIT_MS)
-    yield made
-    made.close()
+    session = Session(PlaybackSource(recording, is_playing=False))
+    session.start()
+    qtbot.waitUntil(lambda: session.mirror.hello is not None and session.is_overview_complete, timeout=WAIT_MS)
+    yield session
+    session.close()
 
 
 @pytest.fixture
 def view(session, qtbot):
-    made = TimelineView(session)
-    qtbot.addWidget(made)
-    made.resize(1_300, 560)
-    made.apply_theme(DARK)
-    made.show()
-    made.refresh()
-    yield made
-    made.shut_down()
+    view = TimelineView(session)
+    qtbot.addWidget(view)
+    view.resize(1_300, 560)
+    view.apply_theme(DARK)
+    view.show()
+    view.refresh()
+    yield view
+    view.shut_down()
 
 
 def batches_by_step(recording):
@@ -77,9 +77,9 @@ def zoom_to_steps(view, recording, qtbot, at_s=12.0, length_s=2.0):
     return view.canvas.shown.steps
 
 
-def step_point(view, steps, place):
+def step_point(view, steps, index):
     layout = view.canvas.lane_layout
-    middle = (int(steps.begin_ns[place]) + int(steps.end_ns[place])) // 2
+    middle = (int(steps.begin_ns[index]) + int(steps.end_ns[index])) // 2
     top, height = next((top, height) for lane, top, height in layout.boxes() if lane.name == STEPS)
     return QPoint(gutter() + round(view.canvas.shown.span.share_at(middle) * layout.chart_width), top + height - 3)
 

@@ -17,7 +17,7 @@ from timed_fakes import EPOCH, START_NS, FakeTimedSession, second, small_overvie
 
 from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.ui.theme import DARK, THEMES
-from kvscope_app.views.timeline.lane_colors import softened
+from kvscope_app.views.timeline.lane_colors import pale_pixel
 from kvscope_app.views.timeline.lane_layout import GUTTER, ROW_HEIGHT
 from kvscope_app.views.timeline.timeline_view import EMPTY_TEXT, TimelineView
 from kvscope_telemetry.messages.telemetry import RequestInfo, RequestRows
@@ -31,33 +31,33 @@ def timed_session():
 
 @pytest.fixture
 def view(timed_session, qtbot):
-    made = TimelineView(timed_session)
-    qtbot.addWidget(made)
-    made.resize(GUTTER + 1_000, 520)
-    made.apply_theme(DARK)
-    made.show()
-    made.refresh()
-    return made
+    view = TimelineView(timed_session)
+    qtbot.addWidget(view)
+    view.resize(GUTTER + 1_000, 520)
+    view.apply_theme(DARK)
+    view.show()
+    view.refresh()
+    return view
 
 
-def point_at(view, at, lane=None, row=None):
+def point_at(view, at_s, lane=None, row=None):
     """Return the position of a time in a lane or in a row of requests."""
     layout = view.canvas.lane_layout
-    x = GUTTER + view.canvas.shown.span.share_at(START_NS + round(at * SECOND_NS)) * layout.chart_width
+    x = GUTTER + view.canvas.shown.span.share_at(START_NS + round(at_s * SECOND_NS)) * layout.chart_width
     if row is not None:
         return QPoint(round(x), layout.requests_top + row * ROW_HEIGHT + 5)
     top, height = next((top, height) for found, top, height in layout.boxes() if found.name == lane)
     return QPoint(round(x), top + height - 2)
 
 
-def color_at(view, at, **where):
-    return view.canvas.grab().toImage().pixelColor(point_at(view, at, **where)).name()
+def color_at(view, at_s, **where):
+    return view.canvas.grab().toImage().pixelColor(point_at(view, at_s, **where)).name()
 
 
 @pytest.mark.parametrize("theme", list(THEMES.values()), ids=list(THEMES))
 def test_each_lane_is_colored_where_its_events_happened(view, theme):
     view.apply_theme(theme)
-    bare = f"#{softened('raised', theme, 0.55) & 0xFFFFFF:06x}"
+    bare = f"#{pale_pixel('raised', theme, 0.55) & 0xFFFFFF:06x}"
     assert color_at(view, 55, lane="usage") == theme.block_active
     assert color_at(view, 65, lane="usage") == bare
     assert color_at(view, 65, lane="gaps") == theme.warn
@@ -90,7 +90,7 @@ def test_request_row_has_the_colors_of_its_phases(view):
     assert color_at(view, 60, row=0) == DARK.good
     assert color_at(view, 95, row=0) == DARK.base
     assert color_at(view, 99, row=1) == DARK.good
-    assert color_at(view, 8.5, row=0) == f"#{softened('warn', DARK, 0.35) & 0xFFFFFF:06x}"
+    assert color_at(view, 8.5, row=0) == f"#{pale_pixel('warn', DARK, 0.35) & 0xFFFFFF:06x}"
 
 
 def test_click_on_a_request_selects_it_and_seeks(view, timed_session, qtbot):
@@ -139,25 +139,25 @@ def test_lane_and_row_under_the_pointer_are_described(view):
 
 
 def test_description_of_a_request_names_its_adapter(view, timed_session):
-    told = RequestInfo(number=1, request_id="r", arrival_ns=1, num_prompt_tokens=2, max_tokens=3, adapter="sql")
-    timed_session.mirror.requests.apply([told], RequestRows(), time_ns=1)
+    request_info = RequestInfo(number=1, request_id="r", arrival_ns=1, num_prompt_tokens=2, max_tokens=3, adapter="sql")
+    timed_session.mirror.requests.apply([request_info], RequestRows(), time_ns=1)
     assert "#1 (sql) preempted, swapped" in view.canvas.hit_test(point_at(view, 35, row=0)).text
     assert "#3 refused" in view.canvas.hit_test(point_at(view, 70, row=2)).text
 
 
-def turn_wheel(view, at, phases, *, keys=Qt.KeyboardModifier.NoModifier):
-    turn_wheel_at(view, point_at(view, at, lane="usage"), phases, keys=keys)
+def turn_wheel(view, at_s, steps, *, modifiers=Qt.KeyboardModifier.NoModifier):
+    turn_wheel_at(view, point_at(view, at_s, lane="usage"), steps, modifiers=modifiers)
 
 
-def turn_wheel_at(view, where, phases, *, keys=Qt.KeyboardModifier.NoModifier):
-    where = QPointF(where)
+def turn_wheel_at(view, position, steps, *, modifiers=Qt.KeyboardModifier.NoModifier):
+    position = QPointF(position)
     event = QWheelEvent(
-        where,
-        view.canvas.mapToGlobal(where),
+        position,
+        view.canvas.mapToGlobal(position),
         QPoint(),
-        QPoint(0, 120 * phases),
+        QPoint(0, 120 * steps),
         Qt.MouseButton.NoButton,
-        keys,
+        modifiers,
         Qt.ScrollPhase.NoScrollPhase,
         False,
     )
@@ -394,7 +394,7 @@ def test_wheel_over_names_and_ctrl_wheel_scroll_without_zooming(low_view):
     span = low_view.canvas.shown.span
     turn_wheel_at(low_view, QPoint(GUTTER // 2, 60), 1)
     assert low_view.rows.value() == -3
-    turn_wheel(low_view, 30, -1, keys=Qt.KeyboardModifier.ControlModifier)
+    turn_wheel(low_view, 30, -1, modifiers=Qt.KeyboardModifier.ControlModifier)
     assert low_view.rows.value() == 0
     assert low_view.canvas.shown.span == span
 

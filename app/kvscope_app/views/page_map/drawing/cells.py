@@ -1,4 +1,4 @@
-"""Cells of the page map: the rank of every block (see `ink`), and the pixels of its cell. Uses numpy only.
+"""Cells of the page map: the rank of every block (see `pixel_tables`), and the pixels of its cell. Uses numpy only.
 
 `Cells` owns the ranks, which follow from the ledger, the colour mode and the selection. `CellRaster` draws cells of at
 least a few pixels: a rounded square, solid for the filled share of its slots and hollow for the rest. A dot marks a
@@ -18,7 +18,7 @@ from kvscope_app.views.page_map.color_modes import HAS_CONTENT, ColorMode
 from kvscope_app.views.page_map.drawing.flash_glyphs import glyph_pixels
 from kvscope_app.views.page_map.drawing.flash_kinds import LEVELS, MOVES
 from kvscope_app.views.page_map.drawing.grid import Camera, Grid
-from kvscope_app.views.page_map.drawing.ink import Emphasis, Ink, Pixels
+from kvscope_app.views.page_map.drawing.pixel_tables import Emphasis, Pixels, PixelTables
 from kvscope_telemetry.ledger import STATE_TIERS, BlockState, Ledger
 
 Ids = npt.NDArray[np.uint32]
@@ -28,7 +28,7 @@ _NO_IDS = np.empty(0, np.uint32)
 
 
 def distinct(ids: Ids) -> Ids:
-    """Return the distinct `ids`, ascending. Faster than np.unique, since it runs in each frame."""
+    """Return the distinct `ids`, ascending. Several times faster than np.unique; called for each frame."""
     ordered = np.sort(ids)
     is_first = np.empty(ids.size, np.bool_)
     is_first[:1] = True
@@ -158,7 +158,6 @@ class CellShape:
         return self.high - self.low
 
     def glyph(self, level: int) -> npt.NDArray[np.int64]:
-        """Return the pixels of the glyph for a flash level; empty for levels without one."""
         return self._glyphs.get(LEVELS[level].kind, _NO_PIXELS)
 
     def _corners(self) -> tuple[npt.NDArray[np.int64], list[npt.NDArray[np.int64]]]:
@@ -209,15 +208,15 @@ class CellRaster:
         self._rows = range(max(0, -self._y // pitch), min(grid.rows, -((self._y - height) // pitch)))
         self._columns = range(max(0, -self._x // pitch), min(grid.columns, -((self._x - width) // pitch)))
 
-    def draw_all(self, ink: Ink) -> None:
-        self._pixels.fill(ink.background)
+    def draw_all(self, tables: PixelTables) -> None:
+        self._pixels.fill(tables.background)
         if not (self._rows and self._columns):
             return
         rows_at_once = max(1, _MAX_TILE_PIXELS // (len(self._columns) * self._shape.pitch**2))
         for start in range(self._rows.start, self._rows.stop, rows_at_once):
-            self._draw_rows(range(start, min(start + rows_at_once, self._rows.stop)), ink)
+            self._draw_rows(range(start, min(start + rows_at_once, self._rows.stop)), tables)
 
-    def draw(self, ids: Ids, level: int, ink: Ink) -> tuple[int, int] | None:
+    def draw(self, ids: Ids, level: int, tables: PixelTables) -> tuple[int, int] | None:
         """Draw the cells of `ids`, shape (n,), at flash `level`.
 
         Returns the pixel rows touched, (first, end), or None if no cell is visible.
@@ -228,16 +227,16 @@ class CellRaster:
         if not shown.any():
             return None
         row, column = row[shown], column[shown]
-        tiles = self._tiles(ids[shown], level, ink)
+        tiles = self._tiles(ids[shown], level, tables)
         self._scatter(tiles, row * self._shape.pitch + self._y, column * self._shape.pitch + self._x)
         return self._row_span(int(row.min()), int(row.max()))
 
-    def _draw_rows(self, rows: range, ink: Ink) -> None:
+    def _draw_rows(self, rows: range, tables: PixelTables) -> None:
         grid, pitch = self._cells.grid, self._shape.pitch
         row_ids = np.arange(rows.start, rows.stop)[:, None] * grid.columns
         ids = grid.blocks_of((row_ids + np.arange(self._columns.start, self._columns.stop)).ravel())
-        tiles = self._tiles(np.maximum(ids, 0).astype(np.uint32), 0, ink)
-        tiles[ids < 0] = ink.background
+        tiles = self._tiles(np.maximum(ids, 0).astype(np.uint32), 0, tables)
+        tiles[ids < 0] = tables.background
         shape = (len(rows), len(self._columns), pitch, pitch)
         band = tiles.reshape(shape).transpose(0, 2, 1, 3).reshape(shape[0] * pitch, shape[1] * pitch)
         self._blit(band, rows.start * pitch + self._y, self._columns.start * pitch + self._x)
@@ -264,45 +263,46 @@ class CellRaster:
         pitch = self._shape.pitch
         return max(0, first_row * pitch + self._y), min(len(self._pixels), (last_row + 1) * pitch + self._y)
 
-    def _tiles(self, ids: Ids, level: int, ink: Ink) -> Pixels:
+    def _tiles(self, ids: Ids, level: int, tables: PixelTables) -> Pixels:
         """Return the pixels of each block, shape (n, pitch, pitch)."""
         shape, ranks = self._shape, self._cells.ranks_of(ids)
-        rows = self._row_pattern(ids, ranks, 0, level, ink)
+        rows = self._row_pattern(ids, ranks, 0, level, tables)
         tiles = np.repeat(rows[:, None, :], shape.pitch, axis=1)
         flat = tiles.reshape(len(ids), -1)
         for coverage, indices in enumerate(shape.smooth, start=1):
-            blended = self._row_pattern(ids, ranks, coverage, level, ink)
+            blended = self._row_pattern(ids, ranks, coverage, level, tables)
             flat[:, indices] = blended[:, indices % shape.pitch]
-        flat[:, shape.gap] = ink.background
-        flat[:, shape.corners] = ink.background
-        self._decorate(flat, ids, ranks, ink)
+        flat[:, shape.gap] = tables.background
+        flat[:, shape.corners] = tables.background
+        self._decorate(flat, ids, ranks, tables)
         glyph = shape.glyph(level)
         if glyph.size:
-            flat[:, glyph] = ink.glyphs[LEVELS[level].kind]
+            flat[:, glyph] = tables.glyphs[LEVELS[level].kind]
         return tiles
 
-    def _row_pattern(self, ids: Ids, ranks: npt.NDArray[np.uint16], coverage: int, level: int, ink: Ink) -> Pixels:
-        """Return one row of pixels of each cell, shape (n, pitch): solid for the filled share, then hollow."""
+    def _row_pattern(
+        self, ids: Ids, ranks: npt.NDArray[np.uint16], coverage: int, level: int, tables: PixelTables
+    ) -> Pixels:
         shape = self._shape
-        solid = ink.solid[coverage, level][ranks][:, None]
+        solid = tables.solid[coverage, level][ranks][:, None]
         if shape.pitch < _MIN_PITCH_FOR_FILL:
             return np.repeat(solid, shape.pitch, axis=1)
-        hollow = ink.hollow[coverage, level][ranks][:, None]
+        hollow = tables.hollow[coverage, level][ranks][:, None]
         share = self._cells.fill_share(ids)
         end = shape.low + np.where(share > 0, np.maximum(1, np.rint(share * shape.width)), 0)
         pattern: Pixels = np.where(np.arange(shape.pitch) < end[:, None], solid, hollow)
         return pattern
 
-    def _decorate(self, flat: Pixels, ids: Ids, ranks: npt.NDArray[np.uint16], ink: Ink) -> None:
+    def _decorate(self, flat: Pixels, ids: Ids, ranks: npt.NDArray[np.uint16], tables: PixelTables) -> None:
         if self._shape.mark.size:
             shared = np.flatnonzero(self._cells.shared(ids) & (ranks >> 8 != Emphasis.DIMMED))
-            flat[shared[:, None], self._shape.mark] = ink.mark
+            flat[shared[:, None], self._shape.mark] = tables.mark
         if self._shape.outline.size:
             unmapped = np.flatnonzero(self._cells.unmapped(ids))
-            flat[unmapped[:, None], self._shape.outline] = ink.empty_outline
+            flat[unmapped[:, None], self._shape.outline] = tables.empty_outline
         selected = np.flatnonzero(ranks >> 8 == Emphasis.SELECTED)
         if selected.size and self._shape.outline.size:
-            flat[selected[:, None], self._shape.outline] = ink.outline
+            flat[selected[:, None], self._shape.outline] = tables.outline
 
 
 Index = npt.NDArray[np.int64]
@@ -347,12 +347,12 @@ class DenseRaster:
         self._x = _Axis(cells.grid.columns, width, camera.pitch, camera.x)
         self._y = _Axis(cells.grid.rows, height, camera.pitch, camera.y)
 
-    def draw_all(self, ink: Ink) -> None:
-        self._pixels.fill(ink.background)
+    def draw_all(self, tables: PixelTables) -> None:
+        self._pixels.fill(tables.background)
         ranks = self._max_pooled()
-        self._pixels[self._y.window, self._x.window] = ink.solid[0, 0][ranks]
+        self._pixels[self._y.window, self._x.window] = tables.solid[0, 0][ranks]
 
-    def draw(self, ids: Ids, level: int, ink: Ink) -> tuple[int, int] | None:
+    def draw(self, ids: Ids, level: int, tables: PixelTables) -> tuple[int, int] | None:
         """Draw the pixels of `ids`, shape (n,), at flash `level`.
 
         Returns the pixel rows touched, (first, end), or None if no block is visible.
@@ -361,7 +361,7 @@ class DenseRaster:
         if not y.size:
             return None
         ranks = self._ranks_under(y, x)
-        self._pixels[y + self._y.first_pixel, x + self._x.first_pixel] = ink.solid[0, level][ranks]
+        self._pixels[y + self._y.first_pixel, x + self._x.first_pixel] = tables.solid[0, level][ranks]
         return int(y.min()) + self._y.first_pixel, int(y.max()) + self._y.first_pixel + 1
 
     def _max_pooled(self) -> npt.NDArray[np.uint16]:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 MIN_CELL_PITCH: Final = 4
-"""Minimum pitch at which each cell is drawn with a gap, on an integral number of pixels."""
+"""Minimum pitch in pixels at which each cell is drawn with a gap, on an integral number of pixels."""
 MAX_PITCH: Final = 112
 
 Index = npt.NDArray[np.int64]
@@ -92,7 +92,6 @@ class Grid:
         return blocks
 
     def position_of(self, block: int) -> tuple[int, int]:
-        """Return the (row, column) of a block."""
         section = self.section_of(block)
         return divmod(block - section.start + section.first_cell, self.columns)
 

@@ -19,7 +19,7 @@ from kvscope_app.views.page_map.drawing.cells import CellRaster, Cells, DenseRas
 from kvscope_app.views.page_map.drawing.flash_kinds import FIRST_MOVE_LEVEL, FlashKind
 from kvscope_app.views.page_map.drawing.flashes import Flashes, LitCells
 from kvscope_app.views.page_map.drawing.grid import MIN_CELL_PITCH, Camera, Grid
-from kvscope_app.views.page_map.drawing.ink import Pixels, ink_of
+from kvscope_app.views.page_map.drawing.pixel_tables import Pixels, cached_tables
 from kvscope_telemetry.ledger import Ledger
 
 MAX_FIT_PITCH: Final = 48
@@ -38,7 +38,7 @@ class Scene:
     def __init__(self) -> None:
         self.pixels: Pixels = np.zeros((1, 1), np.uint32)
         self.mode = STATE
-        self.flashing = True
+        self.is_flashing = True
         self.has_filled = True
         """Whether the ledger has the number of filled slots. A change takes effect with the next `set_ledger`."""
         self.has_addresses = True
@@ -48,7 +48,7 @@ class Scene:
         self.camera = Camera(1.0, 0.0, 0.0)
         self.cells: Cells | None = None
         self._theme = DARK
-        self._ink = ink_of(self.mode, self._theme)
+        self._tables = cached_tables(self.mode, self._theme)
         self._raster: CellRaster | DenseRaster | None = None
         self._flashes = Flashes(0)
         self._sizes: tuple[int, ...] = ()
@@ -75,8 +75,8 @@ class Scene:
         `sizes`: rows of each tier, () for one section without a heading.
         """
         selected = self.cells.selected if self.cells is not None and self.cells.has_selection else None
-        same_size = self.cells is not None and self.grid.num_blocks == ledger.num_blocks and self._sizes == sizes
-        if not same_size:
+        has_same_size = self.cells is not None and self.grid.num_blocks == ledger.num_blocks and self._sizes == sizes
+        if not has_same_size:
             self._sizes = sizes
             self.is_fitted = True
             self.grid, self.camera = self._fitted(ledger.num_blocks)
@@ -131,11 +131,11 @@ class Scene:
             return None
         self.cells.step = step
         self.cells.refresh(ids)
-        return self._draw_lit(self._flashes.change(ids, now_ns) if self.flashing else [(0, ids)])
+        return self._draw_lit(self._flashes.change(ids, now_ns) if self.is_flashing else [(0, ids)])
 
     def flash(self, kind: FlashKind, ids: Ids, now_ns: int) -> Span:
         """Flash blocks `ids` (oldest first) for the move `kind`."""
-        if self.cells is None or not self.flashing:
+        if self.cells is None or not self.is_flashing:
             return None
         return self._draw_lit(self._flashes.move(kind, ids[ids < self.grid.num_blocks], now_ns))
 
@@ -149,7 +149,6 @@ class Scene:
             self.cells.last_used = last_used
 
     def redraw_ages(self, step: int) -> Span:
-        """Redraw ages as of `step` if the colour mode depends on the step."""
         if self.cells is None or not self.mode.depends_on_step or self._aged_step == step:
             return None
         self.cells.step = step
@@ -219,28 +218,28 @@ class Scene:
         self.cells.select(old_cells.selected if old_cells.has_selection else None)
 
     def _update_colors(self) -> Span:
-        self._ink = ink_of(self.mode, self._theme)
+        self._tables = cached_tables(self.mode, self._theme)
         return self._redraw(fresh_ranks=True)
 
     def _redraw(self, fresh_ranks: bool = False) -> Span:
         if self.cells is None:
-            self.pixels.fill(self._ink.background)
+            self.pixels.fill(self._tables.background)
             return 0, self.height
         if fresh_ranks:
             self._aged_step = self.cells.step
             self.cells.refresh_all()
         kind = CellRaster if self.camera.pitch >= MIN_CELL_PITCH else DenseRaster
         self._raster = kind(self.cells, self.camera, self.pixels)
-        self._raster.draw_all(self._ink)
+        self._raster.draw_all(self._tables)
         return 0, self.height
 
     def _draw(self, ids: Ids, level: int) -> Span:
         if self._raster is None or not ids.size:
             return None
         if level < FIRST_MOVE_LEVEL and ids.size * _FULL_REDRAW_DIVISOR > self.grid.num_blocks:
-            self._raster.draw_all(self._ink)
+            self._raster.draw_all(self._tables)
             return 0, self.height
-        return self._raster.draw(ids, level, self._ink)
+        return self._raster.draw(ids, level, self._tables)
 
     def _draw_lit(self, lit: LitCells) -> Span:
         span: Span = None
@@ -288,7 +287,7 @@ class _Shape:
 
     @property
     def widest(self) -> int:
-        """Number of columns above which no section has fewer rows."""
+        """Maximum useful number of columns: more do not reduce the number of rows."""
         return max(self.sizes)
 
     def gap_rows(self, pitch: float) -> int:

@@ -32,15 +32,15 @@ class Emphasis(IntEnum):
     SELECTED = 2
 
 
-class Ink:
-    """Pixels of one colour mode in one theme, as lookup tables."""
+class PixelTables:
+    """Lookup tables from rank to pixel for one colour mode in one theme, and the colours of marks."""
 
     def __init__(self, mode: ColorMode, theme: Theme) -> None:
         self.background: int = pixel(theme.base)
         self.outline: int = pixel(theme.selection)
         self.mark: int = pixel(theme.selection)
         self.empty_outline: int = pixel(theme.block_free)
-        self.glyphs = {kind: pixel(sign_color(kind, theme)) for kind in MOVES}
+        self.glyphs = {kind: pixel(glyph_color(kind, theme)) for kind in MOVES}
         colors = mode.key_colors(theme)
         self.solid: Pixels = _table(colors, theme)
         """Pixels of filled slots, indexed by [coverage, flash level, rank]."""
@@ -49,9 +49,9 @@ class Ink:
 
 
 @lru_cache(maxsize=4)
-def ink_of(mode: ColorMode, theme: Theme) -> Ink:
-    """Return the cached `Ink` of `mode` in `theme`. It is shared, so callers must not modify it."""
-    return Ink(mode, theme)
+def cached_tables(mode: ColorMode, theme: Theme) -> PixelTables:
+    """Return the tables of `mode` in `theme`. They are shared, so callers must not modify them."""
+    return PixelTables(mode, theme)
 
 
 def pixel(color: str) -> int:
@@ -59,7 +59,7 @@ def pixel(color: str) -> int:
     return 0xFF000000 | int(color[1:], 16)
 
 
-def sign_color(kind: FlashKind, theme: Theme) -> str:
+def glyph_color(kind: FlashKind, theme: Theme) -> str:
     return readable_on(str(getattr(theme, f"flash_{kind.name.lower()}")), theme)
 
 
