@@ -109,9 +109,7 @@ class RequestDelays:
             preempted_ns = _running_ns(spans, moments, arrival_ns, until_ns)
             times = f" {len(others)} times" if len(others) > 1 else ""
             beneficiaries = ", ".join(f"#{other}" for other in dict.fromkeys(others) if other not in (0, number))
-            preempted = (
-                f"preempted{times}{f' for {beneficiaries}' if whom else ''}, {time_text(preempted_ns / 1e9)} in total"
-            )
+            preempted = f"preempted{times}{f' for {beneficiaries}' if beneficiaries else ''}, {time_text(preempted_ns / 1e9)} in total"
             parts.append((preempted_ns, preempted))
         if moments.prefill_ns is not None and moments.first_token_ns is not None:
             prefill_ns = moments.prefill_ns - _running_ns(spans, moments, arrival_ns, moments.first_token_ns)
@@ -169,7 +167,8 @@ class RequestDelays:
 
     def _wait_text(self, number: int, moments: Moments, until_ns: int, waits_for: int) -> str:
         from_ns, running = moments.arrival_ns, moments.running
-        text = f"waited {time_text(running.running_ns(from_ns, until_ns) / 1e9)}{_without_stops(moments, from_ns, until_ns)}"
+        waited_s = running.running_ns(from_ns, until_ns) / 1e9
+        text = f"waited {time_text(waited_s)}{_without_stops(moments, from_ns, until_ns)}"
         if until_ns - from_ns < _NOTABLE_NS:
             return text
         if waits_for in _WAITED_FOR:
