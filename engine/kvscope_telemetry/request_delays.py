@@ -109,7 +109,8 @@ class RequestDelays:
             preempted_ns = _running_ns(spans, moments, arrival_ns, until_ns)
             times = f" {len(others)} times" if len(others) > 1 else ""
             beneficiaries = ", ".join(f"#{other}" for other in dict.fromkeys(others) if other not in (0, number))
-            preempted = f"preempted{times}{f' for {beneficiaries}' if beneficiaries else ''}, {time_text(preempted_ns / 1e9)} in total"
+            suffix = f" for {beneficiaries}" if beneficiaries else ""
+            preempted = f"preempted{times}{suffix}, {time_text(preempted_ns / 1e9)} in total"
             parts.append((preempted_ns, preempted))
         if moments.prefill_ns is not None and moments.first_token_ns is not None:
             prefill_ns = moments.prefill_ns - _running_ns(spans, moments, arrival_ns, moments.first_token_ns)
