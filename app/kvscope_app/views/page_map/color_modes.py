@@ -124,7 +124,7 @@ SHARED: Final = 9
 UNKNOWN: Final = 10
 """Key of a block in a state or tier that only a later protocol version defines."""
 _STATE_KEYS: Final = np.full((256, 256), UNKNOWN, np.uint8)
-"""Keys, indexed by [tier, state]."""
+"""Key of each combination of tier and state, indexed by [tier, state]."""
 _STATE_KEYS[Tier.HBM, :4] = (FREE, ACTIVE, CACHED, UNMAPPED)
 _STATE_KEYS[Tier.HOST, :4] = (FREE, HOST, HOST_CACHED, UNMAPPED)
 _STATE_KEYS[Tier.DISK, :4] = (FREE, DISK, DISK_CACHED, UNMAPPED)

@@ -406,7 +406,7 @@ def summaries(mirror: Mirror, cache: CacheInfo) -> tuple[str, ...]:
 
 
 def _summaries_of_slots(mirror: Mirror, cache: CacheInfo) -> tuple[str, ...]:
-    """Return the summaries for engines that do not report block ids, whose rows are slots assigned by kvscope."""
+    """Return the summaries for an engine that does not report block ids, so that kvscope assigns blocks to slots."""
     in_use = percent(mirror.used_share) if mirror.used_share >= 0 else UNKNOWN
     counts = [plural(cache.num_blocks, "block"), f"in use: {in_use}", f"{count(mirror.num_cached)} cached prefixes"]
     min_size, max_size = min(cache.block_sizes), max(cache.block_sizes)

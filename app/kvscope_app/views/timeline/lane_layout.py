@@ -46,7 +46,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class TickLane:
-    """Lane with a tick for each event of one kind, or each second in which something was counted."""
+    """Lane with ticks for the events of one kind, or for the seconds in which something was counted."""
 
     title: str
     color: str

@@ -71,7 +71,7 @@ class LanesCanvas(QWidget):
         self.batch_epoch = 0
         self._pointer: QPoint | None = None
         self._pointed_step_ns: int | None = None
-        """End of the step under the pointer, in ns since 1970; None if there is none."""
+        """End of the step under the pointer, as wall-clock time in ns; None if there is none."""
         self.cursor_ns = 0
         self.shown = ShownLanes(SessionOverview(), RequestLanes(), self.whole, 0)
         self.first_row = 0
