@@ -186,7 +186,7 @@ class AlarmDialog(Sheet):
         groups: dict[str, QMenu] = {}
         for figure in SECOND_FIGURES.values():
             group = groups.get(figure.group) or groups.setdefault(figure.group, menu.addMenu(figure.group))
-            action = group.addAction(f"{figure.name}\t{figure.words}")
+            action = group.addAction(f"{figure.name}\t{figure.label}")
             action.triggered.connect(partial(self._insert, figure))
         return menu
 

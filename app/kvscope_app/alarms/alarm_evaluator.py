@@ -185,4 +185,4 @@ class AlarmEvaluator(QObject):
 
 
 def _end_alarm(alarm: Alarm, at_ns: int) -> Alarm:
-    return replace(alarm, until_ns=max(at_ns, alarm.rang_ns))
+    return replace(alarm, until_ns=max(at_ns, alarm.fired_ns))

@@ -74,9 +74,9 @@ def info(args: argparse.Namespace) -> int:
 def _goals_as_json(goodput: GoodputReport) -> dict[str, object]:
     return {
         "goals_ms": dict(goodput.goals),
-        "share": goodput.judged.goodput,
+        "share": goodput.results.goodput,
         "num_finished": goodput.num_finished,
-        "num_judged": goodput.judged.num_judged,
+        "num_judged": goodput.results.num_judged,
         "num_missed": goodput.num_missed,
         "missed": [
             {
@@ -93,7 +93,7 @@ def _goals_as_json(goodput: GoodputReport) -> dict[str, object]:
 
 
 def _goals_as_text(goodput: GoodputReport) -> list[str]:
-    lines = [f"{'goodput':<12} {goodput.share_text} {goodput.of_text}"]
+    lines = [f"{'goodput':<12} {goodput.share_text} {goodput.result_text}"]
     for each in goodput.missed:
         lines.append(f"{'missed':<12} #{each.history.info.number} {'; '.join(each.missed)}")
         lines += [f"{'':<14} {printable(link)}" for link in each.chain]

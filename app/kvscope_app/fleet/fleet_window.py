@@ -50,7 +50,7 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.fleet.fleet import Fleet
 from kvscope_telemetry.fleet.fleet_list import FleetEntry
 from kvscope_telemetry.fleet.fleet_row import FleetRow
-from kvscope_telemetry.fleet.list_reader import Listed, ListReader
+from kvscope_telemetry.fleet.list_reader import ListReader, ListReading
 from kvscope_telemetry.fleet.own_member import CURRENT_STATES
 from kvscope_telemetry.fleet.pool_bins import PoolBins
 
@@ -300,7 +300,7 @@ def counts_text(rows: Sequence[FleetRow], num_shown: int) -> str:
     return " · ".join(parts)
 
 
-def list_text(name: str, listed: Listed, now_ns: int) -> str:
+def list_text(name: str, listed: ListReading, now_ns: int) -> str:
     """Return the name of the list, its age, and the error of the last read if it failed."""
     if not listed.num_tries:
         return f"Reading {name} …"

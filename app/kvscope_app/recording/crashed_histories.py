@@ -133,10 +133,10 @@ def _ring_text(ring: OrphanedRing, title: str) -> str:
 
 
 def _deletion_text(rings: Sequence[OrphanedRing]) -> str:
-    from kvscope_telemetry.recordings.orphaned_rings import MAX_LEFT_BYTES, MAX_LEFT_S
+    from kvscope_telemetry.recordings.orphaned_rings import MAX_ORPHANED_BYTES, MAX_ORPHANED_S
 
     return (
         f"{plural(len(rings), 'crashed session')} deleted "
-        f"({num_bytes(sum(ring.num_bytes for ring in rings))}): older than {MAX_LEFT_S / 86400:.0f} days, "
-        f"or over {num_bytes(MAX_LEFT_BYTES)} in total"
+        f"({num_bytes(sum(ring.num_bytes for ring in rings))}): older than {MAX_ORPHANED_S / 86400:.0f} days, "
+        f"or over {num_bytes(MAX_ORPHANED_BYTES)} in total"
     )

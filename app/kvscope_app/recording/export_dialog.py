@@ -185,7 +185,7 @@ def _export_function(session: Session, selection: ExportSelection) -> Callable[[
             session_bookmarks if has_disk_history else [*read_bookmarks(bookmark_file(recording)), *session_bookmarks]
         )
         with tempfile.TemporaryDirectory(prefix=".kvscope-export-", dir=_folder(selection.path)) as folder:
-            target = ExportTarget.of(Path(folder) / selection.path.name, selection.kind, selection.form)
+            target = ExportTarget.from_path(Path(folder) / selection.path.name, selection.kind, selection.form)
             begin_s, end_s = _seconds(recording, selection.from_ns), _seconds(recording, selection.until_ns)
             export(recording, target, begin_s, end_s, report_progress, bookmarks)
             if not report_progress(1.0):

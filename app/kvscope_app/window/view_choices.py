@@ -55,7 +55,7 @@ def choices_of(views: Mapping[str, View]) -> Choices:
     fields: dict[str, object] = {}
     page_map, requests, events = (views.get(name) for name in ("page_map", "requests", "events"))
     if isinstance(page_map, PageMapView):
-        fields |= {"color_mode": str(page_map.mode), "flashes": page_map.scene.flashing}
+        fields |= {"color_mode": str(page_map.mode), "flashes": page_map.scene.is_flashing}
     if requests is not None:
         filter_box = getattr(requests, "filter", None)
         fields |= {"request_filter": filter_box.currentText() if filter_box is not None else None}

@@ -21,7 +21,7 @@ from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.fleet.fleet_list import FleetEntry
 from kvscope_telemetry.fleet.fleet_row import FleetRow
-from kvscope_telemetry.fleet.list_reader import Listed
+from kvscope_telemetry.fleet.list_reader import ListReading
 from kvscope_telemetry.fleet.pool_bins import PoolBins
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.transport.connections import read_connections
@@ -42,7 +42,7 @@ class FakeReader:
     name = "list.txt"
 
     def __init__(self):
-        self.listed = Listed()
+        self.listed = ListReading()
         self.num_asked = 0
 
     def read_now(self):
@@ -183,7 +183,7 @@ def test_failure_to_open_an_engine_is_shown_in_the_status_label(make_fleet):
 
 def test_status_label_shows_the_state_of_the_list(window):
     assert "Reading list.txt" in window.status_label.text()
-    window.list_reader.listed = Listed(trouble="'ls' failed (exit code 1)", is_old=True, read_ns=1, num_tries=2)
+    window.list_reader.listed = ListReading(trouble="'ls' failed (exit code 1)", is_old=True, read_ns=1, num_tries=2)
     window.refresh()
     assert "'ls' failed" in window.status_label.text()
     window.reload_button.click()
@@ -194,9 +194,9 @@ def test_status_label_shows_the_state_of_the_list(window):
 
 def test_list_text_shows_age_and_errors():
     second = 1_000_000_000
-    assert list_text("x", Listed(read_ns=1, num_tries=1), 5 * second) == "List: x, read 4 s ago"
-    assert list_text("x", Listed(trouble="gone", num_tries=1), 0) == "The list could not be read: gone"
-    old = Listed(trouble="gone", is_old=True, read_ns=1, num_tries=3)
+    assert list_text("x", ListReading(read_ns=1, num_tries=1), 5 * second) == "List: x, read 4 s ago"
+    assert list_text("x", ListReading(trouble="gone", num_tries=1), 0) == "The list could not be read: gone"
+    old = ListReading(trouble="gone", is_old=True, read_ns=1, num_tries=3)
     assert list_text("x", old, 120 * second) == "The list is 1:59 min old: gone"
 
 

@@ -206,8 +206,8 @@ def test_load_settings_are_saved_and_restored(engine, session, qtbot, tmp_path):
     first.mix.setCurrentText(chosen.mix)
     first.concurrency.setValue(7)
     first.rate.setValue(2.5)
-    first.longest.setValue(1024)
-    first.shortest.setValue(8)
+    first.max_output.setValue(1024)
+    first.min_output.setValue(8)
     first.save_settings(kept)
     second.restore_settings(kept)
     assert second.settings() == chosen
@@ -242,7 +242,7 @@ def test_load_view_starts_and_stops_with_one_button(engine, session, qtbot):
     view.refresh()
     assert view.button.text() == "Start load"
     assert view.counts["Aborted"].text() == "3"
-    view.shortest.setValue(300)
+    view.min_output.setValue(300)
     view.button.click()
     assert "maximum output tokens: 256 is not accepted" in view.message.text()
     assert not view.generator.is_running
@@ -260,7 +260,7 @@ def test_fields_of_a_hidden_tab_fit_when_the_tab_is_shown(session, qtbot):
     tabs.setCurrentWidget(load)
     QApplication.processEvents()
     edge = load.mapToGlobal(load.rect().topRight()).x()
-    for field in (load.concurrency, load.mix, load.longest, load.button):
+    for field in (load.concurrency, load.mix, load.max_output, load.button):
         assert field.mapToGlobal(field.rect().topRight()).x() < edge
 
 

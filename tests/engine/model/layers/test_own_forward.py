@@ -157,7 +157,9 @@ def test_decodes_are_batched_only_if_the_result_is_right(monkeypatch: pytest.Mon
 
     def unpadded(self: OwnForward, context: Any, numbers: Any, longest: int) -> Any:
         found = tokens(self, context, numbers, longest)
-        return replace(found, places=[(blocks.roll(1, 0), slots.roll(1, 0)) for blocks, slots in found.places])
+        return replace(
+            found, block_slots=[(blocks.roll(1, 0), slots.roll(1, 0)) for blocks, slots in found.block_slots]
+        )
 
     monkeypatch.setattr(OwnForward, "tokens_in_blocks", unpadded)
     module = model_of("falcon")
