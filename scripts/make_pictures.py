@@ -141,7 +141,7 @@ def views(folder: Path) -> None:
             dock.resize(*size)
             run_event_loop(3.0)
             if name == "prefixes":
-                window.views[name].model.set_all_open(True)
+                window.views[name].model.set_all_expanded(True)
             window.setFocus()
             run_event_loop(1.0)
             save_picture(window.views[name], f"{name}.png")

@@ -41,9 +41,9 @@ def open_dropped(window: SessionWindow, data: QMimeData) -> None:
         try_to_open(window, path)
     if others:
         names = ", ".join(Path(path).name or path for path in others[:_MAX_NAMES])
-        more = f" and {len(others) - _MAX_NAMES} more" if len(others) > _MAX_NAMES else ""
+        suffix = f" and {len(others) - _MAX_NAMES} more" if len(others) > _MAX_NAMES else ""
         window.banner.show_message(
-            "Not a recording", f"{names}{more}: only .mcap files can be opened here", is_temporary=True
+            "Not a recording", f"{names}{suffix}: only .mcap files can be opened here", is_temporary=True
         )
     elif len(good) > MAX_AT_ONCE:
         window.banner.show_message(

@@ -136,18 +136,18 @@ class RecordingsModel(TableModel):
         return None
 
     def _arrange(self) -> None:
-        found = [each for each in self._recordings if all(word in each.search_text for word in self._search_words)]
-        found.sort(key=COLUMNS[self._sorted_by].key, reverse=self._is_descending)
+        matches = [each for each in self._recordings if all(word in each.search_text for word in self._search_words)]
+        matches.sort(key=COLUMNS[self._sorted_by].key, reverse=self._is_descending)
         before = self.shown
-        rows = {recording.path: row for row, recording in enumerate(found)}
+        rows = {recording.path: row for row, recording in enumerate(matches)}
         if [recording.path for recording in before] == list(rows):
-            self.shown = found
-            for row, (old, new) in enumerate(zip(before, found, strict=True)):
+            self.shown = matches
+            for row, (old, new) in enumerate(zip(before, matches, strict=True)):
                 if old != new:
                     self.dataChanged.emit(self.index(row, 0), self.index(row, len(COLUMNS) - 1))
             return
         self.layoutAboutToBeChanged.emit()  # must precede the change: views read the old rows in response
-        self.shown = found
+        self.shown = matches
         old_indexes = self.persistentIndexList()
         new_cells = [(rows.get(before[index.row()].path), index.column()) for index in old_indexes]
         self.changePersistentIndexList(old_indexes, [self._index_at(row, column) for row, column in new_cells])

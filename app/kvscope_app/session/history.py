@@ -114,8 +114,8 @@ class HistoryWindow:
     def latest(self, name: str) -> float:
         """Return the newest known value of a gauge or latency, or NaN."""
         column = self.columns[name]
-        known = np.flatnonzero(np.isfinite(column))
-        return float(column[known[-1]]) if known.size else np.nan
+        known_indexes = np.flatnonzero(np.isfinite(column))
+        return float(column[known_indexes[-1]]) if known_indexes.size else np.nan
 
 
 class History:

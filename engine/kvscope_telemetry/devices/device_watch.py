@@ -21,8 +21,6 @@ LONGEST_SAMPLE_S: Final = 60.0
 
 
 class SampledDevices(Protocol):
-    """Source of device samples, such as `DevicesSampler`."""
-
     def sample(self, epoch: int) -> Devices: ...
 
 

@@ -16,7 +16,7 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The range `span` of a recording. `watch` receives the progress of reading it."""
+    """Range `span` of a recording, with its overview and bookmarks. `watch` receives the progress of reading."""
 
     recording: Recording
     overview: SessionOverview

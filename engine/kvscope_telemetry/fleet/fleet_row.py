@@ -35,5 +35,4 @@ class FleetRow:
 
     @property
     def name(self) -> str:
-        """Name for display: the entry's name, else its address."""
         return self.entry.name or self.entry.address.text

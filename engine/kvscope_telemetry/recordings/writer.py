@@ -1,10 +1,9 @@
 """Writes a recording in a thread of its own, fed by a bounded queue.
 
-Owns the thread and the queue, the fate of each message and its wall-clock time, and the timing of derived data:
-keyframes and delta checkpoints where they belong; summaries and events of several seconds together in separate chunks,
-so that a file's whole overview can be read without its frames. The recording caller never blocks and never fails:
-messages that do not fit into the queue are dropped and counted, and a full disk ends the recording and keeps what was
-written.
+Owns the thread and the queue. Decides the wall-clock time of each message and when derived data is written: keyframes
+and delta checkpoints between the messages; summaries and events of several seconds together in separate chunks, so that
+a file's whole overview can be read without its frames. The recording caller never blocks and never fails: messages that
+do not fit into the queue are dropped and counted, and a full disk ends the recording and keeps what was written.
 """
 
 from __future__ import annotations
@@ -44,15 +43,14 @@ from kvscope_telemetry.summaries.summary import encode as encode_json
 
 MAX_PENDING_OVERVIEW: Final = 100_000
 FLUSH_S: Final = 0.85
-"""Longest time that a message waits in the queue and in a partial chunk: including the time for writing, less than a
-second is lost in a crash.
+"""Longest time in seconds that a message waits in the queue and in a partial chunk. Including the time for writing, a
+crash then loses less than a second.
 """
-GLANCE_EVERY_NS: Final = 10_000_000_000
-MAX_GLANCE_BYTES: Final = 1 << 20
-"""Summaries and events are written after this many bytes, or `GLANCE_EVERY_NS`."""
+OVERVIEW_INTERVAL_NS: Final = 10_000_000_000
+"""Summaries and events are written together after this much recorded time, or after `MAX_OVERVIEW_BYTES`."""
+MAX_OVERVIEW_BYTES: Final = 1 << 20
 
 MAX_LISTED: Final = 1_000
-"""Maximum number of events per message."""
 
 
 class RecordingWriter:
@@ -88,7 +86,7 @@ class RecordingWriter:
         self.failure = ""
         """Why the recording ended early; "" while it works."""
         self.left = ""
-        """After a failure, a text for the user on what was saved."""
+        """After a failure, a text for the user about what was saved."""
         self._marks: list[Mark] = []  # marks among the items being written
         self._thread = threading.Thread(target=self._run, name="recording", daemon=True)
         self._thread.start()
@@ -142,9 +140,9 @@ class RecordingWriter:
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Write everything queued so far to the operating system. Returns whether that succeeded within `timeout_s`."""
-        add_bookmark = Mark()
-        self._queue.put_mark(add_bookmark)
-        return add_bookmark.wait(timeout_s) and not self.failure
+        mark = Mark()
+        self._queue.put_mark(mark)
+        return mark.wait(timeout_s) and not self.failure
 
     def close(self) -> None:
         """Write queued messages and rename the file to `path`. Idempotent.
@@ -174,7 +172,7 @@ class RecordingWriter:
             while (taken := self._queue.take(self._wait_s)) is not None:
                 self._write(taken)
                 self._flush_when_due()
-            self._file.add_together(self._annotations.glance(at_end=True))
+            self._file.add_chunk(self._annotations.glance(at_end=True))
             self._flush()
             self._collect_overview()
             self._file.finish()
@@ -193,7 +191,7 @@ class RecordingWriter:
                 self._flush()
                 each.set()
             elif isinstance(each, Bookmark):
-                self._file.add_together([(BOOKMARKS, max(each.time_ns, 0), encode_bookmark(each))])
+                self._file.add_chunk([(BOOKMARKS, max(each.time_ns, 0), encode_bookmark(each))])
             else:
                 self._record(each)
         if any(isinstance(each, Queued) and isinstance(each.message, Snapshot) for each in taken):
@@ -220,7 +218,7 @@ class RecordingWriter:
         for state in self._annotations.add_message(message, log_time_ns):
             self._file.add_state(log_time_ns, state)
         if self._annotations.new:  # nothing can be due otherwise
-            self._file.add_together(self._annotations.glance())
+            self._file.add_chunk(self._annotations.glance())
             self._collect_overview()
         self._write_texts()
 
@@ -249,7 +247,7 @@ class RecordingWriter:
         """
         if self._texts and not self._file.has_unwritten:
             texts, self._texts = self._texts, []
-            self._file.add_together(texts)
+            self._file.add_chunk(texts)
 
     def _flush(self) -> None:
         self._file.flush()
@@ -265,7 +263,7 @@ class RecordingWriter:
             return
         if checkpoint is not None:
             self._file.add_state(self._newest_ns, checkpoint)
-        self._file.add_together(self._annotations.glance(is_due=True))
+        self._file.add_chunk(self._annotations.glance(is_due=True))
         self._flush()
         self._file.start_segment()
         self._file.add_message(state.hello, self._newest_ns, approximate_bytes(state.hello))
@@ -291,8 +289,8 @@ class RecordingWriter:
             self.left = self._end_early()
             self.failure = reason
         self._queue.close(discard=True)
-        for add_bookmark in self._marks:
-            add_bookmark.set()
+        for mark in self._marks:
+            mark.set()
 
     def _end_early(self) -> str:
         if self._file.salvage():
@@ -315,7 +313,7 @@ class _Annotations:
         self._num_waiting_bytes = 0
         self._since_ns = self._newest_ns = 0
         self.new: list[Summary | TimedEvent] = []
-        """Summaries and events since the caller last cleared the list."""
+        """Summaries and events that the caller has not collected yet."""
 
     def add_message(self, message: TelemetryMessage, log_time_ns: int) -> list[Snapshot | DeltaCheckpoint]:
         """Process a written message. Returns the delta checkpoint and keyframe that belong after it, if any."""
@@ -324,7 +322,7 @@ class _Annotations:
         for event in self._summarizer.drain_events():
             self._record_event(event)
         self.follower.feed(message)
-        return self._keyframes.after(message, log_time_ns)
+        return self._keyframes.add_message(message, log_time_ns)
 
     def last_checkpoint(self) -> DeltaCheckpoint | None:
         """Return a delta checkpoint up to the current state, to end a file with; None if there is one already."""
@@ -344,7 +342,6 @@ class _Annotations:
         return due
 
     def restate(self, log_time_ns: int) -> Snapshot | None:
-        """Return the state with which a new file continues, or None if it is unknown."""
         state = self._keyframes.keyframe(log_time_ns)
         if state is not None:
             self._summarizer.restate()
@@ -354,7 +351,7 @@ class _Annotations:
     def _is_due(self) -> bool:
         if not self._num_waiting_bytes:
             return False
-        return self._newest_ns - self._since_ns >= GLANCE_EVERY_NS or self._num_waiting_bytes >= MAX_GLANCE_BYTES
+        return self._newest_ns - self._since_ns >= OVERVIEW_INTERVAL_NS or self._num_waiting_bytes >= MAX_OVERVIEW_BYTES
 
     def _note_summary(self, summary: Summary) -> None:
         self.new.append(summary)
@@ -383,7 +380,7 @@ def _together(events: list[tuple[int, bytes]]) -> list[Entry]:
 
 
 class LogClock:
-    """Log times in ns: the wall clock of an epoch's hello, advanced by the engine's monotonic clock.
+    """Computes log times in ns: the wall clock of an epoch's hello, advanced by the engine's monotonic clock.
 
     Log times never decrease, neither within an epoch nor at the start of an epoch whose wall clock was set back. No two
     frames have the same log time, even if a heartbeat with a later time preceded both, so that a reader can seek to

@@ -33,8 +33,6 @@ class Peaks(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """Rows of the pool that one message changed, at its log time."""
-
     time_ns: int
     ids: bytes
     states: bytes

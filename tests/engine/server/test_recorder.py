@@ -57,7 +57,7 @@ def test_recording_starts_with_a_state_and_is_complete(engine: SimulatedEngine, 
 def test_gap_is_repaired_by_a_new_state(
     engine: SimulatedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvscope_telemetry.recordings.engine_recorder.MIN_PAUSE_S", 0.0)
+    monkeypatch.setattr("kvscope_telemetry.recordings.engine_recorder.MIN_REQUEST_DELAY_S", 0.0)
     with EngineRecorder(tmp_path / "x.mcap") as recorder:
         recorder.add_snapshot(engine.snapshot())
         take(recorder, engine.advance())
@@ -74,7 +74,7 @@ def test_gap_is_repaired_by_a_new_state(
 def test_texts_are_requested_between_steps_and_written(
     engine: SimulatedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvscope_telemetry.block_texts.published_texts.ASK_EVERY_S", 0.0)
+    monkeypatch.setattr("kvscope_telemetry.block_texts.published_texts.REQUEST_INTERVAL_S", 0.0)
     with EngineRecorder(tmp_path / "x.mcap", texts=True) as recorder:
         recorder.add_snapshot(engine.snapshot())
         for _ in range(30):

@@ -202,8 +202,8 @@ def test_bins_of_many_seconds_equal_those_of_each() -> None:
 def test_long_overview_is_read_in_parts(record, monkeypatch):
     recording = Recording.open(record(900).path)
     whole = OverviewPart.joined(written_parts(recording))
-    for most in ("_MOST_SUMMARIES", "_MOST_EVENTS"):
-        monkeypatch.setattr(overview_module, most, 4)
+    for limit in ("_MAX_SUMMARIES", "_MAX_EVENTS"):
+        monkeypatch.setattr(overview_module, limit, 4)
     parts, computed = list(written_parts(recording)), list(computed_parts(recording, recording.start_ns))
     assert len(parts) > 3
     assert len(computed) > 3

@@ -1,4 +1,4 @@
-"""Table for export: columns with a type, a unit and a description. Knows no file format."""
+"""Table for export: columns with a type, a unit and a description. Must not depend on a file format."""
 
 from __future__ import annotations
 

@@ -93,11 +93,11 @@ def test_cached_tensors_of_each_layer_are_found(model_type: str, dtype: torch.dt
     assert [call.shape.parts for call in calls] == [layer.parts for layer in own.layers]
     if model_type == "falcon":
         assert calls[0].shape.parts == (TokenPart("key", (1, 16), dtype), TokenPart("value", (1, 16), dtype))
-        assert (calls[0].shape.numbers, calls[0].shape.latent_dim) == (2 * 16, 0)
+        assert (calls[0].shape.num_elements, calls[0].shape.latent_dim) == (2 * 16, 0)
     if model_type == "deepseek_v32":
         assert [part.name for part in calls[0].shape.parts] == ["key", "value", "index"]
         assert [part.shape for part in calls[0].shape.parts] == [(1, 32), (1, 8), (16,)]
-        assert (calls[0].shape.numbers, calls[0].shape.latent_dim) == (32 + 8 + 16, 32)
+        assert (calls[0].shape.num_elements, calls[0].shape.latent_dim) == (32 + 8 + 16, 32)
         assert calls[0].shape.index_bytes(dtype) == 16 * dtype.itemsize
     if model_type == "dots3_note_text":
         assert {call.options.sliding_window for call in calls} == {None, 13}
@@ -157,7 +157,9 @@ def test_decodes_are_batched_only_if_the_result_is_right(monkeypatch: pytest.Mon
 
     def unpadded(self: OwnForward, context: Any, numbers: Any, longest: int) -> Any:
         found = tokens(self, context, numbers, longest)
-        return replace(found, places=[(blocks.roll(1, 0), slots.roll(1, 0)) for blocks, slots in found.places])
+        return replace(
+            found, block_slots=[(blocks.roll(1, 0), slots.roll(1, 0)) for blocks, slots in found.block_slots]
+        )
 
     monkeypatch.setattr(OwnForward, "tokens_in_blocks", unpadded)
     module = model_of("falcon")
