@@ -102,7 +102,7 @@ NO_MEMORY_FOR_PIECEWISE_GRAPHS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineComponents:
-    """Components of one engine, in the state in which `build_components` left them."""
+    """Components of one engine, created by `build_components`."""
 
     epoch: int
     loaded: LoadedModel

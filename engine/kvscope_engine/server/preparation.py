@@ -23,7 +23,7 @@ from kvscope_telemetry.messages.commands import Finished, RequestTiming, Submit,
 from kvscope_telemetry.messages.structured import Structured
 
 _QueueKey: TypeAlias = tuple[bytes, str, Structured | None]
-"""A client, for whom it acts ("" for itself), and the grammar of the answers (None without one)."""
+"""Client, the client for which it acts ("" for itself), and the grammar of the answers (None without one)."""
 TokenIdsOf: TypeAlias = Callable[[Submit, Callable[[], bool]], list[int]]
 """Function that tokenizes a submission. Its second argument returns whether the result is still wanted."""
 _Client: TypeAlias = tuple[bytes, str]

@@ -213,7 +213,7 @@ def test_recurrent_states_are_planned(skeleton: Make) -> None:
 
 
 def test_recurrent_states_in_host_memory_are_planned(skeleton: Make) -> None:
-    """As many as run and are cached, in at most half of host memory; blocks get the rest."""
+    """There are as many state slots as run and are cached, in at most half of host memory. Blocks get the rest."""
     one_state = 3 * (128 * 4 * 2 + 4 * 16 * 16 * 4)
     for host, count in ((1 << 20, 16), (20 * one_state, 10)):
         (stage,) = plan_inference(skeleton(HYBRID), _question(max_num_seqs=8, kv_host_memory=host)).stages

@@ -73,7 +73,7 @@ def test_answer_gives_the_size_of_expanded_keys_and_values(skeleton: Make) -> No
 
 @pytest.mark.filterwarnings("ignore")
 def test_planned_kv_and_activations_match_a_cpu(skeleton: Make) -> None:
-    """In float32, because bfloat16 products need workspace on some processors."""
+    """Compared in float32, because bfloat16 products need workspace on some processors."""
     model = skeleton(SMALL)
     shape = forward_shape(model, torch.float32, 512)
     module = build_model(model.config, torch.float32, torch.device("cpu")).eval()

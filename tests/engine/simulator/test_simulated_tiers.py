@@ -69,7 +69,7 @@ def test_evicted_prefix_is_loaded_from_host_memory(make_simulation: Make, cost: 
 
 
 def test_loading_from_disk_takes_longer_than_from_host_memory(make_simulation: Make, cost: CostModel) -> None:
-    """Of three host slots one is kept free for loads: the rest of the blocks went on to disk."""
+    """One of the three host slots is kept free for loads, so the other blocks are offloaded to disk."""
     fast = replace(cost, disk_bandwidth=40 * BLOCK)
     found = simulate_evicted_prefix(make_simulation, fast, SimulatedTiers(kv_host_memory=3 * BLOCK, kv_disk=16 * BLOCK))
     tiers = found.tiers

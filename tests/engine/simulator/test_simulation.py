@@ -60,7 +60,7 @@ def test_long_prompt_takes_as_many_steps_as_it_has_chunks(make_simulation: Make)
 
 
 def test_equal_texts_hit_the_prefix_cache_for_every_block_size(make_simulation: Make) -> None:
-    """Of a text of 8 tokens two blocks of 4 are full, or two of 3: 8 or 6 tokens of the second prompt."""
+    """A text of 8 tokens fills two blocks of 4 or two of 3: 8 or 6 tokens of the second prompt are hits."""
     requests = [(0, 10, 1, (7,)), (5, 10, 1, (7,)), (10, 10, 1, (8,))]
     for block_size, cached in ((4, 8), (3, 6)):
         simulation = make_simulation(requests, tokens_per_text=8, block_size=block_size)
