@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from tests.engine.test_step_loop import RandomLoad, close_to, jobs_of, generated
+from tests.engine.test_step_loop import RandomLoad, close_to, generated, jobs_of
 
 from kvscope_engine import Engine, SamplingParams
 from kvscope_engine.model.cuda_graphs.decode_graphs import DecodeGraphs

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.test_step_loop import close_to, jobs_of, numbers, generated
+from tests.engine.test_step_loop import close_to, generated, jobs_of, numbers
 
 from kvscope_engine import Engine
 from kvscope_engine.model.cuda_graphs import capture_failures

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.engine.test_speculation import make_drafting_engine
-from tests.engine.test_step_loop import RandomLoad, close_to, jobs_of, numbers, generated
+from tests.engine.test_step_loop import RandomLoad, close_to, generated, jobs_of, numbers
 
 from kvscope_engine import Engine
 from kvscope_telemetry.messages.commands import Submit
