@@ -54,7 +54,7 @@ def checked(rules: Iterable[Rule]) -> tuple[Rule, ...]:
     """
     rules_by_name: dict[str, Rule] = {}
     for rule in rules:
-        error = complaint(rule)
+        error = rule_error(rule)
         if error:
             raise BadInput(f"alarm {rule.name!r:.80}: {error}")
         if rule.name in rules_by_name:
@@ -65,7 +65,7 @@ def checked(rules: Iterable[Rule]) -> tuple[Rule, ...]:
     return tuple(rules_by_name.values())
 
 
-def complaint(rule: Rule) -> str:
+def rule_error(rule: Rule) -> str:
     """Return why a rule is invalid, in one line; empty for a valid rule."""
     if not rule.name.strip():
         return "a name is needed"

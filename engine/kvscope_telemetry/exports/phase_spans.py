@@ -254,7 +254,7 @@ def read_request_histories(
     return list(reader.histories.values())
 
 
-def within(histories: Iterable[RequestHistory], from_ns: int, until_ns: int) -> list[RequestHistory]:
+def histories_within(histories: Iterable[RequestHistory], from_ns: int, until_ns: int) -> list[RequestHistory]:
     """Return the requests that existed at any time from `from_ns` to `until_ns`."""
     return [
         history

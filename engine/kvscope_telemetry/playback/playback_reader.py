@@ -147,7 +147,7 @@ class PlaybackReader:
             self._has_unread = False
         return has_changed
 
-    def lose(self) -> None:
+    def skip_to_snapshot(self) -> None:
         """Skip messages until the next snapshot, because the consumer could not apply an update."""
         self._spans.continuity.mark_lost()
 

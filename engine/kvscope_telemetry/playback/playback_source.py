@@ -334,7 +334,7 @@ class PlaybackSource:
             until_ns = self._clock.tick()
             needs_snapshot, self._needs_snapshot = self._needs_snapshot, False
         if needs_snapshot:
-            self._reader.lose()
+            self._reader.skip_to_snapshot()
         spans = self._reader.read_until(until_ns)
         with self._changed:
             if self._requested is None:

@@ -278,7 +278,7 @@ class ChunkDecoder:
         try:
             messages = read_chunk(file, chunk, self._decompressor)
         except DamagedChunk:
-            self._survey.damages.append(chunk.where)
+            self._survey.damages.append(chunk.damage_text)
             return
         for index, message in enumerate(messages):
             if message.channel in channels:

@@ -81,7 +81,7 @@ class Chunk:
         self.indexed_ns = min(known[0], first_ns), max(known[1], last_ns)
 
     @property
-    def where(self) -> str:
+    def damage_text(self) -> str:
         """The chunk's offset and damage as text for the user."""
         return f"in its chunk at byte {self.offset}, {self.damage}"
 

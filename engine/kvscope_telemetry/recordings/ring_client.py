@@ -202,7 +202,7 @@ class RingClient:
             with pipe:
                 pipe.write(packet(PacketKind.BEGIN, encoded(BeginRing(str(self.folder), _limits(self._bounds)))))
                 pipe.flush()
-                while (items := self._queue.take(_POLL_INTERVAL_S)) is not None:
+                while (items := self._queue.drain(_POLL_INTERVAL_S)) is not None:
                     _write_all(pipe.fileno(), list(self._packets(items)))
                 pipe.write(packet(PacketKind.END, encoded(self._is_kept)))
         except OSError:  # the process is gone, which the receiving thread reports

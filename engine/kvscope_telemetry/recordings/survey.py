@@ -129,7 +129,7 @@ class Surveyor:
                     self.found.limit = self.found.limit or str(spent)
                     break
             if chunk.damage:
-                self.found.damages.append(chunk.where)
+                self.found.damages.append(chunk.damage_text)
             elif chunk.counts:
                 plausible.append(chunk)
         return sorted(plausible, key=lambda chunk: chunk.start_ns)
@@ -168,7 +168,7 @@ class Surveyor:
                 try:
                     messages = self._read(chunk)
                 except DamagedChunk:
-                    self.found.damages.append(chunk.where)
+                    self.found.damages.append(chunk.damage_text)
                     new.remove(chunk)
                     continue
                 for message in messages:

@@ -109,7 +109,7 @@ class RecordingQueue:
                 self._changed.notify_all()
             return not self._is_closed
 
-    def take(self, timeout_s: float) -> list[Queued | Mark | Bookmark] | None:
+    def drain(self, timeout_s: float) -> list[Queued | Mark | Bookmark] | None:
         """Return all queued items after a short gathering time, after `timeout_s` at the latest. Returns None once the
         queue is closed and empty.
         """

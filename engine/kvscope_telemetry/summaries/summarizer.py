@@ -36,7 +36,7 @@ from kvscope_telemetry.mirror.pool_use import pool_use
 from kvscope_telemetry.running_time import RunningTime
 from kvscope_telemetry.summaries import latency_buckets
 from kvscope_telemetry.summaries.address_bins import bin_rows, count_by_size, free_run_lengths
-from kvscope_telemetry.summaries.histograms import Buckets, joined
+from kvscope_telemetry.summaries.histograms import Buckets, sum_histograms
 from kvscope_telemetry.summaries.moments import MomentRecorder
 from kvscope_telemetry.summaries.request_phases import PhaseRecorder
 from kvscope_telemetry.summaries.second_peaks import Peak, SecondPeaks
@@ -313,7 +313,8 @@ class Summarizer:
             changes |= {"prefill_tokens": self._sums["prompt_tokens"], "decode_tokens": self._sums["generation_tokens"]}
         if not capabilities.latencies:
             changes |= {
-                name: latency_of(joined(self._readings, name)) for name in (latency.key for latency in LATENCIES)
+                name: latency_of(sum_histograms(self._readings, name))
+                for name in (latency.key for latency in LATENCIES)
             }
         if not capabilities.requests:
             changes |= {"phases": None, "moments": None}

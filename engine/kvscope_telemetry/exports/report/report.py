@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from kvscope_telemetry.exports.exported_bookmarks import end_of, name_of
 from kvscope_telemetry.exports.goodput import GoodputReport, evaluate_goals
-from kvscope_telemetry.exports.phase_spans import RequestHistory, within
+from kvscope_telemetry.exports.phase_spans import RequestHistory, histories_within
 from kvscope_telemetry.exports.report.charts import (
     ALARM_INK,
     BOTTOM,
@@ -228,7 +228,7 @@ def _heatmap(overview: SessionOverview, span: Span, axis: ReportTimeAxis) -> str
 def _requests(
     overview: SessionOverview, histories: Sequence[RequestHistory], span: Span, axis: ReportTimeAxis
 ) -> list[str]:
-    shown = within(histories, span.from_ns, span.until_ns)
+    shown = histories_within(histories, span.from_ns, span.until_ns)
     worst = worst_requests(shown, span.until_ns, MAX_WORST)
     phases = (
         ("queued", "queued"),

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvscope_telemetry.exports.content import Content
 from kvscope_telemetry.exports.exported_bookmarks import end_of, name_of
-from kvscope_telemetry.exports.phase_spans import RequestHistory, within
+from kvscope_telemetry.exports.phase_spans import RequestHistory, histories_within
 from kvscope_telemetry.exports.tables.recording_description import about
 from kvscope_telemetry.exports.tables.table import Column, Table
 from kvscope_telemetry.messages.event_kinds import cause_text
@@ -79,7 +79,7 @@ def metrics_table(content: Content) -> Table:
 def requests_table(content: Content) -> Table:
     """Return one row per request that existed in the range, in the order they were announced."""
     recording, span = content.recording, content.span
-    histories = within(content.histories(), span.from_ns, span.until_ns)
+    histories = histories_within(content.histories(), span.from_ns, span.until_ns)
 
     def ints(name: str, value_of: Callable[[RequestHistory], int | None], unit: str, description: str) -> Column:
         return Column(name, "int", [value_of(history) for history in histories], unit, description)
