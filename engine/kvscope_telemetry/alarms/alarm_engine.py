@@ -27,9 +27,7 @@ CALM_S: Final = 10.0
 SLACK: Final = 0.05
 """Relative distance that a value must keep from its threshold to count as clearly not holding."""
 _MAX_GAP_NS: Final = 2 * SECOND_NS
-"""Largest gap between seconds over which a condition counts as held without interruption. Missing seconds are
-unknown.
-"""
+"""Longest gap between seconds over which a condition counts as held without interruption."""
 
 
 @dataclass(frozen=True, slots=True)

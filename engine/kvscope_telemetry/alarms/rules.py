@@ -30,7 +30,6 @@ _UNITS: Final = {"s": 1.0, "min": 60.0}
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     name: str
-    """Name of the alarm, unique among the rules."""
     expression: str
     seconds: float = 0.0
     """Seconds for which the expression must hold before the alarm fires; 0: it fires with the first second."""

@@ -134,7 +134,6 @@ def concatenate_parts(older: BlockHistoryPart, newer: BlockHistoryPart) -> Block
 
 
 def _repeats_state(last: np.void, first: np.void) -> bool:
-    """Whether `first` only repeats the state of `last`."""
     is_known = first["how"] == ChangeKind.KNOWN and last["how"] != ChangeKind.LOST and first["epoch"] == last["epoch"]
     return bool(is_known and all(first[name] == last[name] for name in LASTING))
 

@@ -24,10 +24,11 @@ _LOOKBACK_NS: Final = 2 * SECOND_NS
 stalled engine are known.
 """
 _MAX_SUMMARIES: Final = 1_000
-_MAX_EVENTS: Final = 20_000
-"""Maximum number of events per part (`_MAX_SUMMARIES`: of summaries). Hours are read in parts because the caller
-keeps the overview in a more compact form.
+"""Maximum number of summaries per part. Hours are read in parts because the caller keeps the overview in a more compact
+form.
 """
+_MAX_EVENTS: Final = 20_000
+"""Maximum number of events per part."""
 
 
 @dataclass(slots=True)

@@ -35,7 +35,6 @@ class Queued(msgspec.Struct, frozen=True, gc=False):
     log_time_ns: int | None
     """Wall-clock time of the message; None: determined by the recording's clock."""
     queued_s: float
-    """Monotonic time at which the message was queued."""
 
 
 Mark = threading.Event

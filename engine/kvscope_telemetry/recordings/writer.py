@@ -277,7 +277,6 @@ class RecordingWriter:
 
     @property
     def _wait_s(self) -> float:
-        """Time until the file's unwritten messages have to be flushed, in seconds."""
         return self._oldest_queued_s + FLUSH_S - time.monotonic() if self._file.has_unwritten else FLUSH_S
 
     def _flush_when_due(self) -> None:

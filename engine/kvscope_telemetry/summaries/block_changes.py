@@ -87,7 +87,6 @@ class BlockChanges:
         return self._continuity.seq
 
     def feed(self, message: TelemetryMessage, time_ns: int) -> None:
-        """Process the next message, with its wall-clock time."""
         if isinstance(message, Snapshot):
             if self._continuity.accepts(message):
                 self._add_known(message, time_ns)

@@ -54,8 +54,6 @@ class MomentKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BlockMoment:
-    """A change of the block at `time_ns` (wall clock), and its state then."""
-
     time_ns: int
     step: int
     kind: MomentKind

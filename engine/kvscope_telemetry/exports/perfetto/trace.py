@@ -181,7 +181,7 @@ def _requests(histories: Sequence[RequestHistory], span: Span) -> Iterator[bytes
 
 
 def _preemptors(history: RequestHistory, uuids: Mapping[tuple[int, int], int], span: Span) -> Iterator[bytes]:
-    """Yield the starts of arrows to `history`, on the tracks of the requests for which it was preempted."""
+    """Yield the starts of arrows to `history`, on the tracks of the requests that caused its preemptions."""
     for index, phase in enumerate(history.phases):
         flow = _flow(history, index, uuids, span)
         if flow:
@@ -191,7 +191,6 @@ def _preemptors(history: RequestHistory, uuids: Mapping[tuple[int, int], int], s
 
 
 def _flow(history: RequestHistory, index: int, uuids: Mapping[tuple[int, int], int], span: Span) -> int:
-    """Return the id of the arrow to this phase from the request that caused the preemption; 0 if there is none."""
     phase = history.phases[index]
     is_preempted = phase.kind in PREEMPTED_PHASES
     is_available = (history.epoch, phase.other) in uuids and span.from_ns <= phase.start_ns <= span.until_ns
