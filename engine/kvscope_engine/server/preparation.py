@@ -162,7 +162,7 @@ class Preparation:
     def _run(self, kind: _Kind) -> None:
         while (prepared := self._next(kind)) is not None:
             started = time.monotonic()
-            self._prepare(prepared)
+            self._tokenize(prepared)
             worked_s = time.monotonic() - started
             if worked_s > LONG_WORK_S and kind != "grammar":  # grammars are compiled in other processes
                 self._closing.wait(min(worked_s, MAX_SLEEP_S))
@@ -217,7 +217,7 @@ class Preparation:
             del self._waiting[queue_key]
         return prepared
 
-    def _prepare(self, prepared: Prepared) -> None:
+    def _tokenize(self, prepared: Prepared) -> None:
         future = prepared.token_ids
         if future.set_running_or_notify_cancel():
             try:

@@ -39,7 +39,6 @@ _YIELD_SLEEP_S: Final = 0.001
 _POLL_INTERVAL_MS: Final = 80
 _TOLERANCE_NS: Final = 1_000_000_000
 _EXTEND_INTERVAL_NS: Final = 250_000_000
-"""Interval at which the history of a live engine is extended to the current time."""
 _MAX_IDLE_NS: Final = 600_000_000_000
 """Maximum time for which an engine without news counts as idle. A cursor further ahead means that the engine's clock
 differs.
@@ -86,7 +85,6 @@ class BlockHistory(QObject):
 
     @property
     def part(self) -> BlockHistoryPart | None:
-        """All known history, or None if there is none yet."""
         if self._joined_part is None:
             live = self._live_history()
             self._joined_part = (

@@ -225,7 +225,6 @@ class InspectorView(View):
             self.refresh()
 
     def _on_event(self) -> None:
-        """Show the request of the event that the user went to, or the step if the event has no request."""
         if (timed := self.session.timeline.shown_event) is not None:
             self.subject = REQUEST if timed.event.number else STEP
             self.subjects.set_current(self.subject)

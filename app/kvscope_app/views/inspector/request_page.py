@@ -29,7 +29,6 @@ _MAX_EVENTS: Final = 50
 _SHOWN_ELSEWHERE: Final = ("Adapter", "Arrived", "Client", "Reason for the delay")
 """Titles of table columns that the page leaves out, because it shows them in another form."""
 _COLD_SHARE: Final = 0.1
-"""Share of the average attention per block below which a block counts as cold."""
 
 
 def request_page(

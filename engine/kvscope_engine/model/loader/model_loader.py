@@ -192,7 +192,7 @@ def _module(
     notes: list[str] = []
     if recipe is not None:
         build = partial(load_weights, *given)
-        module, note = load_quantized(folder, stored, recipe, dtype, build, keeps=quantization != "none")
+        module, note = load_quantized(folder, stored, recipe, dtype, build, keeps_stored=quantization != "none")
         name_format(module, recipe.format)
         widened = f"weights come as {recipe} and are widened to {dtype_name(dtype)}"
         notes = [line for line in (note, widened if quantization == "none" else "") if line]
