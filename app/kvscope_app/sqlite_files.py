@@ -19,8 +19,6 @@ _LOCK_TIMEOUT_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class SqliteSchema:
-    """Tables that a database file must have, and their version."""
-
     version: int
     tables: str
     """SQL that creates the missing tables."""
