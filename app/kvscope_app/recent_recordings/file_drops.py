@@ -54,8 +54,9 @@ def open_dropped(window: SessionWindow, data: QMimeData) -> None:
 
 
 class DropOverlay(QFrame):
-    """Overlay on `window` that explains the effect of a drop; hidden until `explain_drop`. Mouse events pass through to the
-    window.
+    """Overlay on `window` that explains the effect of a drop; hidden until `explain_drop`.
+
+    Mouse events pass through to the window, so that drops reach it.
     """
 
     def __init__(self, window: QWidget) -> None:
