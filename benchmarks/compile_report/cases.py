@@ -132,7 +132,7 @@ class Experts(NamedTuple):
         return f"{self.top_k} of {self.num_experts} {self.hidden}/{self.size}{' 4 bits' * self.is_packed}"
 
 
-class Options(NamedTuple):
+class AttentionOptions(NamedTuple):
     window: bool = False
     softcap: bool = False
     sinks: bool = False
@@ -153,19 +153,19 @@ EXPANDED: Final = Heads(16, 16, 192, 128)
 """Attention heads of a prefill if DeepSeek-V2-Lite's latents are expanded to keys and values."""
 QWEN3_30B_A3B: Final = Experts(128, 8, 2048, 768)
 GPT_OSS_EXPERTS: Final = Experts(32, 4, 2880, 2880, Gate(alpha=1.702, limit=7.0, shift=1.0), has_bias=True)
-PLAIN: Final = Options()
+PLAIN: Final = AttentionOptions()
 EVERY_OPTION: Final = (
     PLAIN,
-    Options(window=True),
-    Options(softcap=True),
-    Options(sinks=True),
-    Options(chunks=True),
-    Options(window=True, softcap=True, sinks=True),
+    AttentionOptions(window=True),
+    AttentionOptions(softcap=True),
+    AttentionOptions(sinks=True),
+    AttentionOptions(chunks=True),
+    AttentionOptions(window=True, softcap=True, sinks=True),
 )
 
 
 def decode_case(
-    heads: Heads, options: Options, dtype: str = "bf16", kv_format: int = AS_IS, *, is_measured: bool = False
+    heads: Heads, options: AttentionOptions, dtype: str = "bf16", kv_format: int = AS_IS, *, is_measured: bool = False
 ) -> Launch:
     """Return decode attention; with `is_measured`, it also measures page heat.
 
@@ -200,7 +200,7 @@ def choice_cases(heads: Heads, dtype: str = "bf16") -> Iterator[Launch]:
 
 def prefill_case(
     heads: Heads,
-    options: Options,
+    options: AttentionOptions,
     capability: int,
     dtype: str = "bf16",
     kv_format: int = AS_IS,
@@ -242,7 +242,7 @@ def prefill_case(
 
 
 def cut_cases(
-    heads: Heads, capability: int, dtype: str = "bf16", kv_format: int = AS_IS, options: Options = PLAIN
+    heads: Heads, capability: int, dtype: str = "bf16", kv_format: int = AS_IS, options: AttentionOptions = PLAIN
 ) -> Iterator[Launch]:
     for max_query_len in _SHORT_QUERY_LENS:
         yield prefill_case(heads, options, capability, dtype, kv_format, max_query_len=max_query_len, is_cut=True)
@@ -451,7 +451,9 @@ def latent_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator
     yield _launch("kv_write", f"{heads} {dtype}", _kv_write_kernel, write, dtype)
 
 
-def quantized_cases(heads: Heads, capability: int, dtype: str = "bf16", options: Options = PLAIN) -> Iterator[Launch]:
+def quantized_cases(
+    heads: Heads, capability: int, dtype: str = "bf16", options: AttentionOptions = PLAIN
+) -> Iterator[Launch]:
     for kv_format in (INT8, fp8_format(capability)):
         for is_measured in (False, True):
             yield decode_case(heads, options, dtype, kv_format, is_measured=is_measured)
@@ -512,7 +514,9 @@ def few_cases(capability: int) -> Iterator[Launch]:
     """Yield the configurations nearest to a program's limits, which every run of the tests compiles."""
     yield decode_case(LLAMA_8B, PLAIN)
     yield prefill_case(LLAMA_8B, PLAIN, capability, kv_format=INT8, max_query_len=_SHORT_QUERY_LENS[-1], is_cut=True)
-    yield prefill_case(GPT_OSS_20B, Options(sinks=True), capability, max_query_len=_SHORT_QUERY_LENS[0], is_cut=True)
+    yield prefill_case(
+        GPT_OSS_20B, AttentionOptions(sinks=True), capability, max_query_len=_SHORT_QUERY_LENS[0], is_cut=True
+    )
     yield latent_case(DEEPSEEK_V3, capability, 1, "bf16")
     yield linear_case(LLAMA_8B, 16, capability)
 
@@ -543,7 +547,7 @@ def core_cases(capability: int) -> Iterator[Launch]:
     yield from memory_cases(LLAMA_8B, capability)
     yield from fp8_cases(LLAMA_8B, capability)
     yield prefill_case(LLAMA_8B, PLAIN, capability, max_query_len=_LONG_QUERY_LEN)
-    yield prefill_case(LLAMA_8B, Options(chunks=True), capability)
+    yield prefill_case(LLAMA_8B, AttentionOptions(chunks=True), capability)
     for heads, options in ((LLAMA_8B, PLAIN), (SMOLLM2_135M, EVERY_OPTION[-1])):
         yield prefill_case(heads, options, capability, is_fixed=True)
     yield prefill_case(SMOLLM2_135M, PLAIN, capability, kv_format=INT8)
@@ -562,7 +566,7 @@ def _piece_constants(tile_n: int, *, is_measured: bool) -> dict[str, object]:
     return {"PIECE": math.gcd(_BLOCK_SIZE, tile_n)} if is_measured else {"PIECE": 0, **dict.fromkeys(_SUMS)}
 
 
-def _attention_constants(heads: Heads, tiles: DotTiles, options: Options, kv_format: int) -> dict[str, object]:
+def _attention_constants(heads: Heads, tiles: DotTiles, options: AttentionOptions, kv_format: int) -> dict[str, object]:
     constants: dict[str, object] = {
         **attention_constants(heads.group, heads.head_dim, heads.value_dim or heads.head_dim, _BLOCK_SIZE, tiles),
         **_format_constants(kv_format),

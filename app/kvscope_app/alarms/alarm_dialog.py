@@ -39,7 +39,7 @@ from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.capability_messages import why_not_measured
 from kvscope_telemetry.alarms.alarm_figures import SECOND_FIGURES, SecondFigure, value_text
 from kvscope_telemetry.alarms.expression import Expression
-from kvscope_telemetry.alarms.rules import DEFAULT_RULES, MAX_SECONDS, Rule, complaint, parse_rule
+from kvscope_telemetry.alarms.rules import DEFAULT_RULES, MAX_SECONDS, Rule, parse_rule, rule_error
 from kvscope_telemetry.alarms.webhook import checked_url
 from kvscope_telemetry.errors import BadInput
 
@@ -202,7 +202,7 @@ class AlarmDialog(Sheet):
         names = [row.name.text().strip() for row in self.rows]
         are_all_valid = True
         for row, name in zip(self.rows, names, strict=True):
-            why_not = "Another alarm has this name" if names.count(name) > 1 else complaint(row.rule)
+            why_not = "Another alarm has this name" if names.count(name) > 1 else rule_error(row.rule)
             are_all_valid = are_all_valid and not why_not
             row.show_reason(why_not, "" if why_not else why_not_measured(row.rule, self._evaluator.capabilities))
         url_note = ""

@@ -376,7 +376,7 @@ class Session(QObject):
         notices, recorder = [], disk_history.recorder
         if recorder is not None and recorder.failure:
             disk_history.stop_recording()
-            notices.append(f"The recording ended: {recorder.failure}; {recorder.writer.left}")
+            notices.append(f"The recording ended: {recorder.failure}; {recorder.writer.saved_text}")
         if disk_history.failure and not self._reported_failure:
             self._reported_failure = disk_history.failure
             notices.append(history_failure_text(disk_history.failure, has_some=disk_history.ring.num_bytes > 0))
