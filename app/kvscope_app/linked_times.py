@@ -63,7 +63,6 @@ class LinkedTimes(QObject):
         self._follow_timer.timeout.connect(self.follow)
 
     def add(self, window: MainWindow) -> None:
-        """Register an opened window, which follows while times are linked."""
         member = LinkedWindow(window)
         self._members.append(member)
         window.linking.connect(self.link)

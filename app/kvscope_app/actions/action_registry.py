@@ -52,7 +52,7 @@ class ActionSpec:
     shortcuts: Sequence[str] = ()
     icon: str = ""
     checkable: bool = False
-    """Whether the action has a check state. `run` is called with it, unless the action is `exclusive`."""
+    """Whether the action has a check state. Unless the action is `exclusive`, `run` is called with the new state."""
     exclusive: str = ""
     """Name of a group of actions of which exactly one is checked; empty if the action is in no group."""
     yields: bool = False

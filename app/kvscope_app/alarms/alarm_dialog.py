@@ -64,7 +64,7 @@ class AlarmDialog(Sheet):
         """Row whose expression had the keyboard focus last; None if that row was removed or no expression had it yet.
         """
         self.all_box = QCheckBox("All alarms")
-        self.all_box.clicked.connect(self._set_all)
+        self.all_box.clicked.connect(self._switch_all)
         self.add_button = QPushButton("Add alarm")
         self.add_button.clicked.connect(self._add_new)
         self.figure_button = QPushButton("Insert figure")
@@ -84,7 +84,7 @@ class AlarmDialog(Sheet):
         self.buttons.button(QDialogButtonBox.StandardButton.Ok).setDefault(True)
         self.buttons.accepted.connect(self.accept)
         self.buttons.rejected.connect(self.reject)
-        self.buttons.button(QDialogButtonBox.StandardButton.RestoreDefaults).clicked.connect(self._restore)
+        self.buttons.button(QDialogButtonBox.StandardButton.RestoreDefaults).clicked.connect(self._restore_defaults)
         self._lay_out()
         self._show_rules(evaluator.settings.values.alarm_rules)
         evaluator.evaluated.connect(self._show_values)
@@ -172,12 +172,12 @@ class AlarmDialog(Sheet):
     def _set_last_row(self, row: RuleRow) -> None:
         self._last_row = row
 
-    def _restore(self) -> None:
+    def _restore_defaults(self) -> None:
         """Reset the predefined rules to their defaults. Keep the rules that the user added."""
         names = {rule.name for rule in DEFAULT_RULES}
         self._show_rules((*DEFAULT_RULES, *(rule for rule in self.rules if rule.name not in names)))
 
-    def _set_all(self, is_on: bool) -> None:
+    def _switch_all(self, is_on: bool) -> None:
         for row in self.rows:
             row.on_box.setChecked(is_on)
 

@@ -48,8 +48,6 @@ ORDERS: Final[dict[str, RequestOrder]] = {
 
 
 class RequestReading(msgspec.Struct, frozen=True, kw_only=True):
-    """An unfinished request."""
-
     number: int
     request_id: str
     state: str

@@ -339,7 +339,6 @@ class FleetTable(OpenableTable):
 
     @property
     def selected(self) -> list[FleetRow]:
-        """Selected engines in displayed order."""
         return [self.proxy.row_at(position) for position in selected_rows(self)]
 
     def show_rows(self, rows: tuple[FleetRow, ...], *, sorts: bool) -> None:

@@ -39,8 +39,6 @@ class LoadCounts:
 
 
 class LoadGenerator(QObject):
-    """Runs one load at a time."""
-
     changed = Signal()
     """Emitted when counts or state have changed; by the timer, at most once per tick."""
 

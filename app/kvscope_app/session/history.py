@@ -135,7 +135,7 @@ class History:
         self.clear()
 
     def clear(self) -> None:
-        """Remove all data. Call it if the next update does not continue the state."""
+        """Remove all data. Call it before an update that does not continue the previous ones."""
         self.ring = BinRing(SUMS, GAUGES, self._num_bins, LATENCIES)
         self.events.clear()
         self.samples.clear()

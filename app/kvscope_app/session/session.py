@@ -73,7 +73,6 @@ class Session(QObject):
         """Seconds and events of the whole timeline, which grows. For the GUI thread only."""
         self.timeline = SourceTimeline(source, self.overview, self)
         self.disk_history: DiskHistory | None = None
-        """Stored history of a live source, or None."""
         self.selection = SessionSelection(self)
         self.bookmarks = Bookmarks(self)
         self.bookmarks.failed.connect(self.noticed)

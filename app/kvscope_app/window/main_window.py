@@ -128,7 +128,7 @@ class MainWindow(WindowBody):
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
         accept_drag(event)
         if event.mimeData().hasUrls():
-            self.drop_overlay.offer(event.mimeData())
+            self.drop_overlay.explain_drop(event.mimeData())
 
     def dragLeaveEvent(self, event: QDragLeaveEvent) -> None:
         self.drop_overlay.hide()
